@@ -1,0 +1,233 @@
+"""Measure saving and loading against the reference implementation, safetensors, torch.save and a floor.
+
+The contestants run interleaved in one process. The *floor* of a save is a plain ``write()`` of the same bytes to as many
+files; of a read in memory, a copy. Every time is a median over the rounds; ``/ floor`` and ``/ ref`` are ratios of medians.
+Files are written without sync, so a save measures the page cache, and a load maps what is in it. Nothing here passes or
+fails.
+
+Run ``python benchmarks/io.py --help``; columns of packages that are not installed stay empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def optional(name: str) -> ModuleType | None:
+    """Return a module, or None where it is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return import_module(name)
+        except ModuleNotFoundError:
+            return None
+
+
+OURS = import_module("td_core")
+REFERENCE = optional("tensordict")
+SAFETENSORS = optional("safetensors.torch")
+
+
+def transformer() -> dict[str, Any]:
+    """184 leaves, 177 MB, as deep as the modules are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.nn.Transformer()
+    return nested({name: value.detach() for name, value in model.state_dict().items()})
+
+
+def nested(flat: dict[str, Tensor]) -> dict[str, Any]:
+    """Return a flat dict with dotted names as nested dicts."""
+    root: dict[str, Any] = {}
+    for name, leaf in flat.items():
+        *path, last = name.split(".")
+        place = root
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = leaf
+    return root
+
+
+DATA: dict[str, Callable[[], dict[str, Any]]] = {
+    "transformer": transformer,
+    "2000 small": lambda: {f"g{i}": {f"l{j}": torch.randn(256) for j in range(50)} for i in range(40)},
+    "32 large": lambda: {f"l{i}": torch.randn(8 << 20) for i in range(32)},
+}
+ROWS = 100_000
+
+
+def leaves_of(tree: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Tensor]]:
+    """Return the leaves of nested dicts with their key paths."""
+    found = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found += leaves_of(value, (*path, key))
+        else:
+            found.append(((*path, key), value))
+    return found
+
+
+class Bench:
+    """Contestants and their times."""
+
+    def __init__(self, folder: Path, rounds: int) -> None:
+        self.folder = folder
+        self.rounds = rounds
+        self.results: list[dict[str, Any]] = []
+
+    def row(
+        self, data: str, what: str, contestants: dict[str, Callable[[], Any]], before: Any = None
+    ) -> None:
+        """Run contestants in turns and print the medians."""
+        times: dict[str, list[float]] = {name: [] for name in contestants}
+        for _ in range(self.rounds):
+            for name, call in contestants.items():
+                if before is not None:
+                    before(name)
+                gc.collect()
+                start = time.perf_counter()
+                result = call()
+                times[name].append(time.perf_counter() - start)
+                del result
+        medians = {name: statistics.median(values) * 1e3 for name, values in times.items()}
+        best = {name: min(values) * 1e3 for name, values in times.items()}
+        self.results.append({"data": data, "row": what, "median_ms": medians, "best_ms": best})
+        shown = "  ".join(f"{name} {value:.3f}" for name, value in medians.items())
+        ours, floor, ref = medians["ours"], medians.get("floor"), medians.get("ref")
+        ratios = f"{ours / floor:.2f} / floor  " if floor else ""
+        ratios += f"ref / ours {ref / ours:.2f}  " if ref else ""
+        if "safetensors" in medians:
+            ratios += f"{ours / medians['safetensors']:.2f} / safetensors"
+        print(f"{data:<12} {what:<22} ms: {shown}   [{ratios.strip()}]", flush=True)
+
+    def path(self, name: str) -> Path:
+        """Return where a contestant writes."""
+        return self.folder / name
+
+    def clear(self, name: str) -> None:
+        """Remove what a contestant wrote."""
+        shutil.rmtree(self.path(name), ignore_errors=True)
+        self.path(name).unlink(missing_ok=True)
+
+
+def write_floor(folder: Path, leaves: list[tuple[tuple[str, ...], Tensor]]) -> None:
+    """Write the bytes of every leaf to a file of its own, in directories like those of a save."""
+    folder.mkdir()
+    made = {()}
+    for path, leaf in leaves:
+        for depth in range(1, len(path)):
+            if path[:depth] not in made:
+                made.add(path[:depth])
+                folder.joinpath(*path[:depth]).mkdir()
+        fd = os.open(folder.joinpath(*path), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        os.write(fd, leaf.reshape(-1).view(torch.uint8).numpy())
+        os.close(fd)
+
+
+def saves(bench: Bench, name: str, tree: dict[str, Any]) -> None:
+    """Measure saving and loading one tree."""
+    leaves = leaves_of(tree)
+    flat = {".".join(path): leaf.contiguous() for path, leaf in leaves}
+    ours = OURS.TensorDict(tree)
+    theirs = None if REFERENCE is None else REFERENCE.TensorDict(tree, [])
+    contestants: dict[str, Callable[[], Any]] = {
+        "floor": lambda: write_floor(bench.path("floor"), leaves),
+        "ours": lambda: ours.memmap(bench.path("ours")),
+        "ours 4 threads": lambda: ours.memmap(bench.path("ours 4 threads"), num_threads=4),
+        "ours tdz": lambda: ours.memmap(bench.path("ours tdz"), archive=True),
+    }
+    loads: dict[str, Callable[[], Any]] = {
+        "ours": lambda: OURS.TensorDict.load_memmap(bench.path("ours")),
+        "ours tdz": lambda: OURS.TensorDict.load_memmap(bench.path("ours tdz")),
+    }
+    if theirs is not None:
+        contestants["ref"] = lambda: theirs.memmap(bench.path("ref"))
+        loads["ref"] = lambda: REFERENCE.TensorDict.load_memmap(bench.path("ref"))  # type: ignore[union-attr]
+    if SAFETENSORS is not None:
+        contestants["safetensors"] = lambda: SAFETENSORS.save_file(flat, bench.path("safetensors"))
+        loads["safetensors"] = lambda: SAFETENSORS.load_file(bench.path("safetensors"))
+    contestants["torch"] = lambda: torch.save(flat, bench.path("torch"))
+    loads["torch mmap"] = lambda: torch.load(bench.path("torch"), mmap=True, weights_only=True)
+    bench.row(name, "fresh save", contestants, bench.clear)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ours.memmap(bench.path("ours"))
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(f"{name:<12} {'peak memory of a save':<22} grew by {grown / 1024:.0f} MB")
+    again = {key: call for key, call in contestants.items() if key in ("ours", "ref")}
+    bench.row(name, "save over a save", again)
+    bench.row(name, "load", loads)
+    for contestant in contestants:
+        bench.clear(contestant)
+
+
+def rows_of(bench: Bench) -> None:
+    """Measure a data set on disk: creating it, and reading rows of it."""
+    datum = {"image": torch.zeros(3, 32, 32, dtype=torch.uint8), "label": torch.zeros((), dtype=torch.int64)}
+    ours = OURS.TensorDict(datum).expand(ROWS)
+    theirs = None if REFERENCE is None else REFERENCE.TensorDict(datum, []).expand(ROWS)
+    create: dict[str, Callable[[], Any]] = {"ours": lambda: ours.memmap_like(bench.path("ours"))}
+    if theirs is not None:
+        create["ref"] = lambda: theirs.memmap_like(bench.path("ref"))
+    bench.row("rows", "memmap_like", create, bench.clear)
+    ours = ours.memmap_like(bench.path("ours"))
+    sources: dict[str, Any] = {"ours": ours}
+    if theirs is not None:
+        sources["ref"] = theirs.memmap_like(bench.path("ref"))
+    for source in sources.values():
+        source["image"].random_()
+    plain = {key: leaf.clone() for key, leaf in ours.items()}
+    picks = [torch.randint(ROWS, (256,)) for _ in range(20)]
+
+    def single(source: Any) -> Callable[[], Any]:
+        return lambda: [source[i] for i in range(0, ROWS, 97)]
+
+    def random(source: Any) -> Callable[[], Any]:
+        return lambda: [source[pick] for pick in picks]
+
+    floor = {"floor": lambda: [{key: leaf[i] for key, leaf in plain.items()} for i in range(0, ROWS, 97)]}
+    bench.row(
+        "rows", f"{ROWS // 97 + 1} single rows", {**floor, **{name: single(x) for name, x in sources.items()}}
+    )
+    floor = {"floor": lambda: [{key: leaf[pick] for key, leaf in plain.items()} for pick in picks]}
+    bench.row("rows", "20 x 256 random rows", {**floor, **{name: random(x) for name, x in sources.items()}})
+
+
+def main() -> None:
+    """Run what the arguments choose."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--folder", help="where to write; a temporary directory without it")
+    parser.add_argument("--only", help="name of one data set")
+    parser.add_argument("--json", help="file for the results")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        bench = Bench(Path(folder), options.rounds)
+        for name, make in DATA.items():
+            if options.only in (None, name):
+                saves(bench, name, make())
+        if options.only in (None, "rows"):
+            rows_of(bench)
+    if options.json:
+        Path(options.json).write_text(json.dumps(bench.results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

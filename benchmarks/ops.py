@@ -1,0 +1,526 @@
+"""Measure every kind of operation against a hand-written loop and against the reference implementation.
+
+The three run interleaved in one process, on one thread: ``/ loop`` (lower is better) and ``ref / ours``
+(higher is better) are ratios of medians. Rows of kind *torch* run a torch operation per leaf and are compared
+with the loop; rows of kind *dict* only touch the dictionary and are compared with the reference. Where an
+expert would call torch's foreach functions, the loop is the faster of the two spellings. A loop knows the batch
+size, and no more about the leaves than the operation does: their tails may differ. Nothing here passes or fails.
+
+Run ``python benchmarks/ops.py --help``; without tensordict installed its columns stay empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import re
+import statistics
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+BATCH = (4, 2)
+TAIL = 4
+SLICE_OF_TIME = 1e-3
+"""Seconds that one sample of one contestant should take."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation: the statements that a collection runs, and what a loop over dicts would be.
+
+    Attributes:
+        name: what the table calls it.
+        kind: ``"torch"``, ``"dict"``, or ``"other"`` for one that is compared with the reference alone.
+        call: body of a function over ``td`` and the other names of :func:`fixtures`.
+        leaf: expression over a leaf ``v``, its key ``k`` and the same leaf ``w`` of a second dict.
+        foreach: expression over the list of leaves ``vs`` and that of the second dict, ``ws``.
+        loop: body of a function over dicts, for what a comprehension cannot say.
+        shapes: substring of the shapes it makes sense on.
+    """
+
+    name: str
+    kind: str
+    call: str
+    leaf: str = ""
+    foreach: str = ""
+    loop: str = ""
+    shapes: str = ""
+
+
+PARTS = """
+parts = {{k: loop(v) if v.__class__ is dict else v.{method} for k, v in d.items()}}
+return [{{k: part[i] for k, part in parts.items()}} for i in range({count})]
+"""
+WRITE = """
+for k, v in d.items():
+    if v.__class__ is dict: loop(v, e[k])
+    else: {statement}
+"""
+KEYS = """
+out = []
+for k, v in d.items():
+    if v.__class__ is dict:
+        for inner in loop(v): out.append((k, *inner) if inner.__class__ is tuple else (k, inner))
+    else: out.append(k)
+return out
+"""
+ITEMS = """
+out = []
+for k, v in d.items():
+    if v.__class__ is dict:
+        for inner, x in loop(v): out.append(((k, *inner) if inner.__class__ is tuple else (k, inner), x))
+    else: out.append((k, v))
+return out
+"""
+EXCLUDE = """
+return {k: v for k, v in d.items() if k not in top_half}
+"""
+FLATTEN = """
+out = {}
+for k, v in d.items():
+    if v.__class__ is dict:
+        for inner, x in loop(v).items(): out[k + "." + inner] = x
+    else: out[k] = v
+return out
+"""
+UNFLATTEN = """
+out = {}
+for k, v in flat_d.items():
+    *path, last = k.split(".")
+    level = out
+    for part in path: level = level.setdefault(part, {})
+    level[last] = v
+return out
+"""
+STATE = """
+if out is None: out = OrderedDict(); out._metadata = {}
+out._metadata[prefix] = {"batch_size": batch}
+for k, v in d.items():
+    if v.__class__ is dict: loop(v, prefix=prefix + k + ".", out=out)
+    else: out[prefix + k] = v.detach()
+return out
+"""
+LOAD = """
+found = flattened(d, "")
+if found.keys() != state_d.keys(): raise KeyError(found.keys() ^ state_d.keys())
+for k, v in found.items():
+    if v.shape != state_d[k].shape: raise ValueError(k)
+with torch.no_grad():
+    for k, v in found.items(): v.copy_(state_d[k])
+"""
+BUILD = """
+for k, v in d.items():
+    if v.__class__ is dict: loop(v)
+    elif v.shape[:2] != batch: raise ValueError(k)
+return dict(d)
+"""
+SWAP = """
+for p, q in ((d, True), (old_d, False)): swap(model, p)
+"""
+FROM_MODULE = """
+def walk(m):
+    out = {**m._parameters, **m._buffers}
+    for k, child in m._modules.items(): out[k] = walk(child)
+    return out
+return walk(model)
+"""
+
+ROWS = [
+    Row("construct", "dict", "return TensorDict(d, batch)", loop=BUILD),
+    Row("get", "dict", "return td.get(key)", loop="return d.get(key)"),
+    Row("getitem key", "dict", "return td[key]", loop="return d[key]"),
+    Row("set", "dict", "td.set(key, x)", loop="d[key] = x"),
+    Row("setitem key", "dict", "td[key] = x", loop="d[key] = x"),
+    Row("get nested", "dict", "return td[deep]", loop="return d['n']['m']['c0']", shapes="nest"),
+    Row("set nested", "dict", "td[deep] = x", loop="d['n']['m']['c0'] = x", shapes="nest"),
+    Row("index int", "torch", "return td[0]", "v[0]"),
+    Row("index slice", "torch", "return td[1:3]", "v[1:3]"),
+    Row("index tensor", "torch", "return td[index]", "v[index]"),
+    Row("index mask", "torch", "return td[mask]", "v[mask]"),
+    Row("index ellipsis", "torch", "return td[..., 0]", "v[:, 0]"),
+    Row("setitem", "torch", "td[0] = row", loop=WRITE.format(statement="v[0] = e[k]")),
+    Row("clone", "torch", "return td.clone()", "v.clone()"),
+    Row("clone shallow", "dict", "return td.clone(False)", "v"),
+    Row("stack", "torch", "return torch.stack([td, other])", "torch.stack([v, w])"),
+    Row("cat", "torch", "return torch.cat([td, other])", "torch.cat([v, w])"),
+    Row("lazy stack", "dict", "return lazy_stack([td, other])", loop="return [d, e]"),
+    Row("lazy index", "dict", "return lazy[0]", loop="return both[0]"),
+    Row("lazy get", "torch", "return lazy.get(key)", loop="return torch.stack([m[key] for m in both])"),
+    Row("apply", "torch", "return td.apply(function)", "function(v)"),
+    Row("named_apply", "torch", "return td.named_apply(named)", "named(k, v)"),
+    Row("exp", "torch", "return td.exp()", "v.exp()", "torch._foreach_exp(vs)"),
+    Row("add scalar", "torch", "return td + 1", "v + 1", "torch._foreach_add(vs, 1)"),
+    Row("add td", "torch", "return td + other", "v + w", "torch._foreach_add(vs, ws)"),
+    Row("mul scalar", "torch", "return td * 2", "v * 2", "torch._foreach_mul(vs, 2)"),
+    Row("mul td", "torch", "return td * other", "v * w", "torch._foreach_mul(vs, ws)"),
+    Row("add_ scalar", "torch", "td.add_(0)", "v.add_(0)", "torch._foreach_add_(vs, 0)"),
+    Row("mul_ td", "torch", "td.mul_(ones)", "v.mul_(w)", "torch._foreach_mul_(vs, ws)"),
+    Row("reshape", "torch", "return td.reshape(2, 4)", "v.reshape(2, 4, *v.shape[2:])"),
+    Row("view", "torch", "return td.view(8)", "v.view(8, *v.shape[2:])"),
+    Row("unsqueeze", "torch", "return td.unsqueeze(0)", "v.unsqueeze(0)"),
+    Row("permute", "torch", "return td.permute(1, 0)", "v.transpose(0, 1)"),
+    Row("expand", "torch", "return td.expand(3, 4, 2)", "v.expand(3, 4, 2, *v.shape[2:])"),
+    Row("unbind", "torch", "return td.unbind(0)", loop=PARTS.format(method="unbind(0)", count=4)),
+    Row("split", "torch", "return td.split(2)", loop=PARTS.format(method="split(2)", count=2)),
+    Row("to dtype", "torch", "return td.to(torch.float64)", "v.double()"),
+    Row("to same device", "dict", "return on_cpu.to('cpu')", "v"),
+    Row("keys nested leaves", "dict", "return list(td.keys(True, True))", loop=KEYS),
+    Row("items nested leaves", "dict", "return list(td.items(True, True))", loop=ITEMS),
+    Row("select", "dict", "return td.select(*half)", loop="return {k: d[k] for k in top_half}"),
+    Row("exclude", "dict", "return td.exclude(*half)", loop=EXCLUDE),
+    Row("update", "dict", "td.update(other)", loop="d.update(e)"),
+    Row("update_", "torch", "td.update_(td2)", "v.copy_(w)", "torch._foreach_copy_(vs, ws)"),
+    Row("flatten_keys", "dict", "return td.flatten_keys('.')", loop=FLATTEN),
+    Row("unflatten_keys", "dict", "return flat.unflatten_keys('.')", loop=UNFLATTEN),
+    Row("equal", "torch", "return td == other", "v == w"),
+    Row("sum dim", "torch", "return td.sum(0)", "v.sum(0)"),
+    Row("mean", "torch", "return td.mean()", "v.mean()"),
+    Row("all", "torch", "return truth.all()", loop="return all(v.all() for v in truths)"),
+    Row("lock unlock", "dict", "td.lock_(); td.unlock_()", loop="pass"),
+    Row("to_module", "dict", "with params.to_module(model): pass", loop=SWAP),
+    Row("from_module", "dict", "return TensorDict.from_module(model)", loop=FROM_MODULE),
+    Row("state_dict", "torch", "return td.state_dict()", loop=STATE),
+    Row("load_state_dict", "torch", "td.load_state_dict(state)", loop=LOAD),
+    Row("to_dict", "dict", "return td.to_dict()", "v"),
+    Row("from_dict", "dict", "return TensorDict.from_dict(d, batch_size=batch)", loop=BUILD),
+    Row("where", "torch", "return td.where(mask2, other)", "torch.where(mask3, v, w)"),
+    Row("gather", "torch", "return td.gather(0, index2)", "v.gather(0, index2[..., None].expand(2, 2, *v.shape[2:]))"),
+    Row("pytree map", "torch", "return tree_map(function, td)", loop="return tree_map(function, d)"),
+    Row("tc construct", "dict", "return Point(**d, batch_size=batch)", loop=BUILD, shapes="10 leaves"),
+    Row("tc get", "dict", "return tc.a0", loop="return d['a0']", shapes="10 leaves"),
+    Row("tc set", "dict", "tc.a0 = x", loop="d['a0'] = x", shapes="10 leaves"),
+    Row("tc index", "torch", "return tc[0]", "v[0]", shapes="10 leaves"),
+    Row("tc view", "torch", "return tc.view(8)", "v.view(8, *v.shape[2:])", shapes="10 leaves"),
+    Row("tc stack", "torch", "return torch.stack([tc, tc])", "torch.stack([v, v])", shapes="10 leaves"),
+    Row("tc add", "torch", "return tc + 1", "v + 1", "torch._foreach_add(vs, 1)", shapes="10 leaves"),
+    Row("tc unbind", "torch", "return tc.unbind(0)", loop=PARTS.format(method="unbind(0)", count=4), shapes="10"),
+    Row("repr", "dict", "return repr(td)", "f'{k}: {tuple(v.shape)} {v.dtype}'"),
+]  # fmt: skip
+
+
+def leaf() -> torch.Tensor:
+    """Return one small leaf."""
+    return torch.rand(*BATCH, TAIL)
+
+
+def plain(shape: str) -> dict[str, Any]:
+    """Return the nested dict of a shape."""
+    if shape == "nest":
+        level = {f"c{i}": leaf() for i in range(4)}
+        middle = {**{f"b{i}": leaf() for i in range(3)}, "m": level}
+        return {**{f"a{i}": leaf() for i in range(3)}, "n": middle}
+    return {f"a{i}": leaf() for i in range(int(shape.split()[0]))}
+
+
+SHAPES = ("10 leaves", "nest", "200 leaves")
+
+
+def mapped(function: Callable[[torch.Tensor], Any], d: dict[str, Any]) -> dict[str, Any]:
+    """Apply a function to each leaf of nested dicts."""
+    return {k: mapped(function, v) if isinstance(v, dict) else function(v) for k, v in d.items()}
+
+
+def leaves(d: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the leaves of nested dicts."""
+    out: list[torch.Tensor] = []
+    for v in d.values():
+        if v.__class__ is dict:
+            out += leaves(v)
+        else:
+            out.append(v)
+    return out
+
+
+def flattened(d: dict[str, Any], prefix: str) -> dict[str, torch.Tensor]:
+    """Return the leaves of nested dicts under dotted keys."""
+    out: dict[str, torch.Tensor] = {}
+    for k, v in d.items():
+        if v.__class__ is dict:
+            out |= flattened(v, f"{prefix}{k}.")
+        else:
+            out[prefix + k] = v
+    return out
+
+
+def rebuilt(d: dict[str, Any], values: Iterator[Any]) -> dict[str, Any]:
+    """Return nested dicts of the same structure with other leaves."""
+    return {k: rebuilt(v, values) if v.__class__ is dict else next(values) for k, v in d.items()}
+
+
+def module_of(d: dict[str, Any]) -> nn.Module:
+    """Return a module whose parameters are the leaves."""
+    module = nn.Module()
+    for k, v in d.items():
+        if isinstance(v, dict):
+            module.add_module(k, module_of(v))
+        else:
+            module.register_parameter(k, nn.Parameter(v.clone()))
+    return module
+
+
+def swap(module: nn.Module, values: dict[str, Any]) -> dict[str, Any]:
+    """Put values in the place of a module's parameters and return those, as an expert would by hand."""
+    old: dict[str, Any] = {}
+    parameters = module._parameters
+    for k, v in values.items():
+        if v.__class__ is dict:
+            old[k] = swap(module._modules[k], v)  # type: ignore[arg-type]
+        else:
+            old[k] = parameters[k]
+            parameters[k] = v
+    return old
+
+
+def fixtures(shape: str) -> dict[str, Any]:
+    """Return what the loops work on; the collections are made of the same tensors."""
+    d, e = plain(shape), plain(shape)
+    index, mask = torch.tensor([2, 0]), torch.tensor([True, False, True, True])
+    model = module_of(d)
+    flat_d = flattened(d, "")
+    top = [k for k, v in d.items() if not isinstance(v, dict)]
+    return {
+        "d": d,
+        "e": e,
+        "flat_d": flat_d,
+        "state_d": {k: v.clone() for k, v in flat_d.items()},
+        "row_d": mapped(lambda v: v[0].clone(), e),
+        "ones_d": mapped(torch.ones_like, e),
+        "both": [d, e],
+        "batch": torch.Size(BATCH),
+        "key": top[0],
+        "deep": ("n", "m", "c0"),
+        "x": leaf(),
+        "index": index,
+        "index2": index[:, None].expand(2, 2),
+        "mask": mask,
+        "mask2": mask[:, None].expand(BATCH),
+        "mask3": mask[:, None, None],
+        "half": top[: len(top) // 2] + ([("n", "b0")] if shape == "nest" else []),
+        "top_half": top[: len(top) // 2],
+        "function": lambda v: v + 1,
+        "named": lambda _, v: v + 1,
+        "model": model,
+        "swap": swap,
+        "old_d": mapped(lambda v: nn.Parameter(v.clone()), d),
+        "truths": [v == v for v in leaves(d)],
+        "leaves": leaves,
+        "rebuilt": rebuilt,
+        "flattened": flattened,
+        "OrderedDict": OrderedDict,
+        "prefix": "",
+        "torch": torch,
+        "tree_map": torch.utils._pytree.tree_map,
+    }
+
+
+def point_class(lib: ModuleType) -> Any:
+    """Return a tensorclass with the fields of the smallest shape."""
+    base = import_module("td_tensorclass" if lib.__name__ == "td_core" else lib.__name__).TensorClass
+    return type(base)("Point", (base,), {"__annotations__": dict.fromkeys(plain("10 leaves"), torch.Tensor)})
+
+
+COLLECTIONS: dict[str, Callable[[ModuleType, dict[str, Any]], Any]] = {
+    "TensorDict": lambda lib, _: lib.TensorDict,
+    "lazy_stack": lambda lib, _: lib.lazy_stack,
+    "Point": lambda lib, _: point_class(lib),
+    "tc": lambda lib, space: point_class(lib)(**space["d"], batch_size=BATCH),
+    "td": lambda lib, space: lib.TensorDict(space["d"], BATCH),
+    "td2": lambda lib, space: lib.TensorDict(mapped(torch.clone, space["e"]), BATCH),
+    "other": lambda lib, space: lib.TensorDict(space["e"], BATCH),
+    "ones": lambda lib, space: lib.TensorDict(mapped(torch.ones_like, space["d"]), BATCH),
+    "row": lambda lib, space: lib.TensorDict(space["row_d"], BATCH[1:]),
+    "lazy": lambda lib, space: lib.lazy_stack([lib.TensorDict(space[k], BATCH) for k in ("d", "e")]),
+    "flat": lambda lib, space: lib.TensorDict(space["flat_d"], BATCH),
+    "on_cpu": lambda lib, space: lib.TensorDict(space["d"], BATCH, device="cpu"),
+    "truth": lambda lib, space: lib.TensorDict(mapped(lambda v: v == v, space["d"]), BATCH),
+    "state": lambda lib, space: lib.TensorDict(space["d"], BATCH).state_dict(),
+    "params": lambda lib, space: lib.TensorDict(mapped(lambda v: nn.Parameter(v.clone()), space["d"])),
+}
+"""What the calls of the rows name beside :func:`fixtures`, for one library."""
+
+
+def contestant(row: Row, lib: ModuleType, shape: str) -> Callable[[], Any]:
+    """Return the call of a row on the collections of one library, which have tensors of their own."""
+    space = fixtures(shape)
+    words = set(re.findall(r"\w+", row.call))
+    return function_of(row.call, space | {k: COLLECTIONS[k](lib, space) for k in words & COLLECTIONS.keys()})
+
+
+def function_of(body: str, space: dict[str, Any], arguments: str = "") -> Callable[[], Any]:
+    """Compile the body of a function without arguments, or with defaults that recursion replaces."""
+    text = "\n    ".join(body.strip().splitlines())
+    exec(f"def loop({arguments}):\n    {text}", space)
+    made: Callable[[], Any] = space["loop"]
+    return made
+
+
+def loops(row: Row, space: dict[str, Any], nested: bool) -> list[Callable[[], Any]]:
+    """Return the hand-written spellings of a row."""
+    found = []
+    second = {"setitem": "row_d", "mul_ td": "ones_d"}.get(row.name, "e")
+    arguments = f"d=d, e={second}, prefix=prefix"
+    if row.leaf:
+        text = re.sub(r"\bw\b", "e[k]", row.leaf)
+        if nested:
+            inner = "loop(v, e[k])" if text != row.leaf else "loop(v)"
+            text = f"{inner} if v.__class__ is dict else {text}"
+        body = f"return {{k: {text} for k, v in d.items()}}"
+        found.append(function_of(body, dict(space), arguments))
+    if row.foreach:
+        collect = "leaves({})" if nested else "list({}.values())"
+        build = "rebuilt(d, iter(out))" if nested else "dict(zip(d, out))"
+        body = f"vs = {collect.format('d')}\n"
+        if "ws" in row.foreach:
+            body += f"ws = {collect.format('e')}\n"
+        if "_(vs, ws)" in row.foreach:
+            # What fails in place must not have written anything, by hand neither.
+            body += "if not all(map(torch.Tensor.is_same_size, vs, ws)): raise ValueError\n"
+        body += row.foreach if "_(" in row.foreach else f"out = {row.foreach}\nreturn {build}"
+        found.append(function_of(body, dict(space), arguments))
+    if row.loop:
+        call = row.loop
+        if row.name in ("unbind", "split"):
+            arguments = "d=d"
+        if row.name == "load_state_dict":
+            arguments = ""
+        if row.name == "state_dict":
+            arguments = "d=d, prefix=prefix, out=None"
+        found.append(function_of(call, dict(space), arguments))
+    return found
+
+
+@dataclass
+class Result:
+    """Median microseconds of one row on one shape."""
+
+    shape: str
+    row: str
+    kind: str
+    ours: float
+    loop: float
+    reference: float | None = None
+    ours_over_loop: float = field(init=False)
+    reference_over_ours: float | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ours_over_loop = self.ours / self.loop
+        self.reference_over_ours = self.reference / self.ours if self.reference else None
+
+
+def timed(function: Callable[[], Any], count: int) -> float:
+    """Return the seconds that one of ``count`` calls takes."""
+    repeat = range(count)
+    start = time.perf_counter()
+    for _ in repeat:
+        function()
+    return (time.perf_counter() - start) / count
+
+
+def calibrated(function: Callable[[], Any]) -> int:
+    """Return how many calls fill one sample."""
+    function()
+    once = min(timed(function, 3) for _ in range(9))
+    return max(4, math.ceil(SLICE_OF_TIME / once))
+
+
+def measure(contestants: list[Callable[[], Any]], rounds: int) -> list[float]:
+    """Return the median microseconds of each contestant, sampled in turns."""
+    counts = [calibrated(function) for function in contestants]
+    samples: list[list[float]] = [[] for _ in contestants]
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(rounds):
+            order = range(len(contestants))
+            for i in order if number % 2 else reversed(order):
+                contestants[i]()  # takes the memory back that the allocator gave away since its last turn
+                samples[i].append(timed(contestants[i], counts[i]))
+    finally:
+        gc.enable()
+    return [statistics.median(of_one) * 1e6 for of_one in samples]
+
+
+def run(rows: list[Row], shapes: list[str], rounds: int, libraries: list[ModuleType]) -> Iterator[Result]:
+    """Measure the rows on the shapes."""
+    for shape in shapes:
+        for row in rows:
+            if row.shapes not in shape:
+                continue
+            made = [contestant(row, lib, shape) for lib in libraries]
+            hand = loops(row, fixtures(shape), shape == "nest")
+            times = measure([*made, *hand], rounds)
+            reference = times[1] if len(libraries) > 1 else None
+            yield Result(shape, row.name, row.kind, times[0], min(times[len(made) :]), reference)
+
+
+def mean(ratios: list[float]) -> float:
+    """Return the geometric mean."""
+    return statistics.geometric_mean(ratios) if ratios else math.nan
+
+
+def line(result: Result) -> str:
+    """Return the row of the table."""
+    ratio, gain = result.ours_over_loop, result.reference_over_ours
+    late = result.kind == "torch" and ratio > 1.5
+    lost = gain is not None and gain < (1.5 if result.kind == "dict" else 0.95)
+    marks = ("  slow beside the loop" if late else "") + ("  slow beside the reference" if lost else "")
+    numbers = f"{result.loop:9.2f} {result.ours:9.2f} {result.reference or math.nan:9.2f}"
+    return f"{result.row:20} {result.kind:6}{numbers} {ratio:7.2f} {gain or math.nan:8.2f}{marks}"
+
+
+def summary(results: list[Result]) -> list[str]:
+    """Return the geometric means of each shape and of all."""
+    lines = []
+    for shape in [*dict.fromkeys(r.shape for r in results), "all"]:
+        of_shape = [r for r in results if shape in ("all", r.shape)]
+        torch_rows = mean([r.ours_over_loop for r in of_shape if r.kind == "torch"])
+        gains = [r.reference_over_ours for r in of_shape if r.reference_over_ours]
+        dict_gains = [r.reference_over_ours for r in of_shape if r.kind == "dict" and r.reference_over_ours]
+        lines.append(
+            f"{shape:11} torch rows {torch_rows:.2f} of the loop; {mean(gains):.2f} times the reference "
+            f"(dict rows {mean(dict_gains):.2f}, slowest row {min(gains, default=math.nan):.2f})"
+        )
+    return lines
+
+
+def main() -> None:
+    """Print the table and the means."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--rows", default="", help="regular expression of the rows to measure")
+    parser.add_argument("--shapes", nargs="*", default=SHAPES, choices=SHAPES)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    libraries = [import_module("td_core")]
+    try:
+        libraries.append(import_module("tensordict"))
+    except ModuleNotFoundError:
+        print("tensordict is not installed: its columns stay empty")
+    rows = [row for row in ROWS if re.search(options.rows, row.name)]
+    results: list[Result] = []
+    for result in run(rows, list(options.shapes), options.rounds, libraries):
+        if not results or results[-1].shape != result.shape:
+            print(f"\n{result.shape}\n{'':26}   loop µs   ours µs    ref µs  / loop  ref / ours")
+        print(line(result), flush=True)
+        results.append(result)
+    print()
+    print(*summary(results), sep="\n")
+    if options.json:
+        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""The whole life of a collection, on real handwritten digits.
+
+A data set is preallocated on disk, filled, and read back in random batches; a model is trained from it; its parameters
+are saved, loaded in part, stacked into an ensemble, consolidated, and sent to a second process that must report the
+same accuracy, bit for bit. Every step checks its result; the program ends with a non-zero status if one is wrong.
+
+    python examples/digits_demo.py [FOLDER]
+
+FOLDER (by default a new one under the system's temporary folder) gets the data set, the parameters and ``digits.png``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.func import vmap
+from tqdm import tqdm
+
+from td import MemoryMappedTensor, TensorDict, from_modules, tensorclass
+
+TEST_SIZE = 360
+EPOCHS = 12
+MEMBERS = 5
+
+
+@tensorclass
+class Digits:
+    """Images of 8 x 8 grey levels (0 to 16, uint8) and what they show."""
+
+    image: Tensor
+    label: Tensor
+
+    def pixels(self) -> Tensor:
+        """Return the images as rows of 64 floats in [0, 1]."""
+        return self.image.flatten(-2).float() / 16
+
+
+def say(text: str) -> None:
+    """Print one sentence at once, so that it stands in order with a progress bar."""
+    print(text, flush=True)
+
+
+def check(holds: bool, what: str) -> None:
+    """End the program with a non-zero status unless a result is right."""
+    if not holds:
+        raise SystemExit(f"wrong result: {what}")
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def make_model() -> nn.Sequential:
+    """Return an untrained classifier of 64 pixels into 10 digits."""
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def build_data_set(folder: Path) -> Digits:
+    """Preallocate the data set on disk and fill it in chunks."""
+    from sklearn.datasets import load_digits
+
+    source = load_digits()
+    count = len(source.target)
+    one = Digits(
+        image=torch.zeros(8, 8, dtype=torch.uint8), label=torch.zeros((), dtype=torch.int64), batch_size=[]
+    )
+    data = one.expand(count).memmap_like(folder)
+    say(f"Preallocated {count} digits on disk: {size_of(folder):,} bytes, all zeros so far.")
+    images = torch.from_numpy(source.images).to(torch.uint8)
+    labels = torch.from_numpy(source.target)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    for rows in tqdm(torch.arange(count).split(64), desc="filling the data set", unit="chunk"):
+        chosen = order[rows]
+        data[rows] = Digits(image=images[chosen], label=labels[chosen], batch_size=[len(rows)])
+    loaded = Digits.load_memmap(folder)
+    check(isinstance(loaded, Digits), "the data set loads as the class that was saved")
+    check(isinstance(loaded.image, MemoryMappedTensor), "the images stay on disk")
+    check(bool((loaded.image == images[order]).all()), "the images on disk are those of scikit-learn")
+    check(bool((loaded.label == labels[order]).all()), "the labels on disk are those of scikit-learn")
+    return loaded
+
+
+def train(data: Digits, seed: int) -> tuple[nn.Sequential, list[float]]:
+    """Train one model on random batches read from disk, and return it with its loss after each epoch."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(
+        1
+    )  # matrices this small are faster so, and the result does not depend on the machine
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(EPOCHS):
+        total = 0.0
+        for rows in torch.randperm(len(data)).split(64):
+            batch = data[rows]
+            loss = nn.functional.cross_entropy(model(batch.pixels()), batch.label)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(rows)
+        losses.append(total / len(data))
+    return model, losses
+
+
+def accuracy(predictions: Tensor, data: Digits) -> float:
+    """Return the share of right predictions."""
+    return (predictions == data.label).double().mean().item()
+
+
+def call(model: nn.Module, params: TensorDict, pixels: Tensor) -> Tensor:
+    """Run a model with other parameters than its own."""
+    with params.to_module(model):
+        return model(pixels)
+
+
+def second_process(port: int, folder: str) -> None:
+    """Receive parameters, measure their accuracy on the data set on disk, and send it back."""
+    connect(port, rank=1)
+    data = Digits.load_memmap(folder)[-TEST_SIZE:]
+    model = make_model()
+    params = TensorDict.from_module(model).data.clone().zero_().consolidate()
+    params.recv(src=0, consolidated=True)
+    with torch.no_grad():
+        result = accuracy(call(model, params, data.pixels()).argmax(-1), data)
+    TensorDict({"accuracy": torch.tensor(result, dtype=torch.float64)}).send(dst=0)
+    dist.destroy_process_group()
+
+
+def connect(port: int, rank: int) -> None:
+    """Join the process group of the two processes."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def draw(path: Path, losses: list[float], data: Digits, predictions: Tensor, folders: list[Path]) -> None:
+    """Draw the loss curve, some digits with their predictions, and the saved files with their sizes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(11, 7), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.2))
+    top, bottom = left.subfigures(2, 1)
+    axes = top.subplots()
+    axes.plot(range(1, len(losses) + 1), losses, marker="o")
+    axes.set(title="training loss of the first model", xlabel="epoch", ylabel="cross entropy")
+    for axes, image, guess, label in zip(
+        bottom.subplots(2, 6).flat, data.image, predictions.tolist(), data.label.tolist(), strict=False
+    ):
+        axes.imshow(image, cmap="gray_r")
+        axes.set_title(str(guess), color="green" if guess == label else "red", fontsize=10)
+        axes.axis("off")
+    bottom.suptitle("predictions of the ensemble")
+    lines = [line for folder in folders for line in tree(folder)]
+    right.text(0.02, 0.98, "\n".join(lines), family="monospace", fontsize=8, va="top")
+    figure.savefig(path, dpi=110)
+
+
+def tree(folder: Path) -> list[str]:
+    """Return a folder as lines, one for each file, with sizes in bytes."""
+    lines = [f"{folder.name}/"]
+    for entry in sorted(folder.rglob("*")):
+        depth = len(entry.relative_to(folder).parts)
+        name = f"{'    ' * depth}{entry.name}"
+        lines.append(f"{name}/" if entry.is_dir() else f"{name:<34}{entry.stat().st_size:>9,} B")
+    return lines
+
+
+def main(folder: Path) -> None:
+    """Run every step."""
+    started = time.perf_counter()
+    folder.mkdir(parents=True, exist_ok=True)
+    data = build_data_set(folder / "digits")
+    training, test = data[:-TEST_SIZE], data[-TEST_SIZE:]
+
+    begun = time.perf_counter()
+    trained = [train(training, seed) for seed in range(MEMBERS)]
+    model, losses = trained[0]
+    check(losses[-1] < losses[0] / 4, "the training loss falls to less than a quarter")
+    with torch.no_grad():
+        single = accuracy(model(test.pixels()).argmax(-1), test)
+    check(single > 0.9, "one model is right on more than 90 % of digits it has not seen")
+    say(
+        f"Trained {MEMBERS} models of {sum(p.numel() for p in model.parameters()):,} parameters on {len(training)} "
+        f"digits from disk in {time.perf_counter() - begun:.1f} s; the first is right on {single:.1%} of the other "
+        f"{len(test)}."
+    )
+
+    saved = folder / "params"
+    params = TensorDict.from_module(model)
+    params.memmap(saved)
+    layer = TensorDict.load_memmap(saved / "0")
+    check(torch.equal(layer["weight"], model[0].weight), "one layer alone loads from its sub-folder")
+    rest = TensorDict.load_memmap(saved)
+    check(isinstance(rest["2", "weight"], MemoryMappedTensor), "the rest is mapped, not read")
+    other = make_model()
+    rest.to_module(other)
+    check(
+        torch.equal(other(test.pixels()), model(test.pixels())),
+        "a model with the loaded parameters is the same",
+    )
+    say(
+        f"Saved the parameters ({size_of(saved):,} bytes), loaded the first layer alone, then mapped the rest."
+    )
+
+    begun = time.perf_counter()
+    ensemble = from_modules(*[member for member, _ in trained])
+    with torch.no_grad():
+        logits = vmap(call, (None, 0, None))(model, ensemble, test.pixels())
+        one_by_one = torch.stack([member(test.pixels()) for member, _ in trained])
+    check(
+        torch.allclose(logits, one_by_one, atol=1e-5), "the ensemble under vmap equals its members one by one"
+    )
+    predictions = logits.softmax(-1).mean(0).argmax(-1)
+    together = accuracy(predictions, test)
+    say(
+        f"The ensemble of {MEMBERS}, run under vmap in {(time.perf_counter() - begun) * 1000:.0f} ms, is right on "
+        f"{together:.1%}."
+    )
+
+    port = free_port()
+    process = mp.get_context("spawn").Process(target=second_process, args=(port, str(folder / "digits")))
+    process.start()
+    connect(port, rank=0)
+    begun = time.perf_counter()
+    whole = params.data.consolidate()
+    check(whole.is_consolidated(), "the consolidated parameters lie in one storage")
+    whole.send(dst=1, consolidated=True)
+    answer = TensorDict({"accuracy": torch.zeros((), dtype=torch.float64)})
+    answer.recv(src=1)
+    process.join()
+    dist.destroy_process_group()
+    check(process.exitcode == 0, "the second process ends well")
+    check(answer["accuracy"].item() == single, "the second process reports the same accuracy, bit for bit")
+    say(
+        f"Consolidated the parameters into {whole.bytes():,} bytes and sent them to a second process, which reports "
+        f"{answer['accuracy'].item():.1%} too ({time.perf_counter() - begun:.1f} s)."
+    )
+
+    picture = folder / "digits.png"
+    draw(picture, losses, test, predictions, [folder / "digits", saved])
+    check(picture.stat().st_size > 10_000, "the picture is drawn")
+    say(f"Drew {picture}. Everything is right; it took {time.perf_counter() - started:.1f} s.")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp(prefix="td-demo-")))

@@ -1,0 +1,65 @@
+"""Collections through Ray: an actor serves batches, workers read them from the object store without copying.
+
+    pip install ray
+    python examples/ray_actors.py
+
+A consolidated collection is one buffer, which Ray keeps in shared memory; what ``ray.get`` returns are views on it. That
+memory must not be written: ``clone()`` first. Ray trusts its peers and pickles by design, and so does this example.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import ray
+import torch
+
+from td_core import TensorDict
+
+
+@ray.remote(num_cpus=0)
+class Buffer:
+    """Keep the batches, by number."""
+
+    def __init__(self) -> None:
+        self.batches: list[TensorDict] = []
+
+    def add(self, batch: TensorDict) -> int:
+        """Keep a batch and return its number."""
+        self.batches.append(batch)
+        return len(self.batches) - 1
+
+    def get(self, number: int) -> TensorDict:
+        """Return a batch."""
+        return self.batches[number]
+
+
+@ray.remote(num_cpus=0)
+def mean_of(batch: TensorDict) -> float:
+    """Return the mean reward."""
+    return batch["reward"].mean().item()
+
+
+def main() -> int:
+    """Pass a batch through an actor, the object store and a task; return the exit status."""
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    batch = TensorDict(
+        {"observation": torch.randn(1000, 84, 84), "reward": torch.arange(1000.0)}, batch_size=[1000]
+    )
+    buffer = Buffer.remote()
+    number = ray.get(buffer.add.remote(batch.consolidate()))
+    back = ray.get(buffer.get.remote(number))
+    same = bool((back == batch).all())
+
+    reference = ray.put(batch.consolidate())
+    first, second = ray.get(reference), ray.get(reference)
+    # Both are views on the one copy in the object store.
+    shared = first["observation"].data_ptr() == second["observation"].data_ptr()
+    mean = ray.get(mean_of.remote(reference))
+    ray.shutdown()
+    print(f"Read back the same: {same}; without a copy: {shared}; a task saw the mean {mean}.")
+    return 0 if same and shared and mean == 499.5 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""A kind of node that core never heard of: a tensor with missing elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from td_core import Record, TensorDict
+
+
+class Masked(TensorDict):
+    """A tensor with missing elements: the entries ``data`` and ``mask``, which is True where one is missing.
+
+    >>> masked = Masked.from_numpy(np.ma.array([1, 2], mask=[False, True]))
+    >>> masked.filled(0)
+    tensor([1, 0])
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def from_numpy(cls, array: np.ma.MaskedArray[Any, Any], batch_size: torch.Size = torch.Size()) -> Masked:
+        """Return a numpy masked array as a node.
+
+        >>> Masked.from_numpy(np.ma.array([[1, 2]], mask=[[False, True]])).get("mask")
+        tensor([[False,  True]])
+        """
+        entries = {"data": torch.tensor(array.data), "mask": torch.tensor(np.ma.getmaskarray(array))}
+        return cls(entries, batch_size=batch_size)
+
+    def filled(self, value: float) -> Tensor:
+        """Return the data, with ``value`` where an element is missing."""
+        filled: Tensor = self.get("data").masked_fill(self.get("mask"), value)
+        return filled
+
+    def to_numpy(self) -> np.ma.MaskedArray[Any, Any]:
+        """Return a numpy masked array."""
+        return np.ma.array(self.get("data").numpy(force=True), mask=self.get("mask").numpy(force=True))
+
+
+def coerce(value: Any, batch_size: torch.Size, device: torch.device | None) -> Masked:
+    """Return what ``td["key"] = masked_array`` stores in a collection of this batch size and device."""
+    masked = Masked.from_numpy(value, batch_size)
+    return masked if device is None else masked.to(device)
+
+
+def flatten(node: Masked) -> Record:
+    """Take a node apart: what JSON can say, and the entries."""
+    meta = {"batch_size": list(node.batch_size), "names": list(node.names)}
+    return Record(meta, {"data": node.get("data"), "mask": node.get("mask")})
+
+
+def unflatten(record: Record) -> Masked:
+    """Put a node together; the constructor checks shapes against the batch size."""
+    names = record.meta["names"]
+    named = names if any(name is not None for name in names) else None
+    return Masked(dict(record.entries), batch_size=record.meta["batch_size"], names=named)

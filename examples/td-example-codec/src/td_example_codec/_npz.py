@@ -1,0 +1,100 @@
+"""A format for whole collections: one .npz file, with the header in JSON and one array for each leaf."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from td_core import Encoded, Serializer, TensorCollection, decode, encode, join_value, split_value
+from td_core.errors import FormatError
+
+HEADER = "td-example-codec.json"
+
+
+class NpzSerializer(Serializer):
+    """``save(td, path, format="npz")`` and ``load(path)``, for every registered kind of node.
+
+    >>> NpzSerializer().name
+    'npz'
+    """
+
+    name = "npz"
+
+    def save(self, data: TensorCollection, path: Path, *, compress: bool = False) -> TensorCollection:
+        """Write a collection to one file, which is complete or not there.
+
+        Args:
+            data: the collection.
+            path: the file.
+            compress: whether to compress the arrays.
+        """
+        encoded = encode(data)
+        header = {
+            "nodes": encoded.nodes,
+            "dtypes": [str(leaf.dtype) for leaf in encoded.leaves],
+            "shapes": [list(leaf.shape) for leaf in encoded.leaves],
+            "values": [split_value(value) for value in encoded.values],
+        }
+        # Bytes, because numpy has no name for some of torch's dtypes.
+        leaves = [leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for leaf in encoded.leaves]
+        arrays = {str(position): leaf.numpy() for position, leaf in enumerate(leaves)}
+        arrays[HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        try:
+            with partial.open("wb") as file:
+                (np.savez_compressed if compress else np.savez)(file, **arrays)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        return data
+
+    def load(self, path: Path, *, device: torch.device | str | None = None) -> Any:
+        """Return the collection saved at ``path``.
+
+        Args:
+            path: the file.
+            device: where to put the leaves.
+
+        Raises:
+            FormatError: the file is damaged, or no such file.
+        """
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                header = json.loads(arrays[HEADER].tobytes())
+                leaves = [
+                    _leaf(arrays[str(position)], dtype, shape)
+                    for position, (dtype, shape) in enumerate(
+                        zip(header["dtypes"], header["shapes"], strict=True)
+                    )
+                ]
+            values = [join_value(plain, types) for plain, types in header["values"]]
+            loaded = decode(Encoded(header["nodes"], leaves, values))
+        except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, RuntimeError) as error:
+            raise FormatError(f"{str(path)!r} is damaged, or no .npz file of this format: {error}") from error
+        return loaded if device is None else loaded.to(device)
+
+    def detect(self, path: Path) -> bool:
+        """Tell whether ``path`` is a zip file with our header."""
+        if not path.is_file() or not zipfile.is_zipfile(path):
+            return False
+        with zipfile.ZipFile(path) as file:
+            return f"{HEADER}.npy" in file.namelist()
+
+
+def _leaf(array: Any, dtype: str, shape: list[int]) -> torch.Tensor:
+    found = getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype) or array.dtype != np.uint8:
+        raise ValueError(f"unknown dtype {dtype!r}")
+    if math.prod(shape) * found.itemsize != array.size:
+        raise ValueError(f"{array.size} bytes for the shape {shape} of {dtype}")
+    # A view of no bytes as another dtype is refused.
+    return (
+        torch.from_numpy(array).view(found).reshape(shape) if array.size else torch.empty(shape, dtype=found)
+    )

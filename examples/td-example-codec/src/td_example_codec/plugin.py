@@ -1,0 +1,29 @@
+"""What this package registers with td-core; its entry point in ``pyproject.toml`` names this module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from td_core import Coercer, NodeKind, Serializer, hookimpl
+from td_example_codec._masked import Masked, coerce, flatten, unflatten
+from td_example_codec._npz import NpzSerializer
+
+
+@hookimpl
+def td_node_kinds() -> Iterable[NodeKind]:
+    """Return how a masked tensor is taken apart, for every format there is."""
+    return [NodeKind("td_example_codec.Masked", Masked, flatten, unflatten)]
+
+
+@hookimpl
+def td_coercers() -> Iterable[Coercer]:
+    """Return what happens to a numpy masked array that is set into a collection."""
+    return [Coercer((np.ma.MaskedArray,), coerce)]
+
+
+@hookimpl
+def td_serializers() -> Iterable[Serializer]:
+    """Return the format ``"npz"``."""
+    return [NpzSerializer()]

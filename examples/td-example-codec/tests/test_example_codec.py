@@ -1,0 +1,191 @@
+"""The example plugin, installed beside td-core."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from td_example_codec import Masked, NpzSerializer
+
+import td_core
+from td_core import MissingPluginError, TensorDict, decode, encode
+from td_core.errors import CodecError, FormatError
+from td_core.testing import CollectionTests, SerializerTests
+
+
+def masked_array() -> Any:
+    return np.ma.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], mask=[[0, 1], [0, 0], [1, 1]], dtype=np.float32)
+
+
+class TestNpz(SerializerTests):
+    suffix = ".npz"
+
+    def serializer(self) -> NpzSerializer:
+        return NpzSerializer()
+
+    def collections(self) -> dict[str, Any]:
+        masked = TensorDict({"x": masked_array(), "y": {"z": masked_array()}}, batch_size=[3])
+        return {**super().collections(), "masked": masked}
+
+
+class TestMaskedInside(CollectionTests):
+    """A collection with a masked entry keeps every promise; its mask is kept out of float arithmetic."""
+
+    def make(self) -> TensorDict:
+        return TensorDict({"x": torch.ones(3, 2), "level": {"y": torch.zeros(3, 2)}}, batch_size=[3, 2])
+
+
+def test_the_plugin_is_active() -> None:
+    (record,) = [each for each in td_core.plugins() if each.id == "example-codec"]
+    assert (record.distribution, record.version, record.state) == ("td-example-codec", "0.1.0", "active")
+    assert set(record.hooks) == {"td_node_kinds", "td_coercers", "td_serializers"}
+
+
+def test_a_masked_array_becomes_an_entry() -> None:
+    td = TensorDict({"x": masked_array()}, batch_size=[3])
+    assert type(td["x"]) is Masked
+    assert td["x"].filled(-1.0).tolist() == [[1.0, -1.0], [3.0, 4.0], [-1.0, -1.0]]
+    assert np.ma.allequal(td["x"].to_numpy(), masked_array())
+
+
+def test_a_masked_entry_is_indexed_and_stacked_as_one() -> None:
+    td = TensorDict({"x": masked_array()}, batch_size=[3])
+    assert type(td[1:]["x"]) is Masked
+    assert td[1:]["x"].filled(0.0).tolist() == [[3.0, 4.0], [0.0, 0.0]]
+    stacked = torch.stack([td, td])
+    assert type(stacked["x"]) is Masked
+    assert stacked["x"].batch_size == torch.Size([2, 3])
+
+
+def test_a_masked_entry_is_encoded_with_its_origin() -> None:
+    encoded = encode(TensorDict({"x": masked_array()}, batch_size=[3]))
+    assert encoded.nodes[1]["kind"] == "td_example_codec.Masked"
+    assert encoded.nodes[1]["from"] == "td-example-codec==0.1.0"
+    assert json.loads(json.dumps(encoded.nodes)) == encoded.nodes
+    assert type(decode(encoded)["x"]) is Masked
+
+
+def test_saving_and_loading_through_the_methods(tmp_path: Path) -> None:
+    td = TensorDict({"x": masked_array()}, batch_size=[3])
+    path = tmp_path / "x.npz"
+    assert td.save(path, format="npz", compress=True) is td
+    again = TensorDict.load(path, "cpu")
+    assert np.ma.allequal(again["x"].to_numpy(), masked_array())
+    assert again.device == torch.device("cpu")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_options_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(TypeError) as caught:
+        TensorDict().save(tmp_path / "x.npz", format="npz", num_threads=4)
+    assert (
+        str(caught.value)
+        == "the serializer 'npz' has no option 'num_threads' for save(); its options: 'compress'"
+    )
+
+
+def test_a_failed_save_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.npz"
+    td = TensorDict({"a": torch.ones(2)})
+    td.save(path, format="npz")
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(OSError, match="no space left"):
+        td.apply(torch.zeros_like).save(path, format="npz")
+    assert td_core.load(path)["a"].tolist() == [1.0, 1.0]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header.update(dtypes=["torch.nn"]),
+        lambda header: header.update(shapes=[[1000]]),
+        lambda header: header.update(dtypes=[]),
+        lambda header: header["nodes"][0].update(kind="no such kind"),
+        lambda header: header["nodes"][0].update(entries=[["a", [7]]]),
+        lambda header: header.pop("values"),
+    ],
+)
+def test_a_wrong_header_is_an_error(change: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    TensorDict({"a": torch.ones(2)}).save(path, format="npz")
+    with np.load(path) as arrays:
+        members = dict(arrays)
+    header = json.loads(members["td-example-codec.json"].tobytes())
+    change(header)
+    members["td-example-codec.json"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(path, **members)
+    with pytest.raises(FormatError, match=r"x\.npz' is damaged"):
+        td_core.load(path)
+
+
+def test_a_flipped_byte_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    TensorDict({"a": torch.zeros(1000)}).save(path, format="npz")
+    with zipfile.ZipFile(path) as file:
+        offset = file.getinfo("0.npy").header_offset
+    content = bytearray(path.read_bytes())
+    content[offset + 2000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="Bad CRC-32"):
+        td_core.load(path)
+
+
+@pytest.mark.parametrize("selection", ["none", "-example-codec"])
+def test_without_the_plugin_the_file_says_what_is_missing(selection: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    TensorDict({"x": masked_array()}, batch_size=[3]).save(path, format="npz")
+    code = f"""
+import td_core, td_example_codec
+from pathlib import Path
+try:
+    td_core.load({str(path)!r})
+except td_core.MissingPluginError as error:
+    print(error)
+try:
+    td_example_codec.NpzSerializer().load(Path({str(path)!r}))
+except td_core.MissingPluginError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TD_PLUGINS": selection, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, second = done.stdout.splitlines()
+    assert first.startswith(("the format 'memmap' is provided by", "no registered format recognises"))
+    assert second == (
+        "node 1, of the kind 'td_example_codec.Masked', was written by 'td-example-codec' 0.1.0, "
+        "which is installed but not active: TD_PLUGINS leaves it out"
+    )
+
+
+def test_a_value_that_nothing_can_store_is_named() -> None:
+    with pytest.raises((MissingPluginError, CodecError)):
+        td_core.split_value({"x": object()})
+
+
+def test_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    assert len(text.splitlines()) <= 40
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert capsys.readouterr().out == re.findall(r"# (.*)", code)[0] + "\n"

@@ -1,0 +1,255 @@
+"""Every check of the project. ``nox`` runs them all on a machine that has only Python and pip.
+
+torch is large, so one *base* environment holds it together with the test tools. The environment of a session
+is an almost empty one that sees the base through a ``.pth`` file and has the project's built wheels.
+``nox --no-venv`` takes the running interpreter as the base and needs no network.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "venv"
+nox.options.sessions = ["lint", "typecheck", "build", "third_party", "interop", "tests"]
+
+ROOT = Path(__file__).parent
+CORE = "td-core"
+SIBLINGS = ("td-memmap", "td-tensorclass", "td-distributed")
+META = "td-all"
+EVERYTHING = (CORE, *SIBLINGS, META)
+MODULES = {name: "td" if name == META else name.replace("-", "_") for name in EVERYTHING}
+
+COMBINATIONS = {
+    "+".join(name.removeprefix("td-") for name in (CORE, *chosen)): (CORE, *chosen)
+    for size in range(len(SIBLINGS) + 1)
+    for chosen in itertools.combinations(SIBLINGS, size)
+}
+COMBINATIONS["all"] = EVERYTHING
+FULL = (CORE, *SIBLINGS)
+MATRIX = [
+    nox.param(packages, device, id=f"{name}-{device}")
+    for device in ("cpu", "cuda")
+    for name, packages in COMBINATIONS.items()
+]
+
+BASE = (
+    "torch", "numpy", "pluggy", "pytest", "pytest-xdist", "hypothesis", "tqdm", "xxhash", "hatchling", "pip>=22.3",
+)  # fmt: skip
+WORKERS = 2
+REFERENCE = "tensordict==0.15.3"
+BARE = ("--without-pip",)  # the pip of the base installs into every other environment
+INTERPRETER = Path("Scripts" if os.name == "nt" else "bin") / "python"
+
+
+@functools.cache
+def base(cache: Path, current: bool) -> str:
+    """Return the interpreter whose site-packages every session shares, installing them at most once."""
+    if current:
+        return sys.executable
+    home = cache / "base"
+    python, stamp = home / INTERPRETER, home / "installed.txt"
+    wanted = "\n".join([sys.version, *BASE, (ROOT / "constraints.txt").read_text()])
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(home, ignore_errors=True)
+        call(sys.executable, "-m", "venv", home)
+        call(python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", *BASE)
+        stamp.write_text(wanted)
+    return str(python)
+
+
+@functools.cache
+def wheels(python: str, cache: Path) -> dict[str, Path]:
+    """Build every package once; without a build tool take what ``nox -s build`` left in ``dist``."""
+    into = cache / "wheels"
+    if not can(python, "import hatchling"):
+        into = ROOT / "dist"
+    else:
+        shutil.rmtree(into, ignore_errors=True)
+        for name in EVERYTHING:
+            call(python, "-m", "hatchling", "build", "-t", "wheel", "-d", into, cwd=ROOT / "packages" / name)
+    return {name: one(into, f"{name.replace('-', '_')}-*.whl") for name in EVERYTHING}
+
+
+@functools.cache
+def can(python: str, code: str) -> bool:
+    """Return whether an interpreter runs a line of code without an error."""
+    return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def call(*command: object, cwd: Path = ROOT) -> None:
+    """Run what belongs to no session, because several share its result."""
+    print("+", *command, flush=True)
+    subprocess.run([str(part) for part in command], cwd=cwd, check=True)
+
+
+def one(folder: Path, pattern: str) -> Path:
+    """Return the only file of a folder that fits a pattern."""
+    found = sorted(folder.glob(pattern))
+    if len(found) != 1:
+        raise FileNotFoundError(f"expected one {pattern} in {folder} (`nox -s build` makes them): {found}")
+    return found[0]
+
+
+class Environment:
+    """The environment of one session: the base, the wheels of ``packages``, and ``extra`` requirements."""
+
+    def __init__(
+        self, session: nox.Session, packages: tuple[str, ...] = (), extra: tuple[str, ...] = ()
+    ) -> None:
+        self.session = session
+        cache, current = Path(session.cache_dir).resolve(), session.venv_backend == "none"
+        self.base = base(cache, current)
+        if current:
+            home = Path(session.create_tmp()).resolve() / "venv"
+            call(sys.executable, "-m", "venv", "--clear", *BARE, home)
+        else:
+            home = Path(session.virtualenv.location).resolve()
+        self.python = str(home / INTERPRETER)
+        shared = self.ask(
+            self.base, "import sys; print(*(p for p in sys.path if p.endswith('-packages')), sep='\\n')"
+        )
+        own = self.ask(self.python, "import sysconfig; print(sysconfig.get_path('purelib'))")
+        (Path(own) / "base.pth").write_text(shared + "\n")
+        if packages:
+            built = wheels(self.base, cache)
+            self.install("--no-deps", "--no-index", *(str(built[name]) for name in packages))
+        if extra:
+            self.install("-c", "constraints.txt", *extra)
+
+    def ask(self, python: str, code: str) -> str:
+        """Return what a line of Python prints."""
+        return str(self.session.run(python, "-c", code, silent=True, log=False, external=True)).strip()
+
+    def install(self, *arguments: str) -> None:
+        """Install into this environment with the pip of the base."""
+        self.session.run(
+            self.base, "-m", "pip", "--python", self.python, "install", "-q", "--disable-pip-version-check",
+            *arguments, external=True,
+        )  # fmt: skip
+
+    def run(self, *arguments: object, **variables: str) -> None:
+        """Run Python in this environment, out of reach of what the caller's shell has set."""
+        env = {"PYTHONPATH": None, "TD_PLUGINS": None, "OMP_NUM_THREADS": "1", **variables}
+        self.session.run(self.python, *(str(part) for part in arguments), env=env, external=True)
+
+    def pytest(self, *arguments: object, **variables: str) -> None:
+        """Run pytest in this environment."""
+        self.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, **variables)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting."""
+    session.install("-q", "-c", "constraints.txt", "ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(venv_params=BARE)
+@nox.parametrize("checker", ["mypy", "pyright"], ids=["mypy", "pyright"])
+def typecheck(session: nox.Session, checker: str) -> None:
+    """Check the packages with mypy --strict, and code such as users write with pyright."""
+    if checker == "mypy":
+        Environment(session, extra=("mypy",)).run("-m", "mypy")
+        return
+    environment = Environment(session, EVERYTHING, extra=("pyright",))
+    # The distribution is a launcher: the checker itself comes from the npm registry at the first start.
+    probe = subprocess.run(
+        [environment.python, "-m", "pyright", "--version"], capture_output=True, check=False
+    )
+    if probe.returncode:
+        session.skip(f"pyright cannot start here: {probe.stderr.decode().strip()[-300:]}")
+    environment.run("-m", "pyright", "--pythonpath", environment.python)
+
+
+@nox.session(venv_params=BARE)
+def build(session: nox.Session) -> None:
+    """Build each sdist, and from it the wheel, into ``dist``; check what is inside."""
+    environment = Environment(session, extra=("build",))
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    for name in EVERYTHING:
+        environment.run("-m", "build", "--no-isolation", "--outdir", "dist", f"packages/{name}")
+        stem = name.replace("-", "_")
+        with tarfile.open(one(ROOT / "dist", f"{stem}-*.tar.gz")) as archive:
+            sources = {Path(*Path(entry).parts[1:]).as_posix() for entry in archive.getnames()}
+        with zipfile.ZipFile(one(ROOT / "dist", f"{stem}-*-py3-none-any.whl")) as archive:
+            files = archive.namelist()
+        typed = f"{MODULES[name]}/py.typed"
+        missing = {f"src/{typed}", "README.md", "LICENSE", "PKG-INFO"} - sources
+        if typed not in files or missing:
+            session.error(f"{name}: the wheel or sdist is incomplete: {missing or typed}")
+        strangers = [f for f in files if not f.startswith((f"{MODULES[name]}/", f"{stem}-"))]
+        if strangers:
+            session.error(f"{name}: the wheel holds files of nobody: {strangers}")
+
+
+@nox.session(venv_params=BARE)
+def third_party(session: nox.Session) -> None:
+    """Install the example plugin beside td-core alone and run its tests."""
+    environment = Environment(session, (CORE,))
+    environment.install("--no-build-isolation", "./examples/td-example-codec")
+    environment.pytest("examples/td-example-codec/tests", TD_EXPECT_PLUGINS=CORE)
+
+
+@nox.session(venv_params=BARE)
+def interop(session: nox.Session) -> None:
+    """Exchange files with the reference implementation, installed beside the packages."""
+    environment = Environment(session, EVERYTHING, extra=(REFERENCE,))
+    environment.pytest("tests/interop", *session.posargs)
+
+
+@nox.session(venv_params=BARE)
+@nox.parametrize("packages, device", MATRIX)
+def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
+    """Test one combination of packages on one device; the slow tests only where all the siblings are."""
+    python = base(Path(session.cache_dir).resolve(), session.venv_backend == "none")
+    if device == "cuda" and not can(python, "import torch; assert torch.cuda.is_available()"):
+        session.skip("torch finds no CUDA device on this machine")
+    environment = Environment(session, packages)
+    variables = {"TD_EXPECT_PLUGINS": ",".join(packages), "TD_TEST_DEVICE": device}
+    chosen = [] if packages == FULL else ["-m", "not slow"]
+    folders = [f"packages/{name}/tests" for name in packages]
+    if can(python, "import xdist"):
+        chosen += ["-n", str(WORKERS)]
+        variables["PYTHONHASHSEED"] = "0"  # the workers must agree on the order of tests
+    environment.pytest(*chosen, *folders, "tests", *session.posargs, **variables)
+    if packages == EVERYTHING:
+        environment.pytest("--doctest-modules", "--pyargs", *MODULES.values(), **variables)
+
+
+@nox.session(venv_params=BARE)
+def demo(session: nox.Session) -> None:
+    """Take handwritten digits through the whole life of a collection."""
+    environment = Environment(session, EVERYTHING, extra=("scikit-learn", "matplotlib", "tqdm"))
+    environment.run("examples/digits_demo.py", *session.posargs)
+
+
+@nox.session(venv_params=BARE)
+def docs(session: nox.Session) -> None:
+    """Execute every example of the documentation, then build it; a warning is an error."""
+    environment = Environment(session, EVERYTHING, extra=("mkdocs-material", "mkdocstrings[python]"))
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
+    environment.pytest("--doctest-glob=*.md", *pages)
+    environment.pytest("--doctest-modules", "--pyargs", *MODULES.values())
+    site = Path(session.create_tmp()).resolve() / "site"
+    environment.run("-m", "mkdocs", "build", "--strict", "--site-dir", site, NO_MKDOCS_2_WARNING="1")
+
+
+@nox.session(venv_params=BARE)
+def bench(session: nox.Session) -> None:
+    """Measure, beside the reference implementation; nothing here passes or fails by time."""
+    environment = Environment(session, EVERYTHING, extra=(REFERENCE,))
+    for script in sorted(ROOT.glob("benchmarks/bench_*.py")):
+        environment.run(script)
+    environment.run("benchmarks/ops.py", *session.posargs)

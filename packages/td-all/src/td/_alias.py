@@ -1,0 +1,179 @@
+"""The alias: ``import tensordict`` gives what td has, under the module names of the reference implementation.
+
+The modules stand in ``sys.modules`` and look names up in ``td`` when they are asked. A finder behind them answers for
+what is not there, so that the import of a name that td lacks says that it is td which lacks it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import td
+
+from . import _foreign_pickles
+
+__all__ = ["install_as_tensordict"]
+
+ROOT = "tensordict"
+
+#: The release whose interface and files the packages follow; programs ask for it to choose what they call.
+RELEASE = "0.15.3"
+
+_DENSE = ("TensorDict", "TensorDictBase", "TensorCollection", "LazyStackedTensorDict")
+_KEYS = ("KEY_SEPARATOR", "NestedKey", "unravel_key", "unravel_key_list", "unravel_key_to_tuple")
+_FUNCTIONAL = (
+    "collate", "dense_stack_tds", "group_by", "make_tensordict", "merge_tensordicts", "pad", "pad_sequence",
+    "unpad_sequence",
+)  # fmt: skip
+
+#: By module, the names of td that it shows.
+NAMES: dict[str, tuple[str, ...]] = {
+    "_lazy": ("LazyStackedTensorDict",),
+    "_nestedkey": ("NestedKey",),
+    "_pytree": (),
+    "_reductions": (),
+    "_td": ("TensorDict", "LazyStackedTensorDict", "cat", "lazy_stack", "stack", "is_tensor_collection"),
+    "_unbatched": (),
+    "base": (
+        *_DENSE, "NO_DEFAULT", "default_is_leaf", "from_any", "from_dict", "from_namedtuple", "from_struct_array",
+        "from_tuple", "get_defaults_to_none", "is_tensor_collection", "set_get_defaults_to_none",
+    ),
+    "functional": _FUNCTIONAL,
+    "memmap": ("MemoryMappedTensor",),
+    "nn": ("TensorDictParams", "make_tensordict"),
+    "nn.params": ("Buffer", "TensorDictParams"),
+    "persistent": (),
+    "prototype": (),
+    "store": (),
+    "tensorclass": (
+        "MetaData", "NonTensorData", "NonTensorDataBase", "NonTensorStack", "TensorAttrs", "TensorClass",
+        "from_dataclass", "is_non_tensor", "tensorclass",
+    ),
+    "tensordict": (*_DENSE, *_FUNCTIONAL, *_KEYS, "is_tensor_collection"),
+    "typedtensordict": ("TypedTensorDict",),
+    "utils": (
+        *_KEYS, "Buffer", "DeviceType", "IndexType", "LinkedList", "TensorDictFuture", "assert_allclose_td",
+        "assert_close", "capture_non_tensor_stack", "expand_as_right", "expand_right", "get_printoptions", "is_bool",
+        "is_floating", "is_inexact", "is_integer", "is_non_tensor", "is_tensorclass", "isin", "lazy_legacy",
+        "list_to_stack", "parse_tensor_dict_string", "print_directory_tree", "remove_duplicates",
+        "set_capture_non_tensor_stack", "set_lazy_legacy", "set_list_to_stack", "set_printoptions",
+    ),
+}  # fmt: skip
+
+#: Names that td has elsewhere, or that only pickles ask for: module and name, and where it is here.
+ELSEWHERE = {
+    ("_reductions", "_make_td"): ("td._foreign_pickles", "make"),
+    ("_reductions", "_rebuild_tensordict_files_consolidated"): ("td._foreign_pickles", "make_consolidated"),
+    ("_unbatched", "UnbatchedTensor"): ("td._foreign_pickles", "make_unbatched"),
+    ("tensorclass", "_reconstruct_typed_metadata"): ("td._foreign_pickles", "make_metadata"),
+    ("utils", "DeviceType"): ("td_core.typing", "DeviceType"),
+    ("utils", "IndexType"): ("typing", "Any"),
+    ("utils", "_LockedSchema"): ("td._foreign_pickles", "LockedSchema"),
+    ("utils", "_StringOnlyDict"): ("builtins", "dict"),
+}
+
+
+class Alias(ModuleType):
+    """A module of the alias."""
+
+    def __init__(self, name: str, home: str, names: Sequence[str]) -> None:
+        super().__init__(name, f"Names of td under {name}, see td.install_as_tensordict.")
+        self.__spec__ = ModuleSpec(name, None, origin="td", is_package=True)
+        self.__path__: list[str] = []
+        self.__package__ = name
+        self.__all__ = list(names)
+        self._home = home
+
+    def __getattr__(self, name: str) -> Any:
+        if (self._home, name) in ELSEWHERE:
+            module, there = ELSEWHERE[self._home, name]
+            value = getattr(import_module(module), there)
+        elif name in self.__all__:
+            value = getattr(td, name)
+        else:
+            raise AttributeError(_absent(self.__name__, name))
+        self.__dict__[name] = value
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__, *self.__all__})
+
+
+class Absences:
+    """The finder that the import system asks for what the alias lacks, with ``from tensordict import ...`` too."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Raise ImportError for every name below the alias; leave other names to other finders."""
+        parent, _, last = name.rpartition(".")
+        if isinstance(sys.modules.get(parent), Alias):
+            raise ImportError(_absent(parent, last))
+
+
+def _absent(module: str, name: str) -> str:
+    return (
+        f"{module}.{name} is not provided by td, which stands in for {ROOT} here (td.install_as_tensordict()); "
+        f"it has the names in dir({module}), and programs that need this one run with {ROOT} itself"
+    )
+
+
+def install_as_tensordict() -> None:
+    r"""Let ``import tensordict`` and the imports of its documented submodules give td, in this process.
+
+    Programs written for the reference implementation then run unchanged, and pickles that name its import paths load,
+    with ``torch.load(weights_only=True)`` where they hold no class of a user. Call it before anything imports
+    ``tensordict``; calling it again changes nothing. ``tensordict.__version__`` is that of the release whose
+    interface td follows.
+
+    Raises:
+        ImportError: the reference implementation is imported already.
+
+    >>> import subprocess, sys
+    >>> program = "import td; td.install_as_tensordict(); from tensordict import TensorDict; print(TensorDict(a=1))"
+    >>> subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    'TensorDict(batch_size=[], fields={a: i64[]})\n'
+    """
+    present = sys.modules.get(ROOT)
+    if isinstance(present, Alias):
+        return
+    if present is not None:
+        place = getattr(present, "__file__", None) or "an unknown place"
+        raise ImportError(
+            f"td cannot stand in for {ROOT}: the module {ROOT} is imported already, from {place}; "
+            "call td.install_as_tensordict() before anything imports it"
+        )
+    root = Alias(ROOT, "", [*(name for name in td.__all__ if name != "install_as_tensordict")])
+    root.__dict__["__version__"] = RELEASE
+    modules = {ROOT: root}
+    for home, names in NAMES.items():
+        modules[f"{ROOT}.{home}"] = module = Alias(f"{ROOT}.{home}", home, names)
+        parent, _, last = module.__name__.rpartition(".")
+        # memmap and tensorclass are also functions, and a function is what the attribute gives.
+        if last not in modules[parent].__all__:
+            modules[parent].__dict__[last] = module
+    sys.modules.update(modules)
+    sys.meta_path.insert(0, Absences())
+    _foreign_pickles.accept()
+    torch.serialization.add_safe_globals(
+        [(getattr(modules[f"{ROOT}.{home}"], name), f"{ROOT}.{home}.{name}") for home, name in _SAFE]
+    )
+
+
+_SAFE = (
+    ("_reductions", "_make_td"),
+    ("_reductions", "_rebuild_tensordict_files_consolidated"),
+    ("_td", "TensorDict"),
+    ("_lazy", "LazyStackedTensorDict"),
+    ("_unbatched", "UnbatchedTensor"),
+    ("tensorclass", "NonTensorData"),
+    ("tensorclass", "MetaData"),
+    ("tensorclass", "NonTensorStack"),
+    ("utils", "_LockedSchema"),
+    ("utils", "_StringOnlyDict"),
+)

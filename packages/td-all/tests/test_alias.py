@@ -1,0 +1,217 @@
+"""The alias: programs and pickles that name tensordict get td. Each test runs in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FIXTURES = Path(__file__).parent / "fixtures"
+SUBMODULES = (
+    "nn", "tensorclass", "memmap", "utils", "base", "functional", "prototype", "persistent", "_td", "_lazy",
+    "_reductions", "tensordict", "nn.params", "typedtensordict",
+)  # fmt: skip
+ALIAS = "import td; td.install_as_tensordict()\n"
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+def output(code: str, cwd: Path) -> list[str]:
+    """Return the lines that a program prints, with the alias installed."""
+    done = run("-c", ALIAS + code, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def error(code: str, cwd: Path) -> str:
+    """Return the last line of the traceback of a program."""
+    done = run("-c", code, cwd=cwd)
+    assert done.returncode == 1, done.stdout
+    return done.stderr.splitlines()[-1]
+
+
+def test_every_name_is_that_of_td(tmp_path):
+    code = f"""
+from importlib import import_module
+import tensordict
+assert tensordict.__version__ == "0.15.3"
+for name in tensordict.__all__:
+    assert name == "__version__" or getattr(tensordict, name) is getattr(td, name), name
+for home in {SUBMODULES!r}:
+    module = import_module("tensordict." + home)
+    assert module.__name__ == "tensordict." + home
+    for name in module.__all__:
+        assert getattr(module, name, None) is not None, (home, name)
+        assert getattr(module, name) is getattr(td, name, getattr(module, name)), (home, name)
+print("done")
+"""
+    assert output(code, tmp_path) == ["done"]
+
+
+def test_a_name_that_is_a_function_and_a_module_stays_both(tmp_path):
+    code = """
+import tensordict.memmap, tensordict.tensorclass
+from tensordict.memmap import MemoryMappedTensor
+from tensordict.tensorclass import NonTensorData
+assert tensordict.memmap is td.memmap and tensordict.tensorclass is td.tensorclass
+import tensordict.utils as utils
+from tensordict import *
+from tensordict.functional import *
+print(utils.is_tensorclass is td.is_tensorclass, pad is td.pad, TensorDict is td.TensorDict)
+"""
+    assert output(code, tmp_path) == ["True True True"]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("from tensordict.nn import TensorDictModule", "tensordict.nn.TensorDictModule"),
+        ("from tensordict import PersistentTensorDict", "tensordict.PersistentTensorDict"),
+        ("import tensordict.nn.distributions", "tensordict.nn.distributions"),
+    ],
+)
+def test_an_import_of_what_is_not_there_says_so(line, name, tmp_path):
+    assert error(ALIAS + line, tmp_path) == (
+        f"ImportError: {name} is not provided by td, which stands in for tensordict here "
+        f"(td.install_as_tensordict()); it has the names in dir({name.rpartition('.')[0]}), and programs that need "
+        "this one run with tensordict itself"
+    )
+
+
+def test_asking_for_an_attribute_that_is_not_there_is_no_import_error(tmp_path):
+    assert output("import tensordict; print(hasattr(tensordict, 'nope'))", tmp_path) == ["False"]
+
+
+def test_it_is_refused_once_another_one_is_imported(tmp_path):
+    (tmp_path / "tensordict.py").write_text("")
+    assert error("import tensordict\n" + ALIAS, tmp_path) == (
+        "ImportError: td cannot stand in for tensordict: the module tensordict is imported already, from "
+        f"{tmp_path / 'tensordict.py'}; call td.install_as_tensordict() before anything imports it"
+    )
+
+
+def test_installing_it_twice_changes_nothing(tmp_path):
+    code = "import tensordict; td.install_as_tensordict(); import tensordict as t; print(t is tensordict)"
+    assert output(code, tmp_path) == ["True"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("tensordict", ["['a', 's', 'n'] [3] ['t'] cpu", "[0.0, 1.0, 2.0]", "abc", "[3, 2]"]),
+        ("consolidated", ["['s', 'a', 'n'] [3] [None] None", "[0.0, 1.0, 2.0]", "abc", "[3]", "True"]),
+    ],
+)
+def test_a_file_of_torch_save_loads_with_weights_only(name, shown, tmp_path):
+    code = f"""
+import torch
+x = torch.load({str(FIXTURES / name)!r} + ".pt", weights_only=True)
+print(list(x.keys()), list(x.batch_size), x.names, x.device)
+print(x["a"].tolist())
+print(x["s"])
+print(list(x["n", "b"].shape))
+if {name == "consolidated"}: print(x["a"].untyped_storage().data_ptr() == x["n", "b"].untyped_storage().data_ptr())
+"""
+    assert output(code, tmp_path) == shown
+
+
+def test_other_kinds_in_files_of_torch_save_load(tmp_path):
+    (tmp_path / "fixture_classes.py").write_text(
+        "import torch\nfrom typing import Any\nfrom tensordict import tensorclass\n\n"
+        "@tensorclass\nclass Point:\n    x: torch.Tensor\n    y: Any = None\n    tag: str = 'none'\n"
+    )
+    code = f"""
+import sys, torch
+sys.path.insert(0, "")
+values, point, unbatched = (
+    torch.load({str(FIXTURES)!r} + "/" + name + ".pt", weights_only=False)
+    for name in ("non_tensor_stack", "tensorclass", "unbatched")
+)
+print(values["s"], type(values.get("s")).__name__, list(values.batch_size))
+print(point.x.tolist(), point.y, point.tag, list(point.batch_size), type(point).__module__)
+print(unbatched["u"].shape, unbatched[0]["u"].shape, unbatched[0]["a"].shape)
+"""
+    lines = output(code, tmp_path)
+    assert lines[1] == "[0.0, 1.0, 2.0] None w [3] fixture_classes"
+    assert lines[2] == "torch.Size([2]) torch.Size([2]) torch.Size([])"
+    assert "'a', 'b'" in lines[0]
+    assert lines[0].endswith("[2]")
+
+
+def test_plain_pickles_load(tmp_path):
+    code = f"""
+import pickle
+from pathlib import Path
+x = {{k: pickle.loads(v) for k, v in pickle.loads(Path({str(FIXTURES / "plain.pickle")!r}).read_bytes()).items()}}
+d = x["dense"]
+print(d["a"].tolist(), d["n", "b"].shape, d["s"], d.names, d.is_locked)
+print(x["stack"].stack_dim, [t["a"].numel() for t in x["stack"].tensordicts])
+print(x["values"].tolist(), x["value"].data, x["value"].batch_size)
+print(x["metadata"].data, isinstance(x["metadata"], td.MetaData[str]))
+print([name for name, _ in x["params"].named_parameters()], x["params"]["a"].tolist())
+"""
+    assert output(code, tmp_path) == [
+        "[0, 1, 2] torch.Size([3, 2]) abc ['t'] True",
+        "0 [2, 3]",
+        "['a', 'b'] abc torch.Size([3])",
+        "abc True",
+        "['a'] [1.0, 1.0]",
+    ]
+
+
+PROGRAM = """
+import multiprocessing
+import sys
+import torch
+from tensordict import TensorDict
+
+def child(queue):
+    queue.put(TensorDict({"a": torch.ones(2)}, [2])["a"].tolist())
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    print(sys.argv[1:], TensorDict.__module__.partition(".")[0], queue.get())
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("words", [["program.py"], ["-m", "program"]], ids=["script", "module"])
+def test_a_program_runs_unchanged_and_so_do_its_children(words, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = run("-m", "td", "run", *words, "--flag", "x", cwd=tmp_path)
+    assert done.stdout == "['--flag', 'x'] td_core [1.0, 1.0]\n", done.stderr
+
+
+def test_run_without_a_program_says_what_it_needs(tmp_path):
+    done = run("-m", "td", "run", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "python -m td run: needs a script or -m and a module, then their arguments\n"
+
+
+def test_the_report_names_versions_plugins_and_devices(tmp_path):
+    import torch
+
+    done = run("-m", "td", cwd=tmp_path)
+    rows = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+    rows = {name: value.strip() for name, value in rows.items()}
+    assert rows["torch"] == torch.__version__
+    assert rows["td-core"] == rows["td-all"]
+    assert {
+        "Python",
+        "CUDA",
+        "system",
+        "plugin memmap",
+        "plugin tensorclass",
+        "plugin distributed",
+    } <= rows.keys()
+    assert rows["plugin memmap"].endswith("active")

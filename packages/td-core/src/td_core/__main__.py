@@ -1,0 +1,37 @@
+"""``python -m td_core plugins``: print what is registered."""
+
+from __future__ import annotations
+
+import argparse
+
+from .plugins.manager import plugins
+
+
+def main() -> None:
+    """Print one line for each installed plugin: id, distribution, version, state, hooks, import time."""
+    parser = argparse.ArgumentParser(prog="python -m td_core")
+    parser.add_subparsers(dest="command", required=True).add_parser(
+        "plugins", help="print the installed plugins"
+    )
+    parser.parse_args()
+    rows = [("id", "distribution", "version", "state", "hooks", "import")]
+    for each in plugins():
+        state = f"{each.state}: {each.reason}" if each.reason else each.state
+        seconds = f"{each.seconds * 1000:.1f} ms"
+        rows.append(
+            (
+                each.id,
+                each.distribution or "-",
+                each.version or "-",
+                state,
+                ", ".join(each.hooks) or "-",
+                seconds,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+if __name__ == "__main__":
+    main()

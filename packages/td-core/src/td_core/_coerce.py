@@ -1,0 +1,240 @@
+"""Coercion: what happens to a value that is neither a tensor nor a collection when it is set.
+
+Core turns numbers, arrays and sequences of numbers into tensors and mappings into collections. Everything else is up to
+the coercers that plugins register, by type; an entry for ``object`` is tried last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._collection import Child, Core, lead_of, show_path
+from ._missing import missing_package
+from ._nodes import dense
+from .errors import BatchSizeError, MissingPluginError, PluginError, StructureError
+
+
+@dataclass(frozen=True, slots=True)
+class Coercer:
+    """Types, and a function that turns a value of one of them into a leaf or a collection.
+
+    ``convert(value, batch_size, device)`` gets the batch size and device of the collection that the value enters;
+    what it returns is checked like any other entry.
+
+    >>> Coercer((frozenset,), lambda value, batch_size, device: torch.tensor(sorted(value))).types
+    (<class 'frozenset'>,)
+    """
+
+    types: tuple[type, ...]
+    convert: Callable[[Any, torch.Size, torch.device | None], Child]
+
+
+#: Classes of tensors that a coercer takes: they enter collections as nodes, not as leaves.
+WRAPPED: set[type] = set()
+
+
+class Coercers:
+    """The registered coercers, by type."""
+
+    def __init__(self) -> None:
+        self._by_type: dict[type, Coercer] = {}
+
+    def add(self, coercer: Coercer) -> None:
+        """Register a coercer; a type has one at most."""
+        for kind in coercer.types:
+            if kind in self._by_type:
+                raise PluginError(
+                    f"values of {kind!r} already have a coercer, {self._by_type[kind].convert!r}"
+                )
+        for kind in coercer.types:
+            self._by_type[kind] = coercer
+            if issubclass(kind, Tensor):
+                WRAPPED.add(kind)
+
+    def remove(self, coercer: Coercer) -> None:
+        """Forget a coercer."""
+        for kind in coercer.types:
+            if self._by_type.get(kind) is coercer:
+                del self._by_type[kind]
+                WRAPPED.discard(kind)
+
+    def find(self, cls: type) -> Coercer | None:
+        """Return the coercer of the closest base of ``cls``; one for ``object`` fits everything."""
+        exact = self._by_type.get(cls)
+        if exact is not None or cls in _BUILTIN:
+            # torch.compile cannot walk the bases of a builtin, which has no other than object.
+            return exact or self._by_type.get(object)
+        for base in cls.__mro__:
+            coercer = self._by_type.get(base)
+            if coercer is not None:
+                return coercer
+        return None
+
+    def find_exact(self, cls: type) -> Coercer | None:
+        """Return the coercer of a base of ``cls`` other than ``object``."""
+        coercer = self.find(cls)
+        return None if coercer is None or coercer is self._by_type.get(object) else coercer
+
+
+_BUILTIN = frozenset({int, float, complex, str, bytes, list, tuple, dict, set, frozenset, type(None)})
+
+COERCERS = Coercers()
+
+NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
+
+def coerce(
+    value: Any,
+    batch_size: torch.Size,
+    device: torch.device | None,
+    path: tuple[str, ...],
+    *,
+    non_blocking: bool = False,
+) -> Child:
+    """Return ``value`` as an entry of a collection with this batch size and device.
+
+    Args:
+        value: a tensor, a collection, a mapping, a number, an array, a sequence, or any object a coercer takes.
+        batch_size: the leading dims that the entry must have.
+        device: where the entry is moved; None leaves it where it is.
+        path: the key path, for messages.
+        non_blocking: as in :meth:`torch.Tensor.to`, where the entry changes device.
+
+    Raises:
+        BatchSizeError: the leading dims do not match.
+        MissingPluginError: no coercer takes the value.
+    """
+    if isinstance(value, Tensor) and type(value) not in WRAPPED:
+        entry = value
+    elif isinstance(value, Core):
+        return _coerce_collection(value, batch_size, device, path, non_blocking)
+    else:
+        converted = _convert(value, batch_size, device, path)
+        if isinstance(converted, Core):
+            return _coerce_collection(converted, batch_size, device, path, non_blocking)
+        entry = converted
+    if batch_size and lead_of(entry, len(batch_size)) != batch_size:
+        hint = "" if isinstance(value, Tensor) else "; a number has no dims, so expand it first"
+        raise BatchSizeError(
+            f"{show_path(path)} has shape {list(entry.shape)}, which does not start with the batch size "
+            f"{list(batch_size)}{hint if entry.ndim == 0 else ''}"
+        )
+    if device is not None and entry.device != device:
+        return entry.to(device, non_blocking=non_blocking)
+    return entry
+
+
+def _coerce_collection(
+    value: Core,
+    batch_size: torch.Size,
+    device: torch.device | None,
+    path: tuple[str, ...],
+    non_blocking: bool,
+) -> Core:
+    try:
+        fitted = value._fit(batch_size)
+    except BatchSizeError as error:
+        raise BatchSizeError(f"{show_path(path)}: {error}") from None
+    if device is not None and fitted.device != device:
+        return fitted._move(device, non_blocking)  # type: ignore[no-any-return]
+    return fitted
+
+
+def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...]) -> Child:
+    coercer = COERCERS.find_exact(type(value))
+    if coercer is not None:
+        return coercer.convert(value, batch_size, device)
+    if isinstance(value, Mapping):
+        return nest(value, batch_size, device, path)
+    if isinstance(value, NUMBERS):
+        return torch.as_tensor(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return torch.as_tensor(value)
+    if isinstance(value, (list, tuple)):
+        tensor = _sequence(value)
+        if tensor is not None:
+            return tensor
+    coercer = COERCERS.find(type(value))
+    if coercer is not None:
+        return coercer.convert(value, batch_size, device)
+    raise MissingPluginError(
+        f"{show_path(path)}: a value of type {type(value).__name__} is non-tensor data, provided by "
+        + missing_package("td-tensorclass")
+    )
+
+
+def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
+    if value and all(isinstance(item, Tensor) for item in value):
+        return torch.stack(list(value)) if len({item.shape for item in value}) == 1 else None
+    if value and isinstance(value[0], (str, bytes, dict, type(None))):
+        # No array of numbers starts like this, and torch.compile cannot trace numpy's answer.
+        return None
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return None
+    if array.dtype.kind not in "biufc":
+        return None
+    # torch, not numpy, decides the dtype of Python floats.
+    return (
+        torch.tensor(value)
+        if not any(isinstance(item, (Tensor, np.ndarray)) for item in value)
+        else torch.as_tensor(array)
+    )
+
+
+def nest(
+    source: Mapping[Any, Any], batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...] = ()
+) -> Any:
+    """Return a nested mapping as the canonical collection, every level with this batch size and device."""
+    entries: dict[str, Child] = {}
+    root = dense(entries, batch_size, device)
+    todo: list[tuple[Mapping[Any, Any], Any, dict[str, Child], tuple[str, ...]]] = [
+        (source, root, entries, path)
+    ]
+    seen: set[int] = set()
+    ndim = len(batch_size)
+    fitting: torch.Size | None = None
+    while todo:
+        mapping, node, entries, at = todo.pop()
+        if id(mapping) in seen and _contains_itself(mapping):
+            raise StructureError(f"{show_path(at)} holds a mapping that contains itself")
+        seen.add(id(mapping))
+        for key, value in mapping.items():
+            if type(key) is not str:
+                node._set_path(key, value, at)
+            elif (
+                isinstance(value, Tensor)
+                and type(value) not in WRAPPED
+                and device is None
+                and not value.is_nested
+                and (value.shape == fitting or value.shape[:ndim] == batch_size)
+            ):
+                entries[key] = value
+                fitting = value.shape
+            elif type(value) is dict:
+                below: dict[str, Child] = {}
+                entries[key] = child = dense(below, batch_size, device)
+                todo.append((value, child, below, (*at, key)))
+            else:
+                node._set_path(key, value, at)
+    return root
+
+
+def _contains_itself(mapping: Mapping[Any, Any]) -> bool:
+    todo = [value for value in mapping.values() if isinstance(value, Mapping)]
+    visited: set[int] = set()
+    while todo:
+        inner = todo.pop()
+        if inner is mapping:
+            return True
+        if id(inner) not in visited:
+            visited.add(id(inner))
+            todo.extend(value for value in inner.values() if isinstance(value, Mapping))
+    return False

@@ -1,0 +1,422 @@
+"""The small required core of every collection, and the primitives derived from it.
+
+A *kind* (dense, lazy stack, parameters, a tensorclass, one of a plugin) provides the abstract members of :class:`Core`;
+the primitives below are written once on top of them, and a kind overrides one only to be faster or lazier. The public
+behaviour lives in mixins that see only these members.
+
+Leaves are visited in one order, the same for ``_collect``, ``_collect_like`` and ``_rebuild`` of a kind.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from ._keys import closest
+from ._names import Names, move_names
+from .errors import BatchSizeError, KeyMismatchError, KeyPathError, StructureError
+from .typing import NO_DEFAULT, NoDefault
+
+Child = Any  # Tensor | Core: spelled Any because most callers know which of the two they hold
+SelfT = TypeVar("SelfT", bound="Core")
+
+
+class Plan(Protocol):
+    """What a shape operation or an index does to each leaf, worked out once from the batch size.
+
+    The first ``n`` dims of every leaf, and of every sub-collection's batch size, become ``lead``.
+    """
+
+    @property
+    def leaf(self) -> Callable[[Any], Any]:
+        """Callable applied to each leaf (to the list of leaves when joining)."""
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """New leading dims (for an exploding plan: a tuple of them, one for each part, is in ``leads``)."""
+
+    @property
+    def n(self) -> int:
+        """How many leading dims are replaced."""
+
+    def dims(self) -> tuple[int | None, ...]:
+        """For each new leading dim, the old dim whose name it keeps."""
+
+    def member(self, stack_dim: int) -> tuple[Any, int] | None:
+        """Return the plan for the members of a lazy stack and its new stack dim; None: densify first."""
+
+
+class Core(ABC):
+    """What a kind of collection must provide, and what it gets for it."""
+
+    __slots__ = ()
+
+    #: True for kinds that hold a value and no entries: key iteration never descends into them.
+    _opaque: ClassVar[bool] = False
+
+    #: True for kinds whose declarations convert tensors too, see ``_declared``.
+    _declares: ClassVar[bool] = False
+
+    _locked: bool
+    _lock_parents: list[weakref.ref[Core]] | None
+    _attachments: dict[str, Any] | None
+    _undo: Callable[[Any], Any] | None
+    _names: Names | None
+
+    @property
+    @abstractmethod
+    def batch_size(self) -> torch.Size:
+        """Leading dims that all entries share."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device | None:
+        """Device of every entry, or None where entries keep their own."""
+
+    @abstractmethod
+    def _children(self) -> Mapping[str, Child]:
+        """Return the direct entries, in insertion order (a live mapping where the kind stores one)."""
+
+    @abstractmethod
+    def _with_children(
+        self: SelfT,
+        children: Mapping[str, Child],
+        *,
+        batch_size: torch.Size | None = None,
+        device: torch.device | NoDefault | None = NO_DEFAULT,
+        names: Names | NoDefault | None = NO_DEFAULT,
+    ) -> SelfT:
+        """Return a new, unlocked node of this kind around ``children``, unchecked; what is omitted stays."""
+
+    @abstractmethod
+    def _set_child(self, key: str, value: Child) -> None:
+        """Store a checked value under ``key``."""
+
+    def _set_children(self, values: Mapping[str, Child]) -> None:
+        """Store checked values under their keys."""
+        for key, value in values.items():
+            self._set_child(key, value)
+
+    @abstractmethod
+    def _del_child(self, key: str) -> None:
+        """Remove the entry ``key``; KeyError where it is missing."""
+
+    @abstractmethod
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        """Store a checked batch size."""
+
+    @abstractmethod
+    def _set_device(self, device: torch.device | None) -> None:
+        """Store the device label, without moving anything."""
+
+    def _get_child(self, key: str) -> Child:
+        """Return one direct entry; KeyError where it is missing."""
+        return self._children()[key]
+
+    def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
+        """Copy a checked value into the existing entry ``key``, in place."""
+        entry = self._children()[key]
+        if isinstance(entry, Tensor) or not entry._opaque:
+            entry.copy_(value, non_blocking=non_blocking)
+        else:
+            written = entry._written_at((), value)
+            if written is not entry:
+                self._set_child(key, written)
+
+    def _move(self, device: torch.device, non_blocking: bool) -> Any:
+        """Return this node with everything in it on a device; the casting mixin provides it."""
+        raise NotImplementedError
+
+    def _index(self, index: Any) -> Any:
+        """Return all entries at an index; the shape mixin provides it."""
+        raise NotImplementedError
+
+    def _unwrap(self) -> Any:
+        """Return what ``parent[key]`` shows for this entry: the node itself, or the value that it stands for."""
+        return self
+
+    def _inner(self) -> Core:
+        """Return the node that holds the state: itself, or the one it wraps."""
+        return self
+
+    def _written_at(self, index: Any, value: Any) -> Core:
+        """Write ``value`` at an index and return what the parent holds from now on: this node, or one in its place."""
+        self._assign(index, value)  # type: ignore[attr-defined]
+        return self
+
+    def _declared(self, key: str, value: Any) -> Any:
+        """Return a value as the declaration of ``key`` wants it, before it is coerced; here nothing is declared."""
+        return value
+
+    def _stand_in(self, key: str) -> Child:
+        """Return an entry of the class of ``self._get_child(key)``, for looking at keys only; KeyError if missing."""
+        return self._get_child(key)
+
+    def _nested(self) -> Iterator[Core]:
+        """Iterate over the collections directly below, without building entries."""
+        return (child for child in self._children().values() if not isinstance(child, Tensor))
+
+    def _stacked(self) -> tuple[Sequence[Any], int] | None:
+        """Return the members and the dim they are stacked along, for kinds made of members; None for the others."""
+        return None
+
+    def _like(self: SelfT, members: Sequence[Core]) -> SelfT:
+        """Return a node of this kind around new members; only where ``_stacked`` gives some."""
+        raise NotImplementedError
+
+    def _keep_together(self, items: Sequence[Core], dim: int) -> Core:
+        """Return nodes, this one first, as one lazy stack of the right kind."""
+        return lazy_stack_of(items, dim)
+
+    def _fit(self: SelfT, batch_size: torch.Size) -> SelfT:
+        """Return this node, or a copy that shares its leaves, whose batch size starts with ``batch_size``.
+
+        Raises:
+            BatchSizeError: an entry cannot have this batch size.
+        """
+        if self.batch_size[: len(batch_size)] == batch_size:
+            return self
+        fitted = self._map(same)
+        fitted._change_batch_size(batch_size)
+        return fitted
+
+    def _change_batch_size(self, batch_size: torch.Size) -> None:
+        """Check that every entry starts with ``batch_size``, then store it; nested levels that are too short grow.
+
+        Raises:
+            BatchSizeError: an entry does not start with ``batch_size``; nothing was changed.
+        """
+        self._check_batch_size(batch_size)
+        self._grow(batch_size)
+
+    def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
+        """Raise BatchSizeError unless every entry can start with ``batch_size``."""
+        ndim = len(batch_size)
+        todo: list[tuple[Core, tuple[str, ...]]] = [(self, path)]
+        while todo:
+            node, at = todo.pop()
+            for key, child in node._children().items():
+                if isinstance(child, Tensor):
+                    if lead_of(child, ndim) != batch_size:
+                        raise BatchSizeError(
+                            f"the batch size {list(batch_size)} does not fit: {show_path((*at, key))} has shape "
+                            f"{list(child.shape)}"
+                        )
+                elif child.batch_size[:ndim] != batch_size:
+                    if type(child)._check_batch_size is Core._check_batch_size:
+                        todo.append((child, (*at, key)))
+                    else:
+                        child._check_batch_size(batch_size, (*at, key))
+
+    def _grow(self, batch_size: torch.Size) -> None:
+        """Store a checked batch size here, and below wherever a level does not start with it."""
+        ndim = len(batch_size)
+        todo: list[Core] = [self]
+        while todo:
+            node = todo.pop()
+            todo.extend(child for child in node._nested() if child.batch_size[:ndim] != batch_size)
+            node._set_batch_size(batch_size)
+
+    def _collect(self, out: list[Tensor]) -> None:
+        """Append every tensor leaf to ``out``."""
+        for child in self._children().values():
+            if isinstance(child, Tensor):
+                out.append(child)
+            else:
+                child._collect(out)
+
+    def _collect_like(self, ref: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+        """Append the leaves of this node in the order in which ``ref`` collects its own.
+
+        Raises:
+            StructureError: the keys differ; the message names the first differing one.
+        """
+        ref._collect_other(self, out, path)
+
+    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+        """Append the leaves of ``other`` in the order in which this node collects its own; see ``_collect_like``."""
+        mine = self._children()
+        theirs = other._children()
+        check_same_keys(mine, theirs, path)
+        for key, wanted in mine.items():
+            child = theirs[key]
+            if isinstance(wanted, Tensor) != isinstance(child, Tensor):
+                raise leaf_against_node(wanted, child, (*path, key))
+            if isinstance(child, Tensor):
+                out.append(child)
+            else:
+                wanted._collect_other(child, out, (*path, key))
+
+    def _collect_both(
+        self, other: Core, mine: list[Tensor], theirs: list[Tensor], foreign: list[Core] | None = None
+    ) -> None:
+        """Append the leaves of this node to ``mine`` and those of ``other``, in the same order, to ``theirs``.
+
+        Nodes met that are no plain mappings, which may hold values beside leaves, are appended to ``foreign``.
+
+        Raises:
+            StructureError: the keys differ; the message names the first differing one.
+        """
+        if foreign is not None:
+            foreign.append(self)
+        self._collect(mine)
+        other._collect_like(self, theirs)
+
+    def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
+        """Return the same structure around new leaves, taken in the order of ``_collect``."""
+        return self._with_children(
+            {
+                key: next(leaves) if isinstance(child, Tensor) else child._rebuild(leaves)
+                for key, child in self._children().items()
+            }
+        )
+
+    def _with_leaves(self: SelfT, leaves: Iterable[Tensor]) -> SelfT:
+        """Return the same structure around new leaves, one for each that ``_collect`` gave.
+
+        Raises:
+            StructureError: their number differs, since another thread changed the structure in between.
+        """
+        given = iter(leaves)
+        try:
+            result = self._rebuild(given)
+        except StopIteration:
+            raise changed_meanwhile(self) from None
+        if next(given, None) is not None:
+            raise changed_meanwhile(self)
+        return result
+
+    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+        """Return the same structure around ``fn(leaf)``."""
+        return self._with_children(
+            {
+                key: fn(child) if isinstance(child, Tensor) else child._map(fn)
+                for key, child in self._children().items()
+            }
+        )
+
+    def _transform(self: SelfT, plan: Plan) -> SelfT:
+        """Return the result of a shape plan."""
+        leaf = plan.leaf
+        return self._with_children(
+            {
+                key: leaf(child) if isinstance(child, Tensor) else child._transform(plan)
+                for key, child in self._children().items()
+            },
+            batch_size=torch.Size(plan.lead + self.batch_size[plan.n :]),
+            names=None if self._names is None else move_names(self._names, plan.dims(), plan.n),
+        )
+
+    def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
+        """Return the parts of a plan whose ``leaf`` gives one leaf for each part, of leading dims ``plan.leads``."""
+        parts: list[dict[str, Child]] = [{} for _ in plan.leads]
+        for key, child in self._children().items():
+            pieces = plan.leaf(child) if isinstance(child, Tensor) else child._explode(plan)
+            for part, piece in zip(parts, pieces, strict=True):
+                part[key] = piece
+        tail = self.batch_size[plan.n :]
+        names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
+        return tuple(
+            self._with_children(part, batch_size=torch.Size(lead + tail), names=names)
+            for part, lead in zip(parts, plan.leads, strict=True)
+        )
+
+    def _join(self: SelfT, items: Sequence[Core], plan: Plan, path: tuple[str, ...] = ()) -> SelfT:
+        """Return ``items`` (this node first) joined leaf by leaf: ``plan.leaf`` takes the list of leaves.
+
+        Raises:
+            StructureError: keys differ between items; the message names the first.
+        """
+        mine = self._children()
+        columns = [item._children() for item in items]
+        for column in columns:
+            check_same_keys(mine, column, path)
+        joined: dict[str, Child] = {}
+        for key, child in mine.items():
+            values = [column[key] for column in columns]
+            for value in values:
+                if isinstance(child, Tensor) != isinstance(value, Tensor):
+                    raise leaf_against_node(child, value, (*path, key))
+            joined[key] = (
+                plan.leaf(values) if isinstance(child, Tensor) else child._join(values, plan, (*path, key))
+            )
+        return self._with_children(
+            joined,
+            batch_size=torch.Size(plan.lead + self.batch_size[plan.n :]),
+            names=None if self._names is None else move_names(self._names, plan.dims(), plan.n),
+        )
+
+
+def changed_meanwhile(node: Core) -> StructureError:
+    """Return the error for a structure that another thread changed while it was walked twice."""
+    return StructureError(
+        f"the {type(node).__name__} was changed by another thread while it was read; lock_() it while threads share it"
+    )
+
+
+def lead_of(leaf: Tensor, ndim: int) -> torch.Size:
+    """Return the leading dims of a leaf; a nested tensor of strided layout has no shape, but sizes one by one.
+
+    >>> lead_of(torch.zeros(2, 3, 4), 2)
+    torch.Size([2, 3])
+    """
+    if leaf.is_nested and leaf.layout is torch.strided:
+        return torch.Size([leaf.size(dim) for dim in range(min(ndim, leaf.ndim))])
+    return leaf.shape[:ndim]
+
+
+def same(leaf: Tensor) -> Tensor:
+    """Return a leaf as it is: ``node._map(same)`` copies the levels and shares the leaves."""
+    return leaf
+
+
+_lazy: list[Callable[[Sequence[Core], int], Core]] = []
+
+
+def set_lazy_stack(factory: Callable[[Sequence[Core], int], Core]) -> None:
+    """Store how a lazy stack is made; called once, by the module that defines it."""
+    _lazy[:] = [factory]
+
+
+def lazy_stack_of(items: Sequence[Core], dim: int) -> Core:
+    """Return a lazy stack around checked items."""
+    return _lazy[0](items, dim)
+
+
+def check_same_keys(wanted: Mapping[str, Child], found: Mapping[str, Child], path: tuple[str, ...]) -> None:
+    """Raise KeyMismatchError unless two mappings have the same keys, in any order."""
+    if wanted.keys() != found.keys():
+        missing = [key for key in wanted if key not in found]
+        extra = [key for key in found if key not in wanted]
+        raise KeyMismatchError(
+            f"the structures differ at {show_path(path)}: missing keys {missing}, extra keys {extra}; "
+            "select() the common keys first, or give default= where the operation has it"
+        )
+
+
+def leaf_against_node(wanted: Child, found: Child, path: tuple[str, ...]) -> StructureError:
+    """Return the error for a tensor that faces a collection."""
+    kinds = [
+        "a tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}" for value in (wanted, found)
+    ]
+    return StructureError(f"the structures differ at {show_path(path)}: {kinds[0]} there, {kinds[1]} here")
+
+
+def show_path(path: tuple[str, ...]) -> str:
+    """Return a key path as it stands in messages."""
+    if not path:
+        return "the root"
+    return f"key {path[0]!r}" if len(path) == 1 else f"key {path!r}"
+
+
+def missing_key(node: Core, key: Any, path: tuple[str, ...] = ()) -> KeyPathError:
+    """Return the error for a key that ``node``, found at ``path``, does not have."""
+    from_here = f" in {show_path(path)}" if path else ""
+    return KeyPathError(
+        f"key {key!r} not found{from_here} in {type(node).__name__}: {closest(str(key), node._children())}"
+    )

@@ -1,0 +1,552 @@
+"""Conversion between collections and Python objects, as methods."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import _from_python as source
+from ._collection import Child, Core
+from ._from_python import NON_STRING_KEY, PYTREE_TYPE
+from ._linked_list import LinkedList
+from ._nodes import dense
+from .errors import DepthError
+from .typing import BatchSize, DeviceType, NestedKey
+
+SelfT = TypeVar("SelfT", bound="Converting")
+
+ConvertTensors = bool | Literal["numpy"]
+
+
+class Converting(Core):
+    """``from_dict``, ``to_dict``, ``tolist``, ``numpy`` and their kin."""
+
+    __slots__ = ()
+
+    @classmethod
+    def _of_dense(cls, result: Any) -> Any:
+        """Return a new dense collection as what a classmethod of this class gives; classes with fields override it."""
+        return result
+
+    @classmethod
+    def from_any(
+        cls,
+        obj: Any,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceType | None = None,
+        batch_size: BatchSize | None = None,
+    ) -> Any:
+        """Return a Python object as a collection, as far as it is one; see :func:`td_core.from_any`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict.from_any((1, 2))
+        TensorDict(batch_size=[], fields={0: i64[], 1: i64[]})
+        """
+        return source.from_any(
+            obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
+        )
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Mapping[Any, Any] | Core,
+        *,
+        auto_batch_size: bool | None = None,
+        batch_size: BatchSize | None = None,
+        device: DeviceType | None = None,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> Any:
+        """Return a mapping as a collection; see :func:`td_core.from_dict`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict.from_dict({"a": torch.zeros(3, 2)}, batch_dims=1).batch_size
+        torch.Size([3])
+        """
+        return cls._of_dense(
+            source.from_dict(
+                input_dict,
+                auto_batch_size=auto_batch_size,
+                batch_size=batch_size,
+                device=device,
+                batch_dims=batch_dims,
+                names=names,
+            )
+        )
+
+    def from_dict_instance(
+        self,
+        input_dict: Mapping[Any, Any],
+        *,
+        auto_batch_size: bool | None = None,
+        batch_size: BatchSize | None = None,
+        device: DeviceType | None = None,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> Any:
+        """Return a mapping as a collection whose levels are of the kinds that this one has under the same keys.
+
+        Arguments as for :meth:`from_dict`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1}).from_dict_instance({"a": 2})["a"]
+        tensor(2)
+        """
+        result = source.from_dict(
+            input_dict,
+            auto_batch_size=auto_batch_size,
+            batch_size=batch_size,
+            device=device,
+            batch_dims=batch_dims,
+            names=names,
+        )
+        levels: list[tuple[Any, Core, Any, str]] = [(result, self, None, "")]
+        for node, kind, _, _ in levels:
+            for key, child in node._children().items():
+                other = kind._children().get(key)
+                if (
+                    isinstance(child, Core)
+                    and isinstance(other, Core)
+                    and not (child._opaque or other._opaque)
+                ):
+                    levels.append((child, other, node, key))
+        for node, kind, parent, key in reversed(levels):
+            if kind._stacked() is None:
+                result = kind._with_children(
+                    node._children(), batch_size=node.batch_size, device=node.device, names=node._names
+                )
+            else:
+                result = node
+            if parent is not None:
+                parent._set_child(key, result)
+        return result
+
+    @classmethod
+    def from_list(
+        cls,
+        input: Sequence[Any],
+        *,
+        auto_batch_size: bool | None = None,
+        batch_size: BatchSize | None = None,
+        device: DeviceType | None = None,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
+        lazy: bool | None = None,
+    ) -> Any:
+        """Return the stack of a list of mappings or collections.
+
+        Args:
+            input: the items.
+            auto_batch_size: set the batch size to the leading dims that the leaves share.
+            batch_size: the batch size of the stack.
+            device: where entries are moved.
+            batch_dims: the number of dims that ``auto_batch_size`` finds at most; implies it.
+            names: a name or None for each batch dim of the stack.
+            lazy: True keeps the items side by side, False stacks every leaf, None stacks if keys and shapes agree.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict.from_list([{"a": 1}, {"a": 2}])["a"]
+        tensor([1, 2])
+        """
+        return cls._of_dense(
+            source.from_list(
+                input,
+                auto_batch_size=auto_batch_size,
+                batch_size=batch_size,
+                device=device,
+                batch_dims=batch_dims,
+                names=names,
+                lazy=lazy,
+            )
+        )
+
+    @classmethod
+    def from_tuple(
+        cls,
+        obj: Sequence[Any],
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceType | None = None,
+        batch_size: BatchSize | None = None,
+    ) -> Any:
+        """Return a tuple as a collection; see :func:`td_core.from_tuple`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict.from_tuple((1, {"a": 2}))["1", "a"]
+        tensor(2)
+        """
+        return source.from_tuple(
+            obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
+        )
+
+    @classmethod
+    def from_namedtuple(
+        cls,
+        named_tuple: Any,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceType | None = None,
+        batch_size: BatchSize | None = None,
+    ) -> Any:
+        """Return a named tuple as a collection; see :func:`td_core.from_namedtuple`.
+
+        >>> from collections import namedtuple
+        >>> from td_core import TensorDict
+        >>> TensorDict.from_namedtuple(namedtuple("Point", "x y")(1, 2))["y"]
+        tensor(2)
+        """
+        return cls._of_dense(
+            source.from_namedtuple(
+                named_tuple,
+                auto_batch_size=auto_batch_size,
+                batch_dims=batch_dims,
+                device=device,
+                batch_size=batch_size,
+            )
+        )
+
+    @classmethod
+    def from_struct_array(
+        cls,
+        struct_array: np.ndarray[Any, Any],
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: DeviceType | None = None,
+        batch_size: BatchSize | None = None,
+    ) -> Any:
+        """Return a structured array as a collection; see :func:`td_core.from_struct_array`.
+
+        >>> import numpy
+        >>> from td_core import TensorDict
+        >>> TensorDict.from_struct_array(numpy.array([(1,), (3,)], dtype=[("x", "i4")]))["x"]
+        tensor([1, 3], dtype=torch.int32)
+        """
+        return cls._of_dense(
+            source.from_struct_array(
+                struct_array,
+                auto_batch_size=auto_batch_size,
+                batch_dims=batch_dims,
+                device=device,
+                batch_size=batch_size,
+            )
+        )
+
+    @classmethod
+    def from_pytree(
+        cls,
+        pytree: Any,
+        *,
+        batch_size: BatchSize | None = None,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+    ) -> Any:
+        """Return a pytree as a collection; see :func:`td_core.from_pytree`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict.from_pytree(torch.ones(2))
+        tensor([1., 1.])
+        """
+        return source.from_pytree(
+            pytree, batch_size=batch_size, auto_batch_size=auto_batch_size, batch_dims=batch_dims
+        )
+
+    @classmethod
+    def fromkeys(cls, keys: Iterable[NestedKey], value: Any = 0) -> Any:
+        """Return a collection with the same value under each key; see :func:`td_core.fromkeys`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict.fromkeys(["a", "b"], 3)["b"]
+        tensor(3)
+        """
+        return cls._of_dense(source.fromkeys(keys, value))
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: Mapping[NestedKey, tuple[Sequence[int] | torch.Size, torch.dtype]],
+        *,
+        batch_size: BatchSize | None = None,
+        storage: str | None = None,
+        device: DeviceType | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return a collection of zeros with the given keys, shapes and dtypes.
+
+        Args:
+            schema: key -> (shape without the batch dims, dtype).
+            batch_size: the batch size, empty if not given.
+            storage: None for memory, ``"shared"`` for shared memory, ``"memmap"`` for files (needs td-memmap).
+            device: where the leaves are.
+            **kwargs: passed to ``memmap_like`` (its ``prefix``, say).
+
+        >>> from td_core import TensorDict
+        >>> TensorDict.from_schema({"a": ([3], torch.float32)}, batch_size=[2])
+        TensorDict(batch_size=[2], fields={a: f32[3]})
+        """
+        return cls._of_dense(
+            source.from_schema(schema, batch_size=batch_size, storage=storage, device=device, **kwargs)
+        )
+
+    def to_dict(
+        self, *, retain_none: bool = True, convert_tensors: ConvertTensors = False, tolist_first: bool = False
+    ) -> dict[str, Any]:
+        """Return the entries as nested dicts; non-tensor data gives its values.
+
+        Args:
+            retain_none: keep the entries whose value is None.
+            convert_tensors: True gives numbers and lists for tensors, ``"numpy"`` arrays.
+            tolist_first: give each sub-collection with batch dims as a list, see :meth:`tolist`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1, "b": {"c": [1, 2]}}).to_dict(convert_tensors=True)
+        {'a': 1, 'b': {'c': [1, 2]}}
+        """
+        root: dict[str, Any] = {}
+        todo: list[tuple[Core, dict[str, Any]]] = [(self, root)]
+        below: dict[str, Any]
+        while todo:
+            node, out = todo.pop()
+            # One copy in C, then a look at what is no plain tensor.
+            out.update(node._dict_entries())  # type: ignore[attr-defined]
+            for key, child in list(out.items()) if convert_tensors or not retain_none else out.items():
+                if isinstance(child, Tensor):
+                    if convert_tensors:
+                        out[key] = child.numpy() if convert_tensors == "numpy" else child.tolist()
+                    continue
+                if isinstance(child, Core) and not child._opaque:
+                    if tolist_first and child.batch_size:
+                        out[key] = child.tolist(convert_tensors=convert_tensors, tolist_first=True)  # type: ignore[attr-defined]
+                    else:
+                        out[key] = below = {}
+                        todo.append((child, below))
+                    continue
+                value = child._unwrap() if isinstance(child, Core) else child
+                if isinstance(value, LinkedList):
+                    value = child.tolist()
+                if value is not None or retain_none:
+                    out[key] = value
+                else:
+                    del out[key]
+        return root
+
+    def _dict_entries(self) -> Mapping[str, Any]:
+        """Return the entries that ``to_dict`` shows; a kind may add plain values."""
+        return self._children()
+
+    def tolist(
+        self,
+        *,
+        convert_nodes: bool = True,
+        convert_tensors: ConvertTensors = False,
+        tolist_first: bool = False,
+        as_linked_list: bool = False,
+    ) -> Any:
+        """Return nested lists of the batch dims, of one dict for each element.
+
+        Args:
+            convert_nodes: False gives collections without batch dims instead of dicts.
+            convert_tensors: as for :meth:`to_dict`.
+            tolist_first: as for :meth:`to_dict`.
+            as_linked_list: give a list that writes back, see :class:`td_core.LinkedList`.
+
+        Raises:
+            TypeError: ``convert_tensors`` without ``convert_nodes``.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": [1, 2]}, batch_size=[2]).tolist(convert_tensors=True)
+        [{'a': 1}, {'a': 2}]
+        """
+        if convert_tensors and not convert_nodes:
+            raise TypeError("convert_tensors needs convert_nodes: a collection holds tensors")
+        if not self.batch_size:
+            if not convert_nodes:
+                return self
+            return self.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first)
+        items = [
+            part.tolist(
+                convert_nodes=convert_nodes, convert_tensors=convert_tensors, tolist_first=tolist_first
+            )
+            for part in self.unbind(0)  # type: ignore[attr-defined]
+        ]
+        return LinkedList(items, td=self) if as_linked_list else items
+
+    def numpy(self) -> dict[str, Any]:
+        """Return the entries as nested dicts of arrays, which share memory with the leaves.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": [1, 2]}).numpy()
+        {'a': array([1, 2])}
+        """
+        return self.to_dict(convert_tensors="numpy")
+
+    def to_namedtuple(self, dest_cls: type | None = None) -> Any:
+        """Return the entries as nested named tuples.
+
+        Args:
+            dest_cls: the class of the outermost one; a generic one if not given.
+
+        Raises:
+            ValueError: a key is no Python identifier.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1, "b": {"c": 2}}).to_namedtuple().b.c
+        tensor(2)
+        """
+        levels: list[tuple[Core, dict[str, Any], dict[str, Any] | None, str]] = [(self, {}, None, "")]
+        for node, out, _, _ in levels:
+            for key, child in list(node._dict_entries().items()):  # type: ignore[attr-defined]
+                out[key] = child
+                if isinstance(child, Core):
+                    out[key] = child._unwrap()
+                    if not child._opaque:
+                        levels.append((child, {}, out, key))
+        result: Any = None
+        for _, out, parent, key in reversed(levels):
+            cls = _namedtuple_of(tuple(out)) if parent is not None or dest_cls is None else dest_cls
+            result = cls(**out)
+            if parent is not None:
+                parent[key] = result
+        return result
+
+    def to_pytree(self) -> Any:
+        """Return the pytree from which :meth:`from_pytree` made this collection, with today's leaves.
+
+        A collection that was made in another way is returned as it is.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": 1})
+        >>> td.to_pytree() is td
+        True
+        """
+        if PYTREE_TYPE not in self._children():
+            return self
+        levels: list[tuple[Core, dict[str, Any], dict[str, Any] | None, str]] = [(self, {}, None, "")]
+        for node, out, _, _ in levels:
+            for key, child in node._children().items():
+                out[key] = child if isinstance(child, Tensor) else child._unwrap()
+                if isinstance(child, Core) and (
+                    PYTREE_TYPE in child._children() or key.startswith(NON_STRING_KEY)
+                ):
+                    levels.append((child, {}, out, key))
+        result: Any = None
+        for _, out, parent, key in reversed(levels):
+            result = _container(out)
+            if parent is not None:
+                parent[key] = result
+        return result
+
+    def to_struct_array(self) -> np.ndarray[Any, Any]:
+        """Return a structured array of the shape of the batch, with a field for each entry; data is copied.
+
+        Raises:
+            DepthError: the nesting is deeper than numpy allows.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": [1, 2], "b": [0.5, 1.5]}, batch_size=[2]).to_struct_array()
+        array([(1, 0.5), (2, 1.5)], dtype=[('a', '<i8'), ('b', '<f4')])
+        """
+        try:
+            dtype, columns = _columns(self, len(self.batch_size))
+        except RecursionError as error:
+            raise DepthError(
+                f"a structured array cannot be nested as deep as this collection, {error}"
+            ) from error
+        result = np.empty(tuple(self.batch_size), dtype=dtype)
+        for path, column in columns:
+            target = result
+            for part in path:
+                target = target[part]
+            target[...] = column
+        return result
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+        """Return a copy of plain TensorDicts all the way down: leaves are cloned, lazy stacks stacked, classes dropped.
+
+        Args:
+            retain_none: False leaves out the entries whose value is None.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": 1})
+        >>> td.to_tensordict()["a"] is td["a"]
+        False
+        """
+        top: dict[str, Child] = {}
+        root = dense(top, self.batch_size, self.device, self._names)
+        todo: list[tuple[Core, dict[str, Child]]] = [(self, top)]
+        while todo:
+            node, out = todo.pop()
+            for key, child in list(node._children().items()):
+                if isinstance(child, Tensor):
+                    out[key] = child.clone()
+                elif child._opaque:
+                    if retain_none is not False or child._unwrap() is not None:
+                        out[key] = child._map(Tensor.clone)
+                else:
+                    below: dict[str, Child] = {}
+                    out[key] = dense(below, child.batch_size, child.device, child._names)
+                    todo.append((child, below))
+        return root
+
+
+@lru_cache(maxsize=256)
+def _namedtuple_of(fields: tuple[str, ...]) -> type:
+    return namedtuple("GenericDict", fields)
+
+
+def _container(entries: dict[str, Any]) -> Any:
+    """Return a dict, list, tuple or named tuple of entries; a pair for a key that is no string."""
+    cls = entries.pop(PYTREE_TYPE, None)
+    if cls is None:
+        return (entries["key"], entries["value"])
+    if issubclass(cls, Mapping):
+        return cls(
+            value if key.startswith(NON_STRING_KEY) else (key, value) for key, value in entries.items()
+        )
+    return cls(**entries) if hasattr(cls, "_fields") else cls(entries.values())
+
+
+def _columns(node: Core, ndim: int) -> tuple[list[Any], list[tuple[tuple[str, ...], Any]]]:
+    """Return the dtype of a structured array of ``node``, and its columns by path."""
+    fields: list[Any] = []
+    columns: list[tuple[tuple[str, ...], Any]] = []
+    for key, child in node._children().items():
+        if isinstance(child, Tensor):
+            array = child.detach().cpu().numpy()
+            fields.append(
+                (key, array.dtype, array.shape[ndim:]) if array.shape[ndim:] else (key, array.dtype)
+            )
+            columns.append(((key,), array))
+        elif child._opaque:
+            array = _value_column(child, node.batch_size)
+            fields.append((key, array.dtype))
+            columns.append(((key,), array))
+        else:
+            inner, below = _columns(child, ndim)
+            fields.append((key, inner))
+            columns.extend(((key, *path), column) for path, column in below)
+    return fields, columns
+
+
+def _value_column(node: Any, batch_size: torch.Size) -> np.ndarray[Any, Any]:
+    value = node.tolist()
+    flat = np.array(value)
+    if flat.dtype.kind == "U" and flat.shape == tuple(batch_size):
+        return flat
+    column = np.empty(tuple(batch_size), dtype=object)
+    for position in np.ndindex(*batch_size):
+        item = value
+        for i in position:
+            item = item[i]
+        column[position] = item
+    return column

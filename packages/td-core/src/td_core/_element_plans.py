@@ -1,0 +1,375 @@
+"""Plans of the operations that repeat, reorder or choose elements within the batch dims.
+
+As in ``_shape_plans``: the functions named ``*_plan`` check the arguments and return a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import methodcaller
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ._plans import Along, Shape, ShapePlan, without, wrap_dim
+from .errors import BatchSizeError, DimError
+
+
+class Repeat(ShapePlan):
+    """Copies side by side; more repeats than dims make new dims at the front."""
+
+    __slots__ = ("_batch", "_repeats")
+
+    def __init__(self, batch: Shape, repeats: Shape) -> None:
+        n = len(batch)
+        by_ndim: dict[int, Any] = {}
+
+        def leaf(value: Tensor) -> Tensor:
+            ndim = value.ndim
+            full = by_ndim.get(ndim)
+            if full is None:
+                full = by_ndim[ndim] = (*repeats, *[1] * (ndim - n)) or ((),)
+            return value.repeat(*full)
+
+        self.leaf = leaf
+        added = len(repeats) - n
+        self.lead = (
+            *repeats[:added],
+            *[size * times for size, times in zip(batch, repeats[added:], strict=True)],
+        )
+        self.n = n
+        self._batch = batch
+        self._repeats = repeats
+
+    def dims(self) -> tuple[int | None, ...]:
+        return (*[None] * (len(self._repeats) - self.n), *range(self.n))
+
+    def along(self, stack_dim: int) -> Along:
+        new_dim = stack_dim + len(self._repeats) - self.n
+        times = self._repeats[new_dim]
+        return Along(
+            None if times == 1 else list(range(self._batch[stack_dim])) * times,
+            Repeat(without(self._batch, stack_dim), without(self._repeats, new_dim)),
+            new_dim,
+        )
+
+
+class Flip(ShapePlan):
+    """Some dims in reverse."""
+
+    __slots__ = ("_dims",)
+
+    def __init__(self, batch: Shape, dims: Shape) -> None:
+        self.leaf = methodcaller("flip", dims)
+        self.lead = batch
+        self.n = len(batch)
+        self._dims = dims
+
+    def dims(self) -> tuple[int | None, ...]:
+        return tuple(range(self.n))
+
+    def along(self, stack_dim: int) -> Along:
+        rest = tuple(dim - (dim > stack_dim) for dim in self._dims if dim != stack_dim)
+        inner = Flip(without(self.lead, stack_dim), rest) if rest else None
+        picks = range(self.lead[stack_dim])[::-1] if stack_dim in self._dims else None
+        return Along(picks, inner, stack_dim)
+
+
+class Roll(ShapePlan):
+    """Some dims shifted; what leaves at one end comes in at the other."""
+
+    __slots__ = ("_dims", "_shifts")
+
+    def __init__(self, batch: Shape, shifts: Shape, dims: Shape) -> None:
+        self.leaf = methodcaller("roll", shifts, dims)
+        self.lead = batch
+        self.n = len(batch)
+        self._shifts = shifts
+        self._dims = dims
+
+    def dims(self) -> tuple[int | None, ...]:
+        return tuple(range(self.n))
+
+    def along(self, stack_dim: int) -> Along:
+        rest = [
+            (s, d - (d > stack_dim)) for s, d in zip(self._shifts, self._dims, strict=True) if d != stack_dim
+        ]
+        inner = None
+        if rest:
+            shifts, dims = zip(*rest, strict=True)
+            inner = Roll(without(self.lead, stack_dim), shifts, dims)
+        # torch lets a dim appear several times, and adds its shifts up.
+        shift = sum(s for s, d in zip(self._shifts, self._dims, strict=True) if d == stack_dim)
+        size = self.lead[stack_dim]
+        picks = [(i - shift) % size for i in range(size)] if shift else None
+        return Along(picks, inner, stack_dim)
+
+
+class RollFlat(ShapePlan):
+    """The elements shifted as if the batch had one dim."""
+
+    __slots__ = ("_shift",)
+
+    def __init__(self, batch: Shape, shift: int) -> None:
+        n = len(batch)
+
+        def leaf(value: Tensor) -> Tensor:
+            return (
+                value.reshape(-1, *value.shape[n:]).roll(shift, 0).view(value.shape)
+                if value.numel()
+                else value.clone()
+            )
+
+        self.leaf = leaf
+        self.lead = batch
+        self.n = n
+        self._shift = shift
+
+    def dims(self) -> tuple[int | None, ...]:
+        return tuple(range(self.n))
+
+    def along(self, stack_dim: int) -> Along | None:
+        return Roll(self.lead, (self._shift,), (0,)).along(stack_dim) if self.n == 1 else None
+
+
+class Take(ShapePlan):
+    """The elements at some positions of one dim, as ``index_select`` gives them."""
+
+    __slots__ = ("_batch", "_dim", "_method")
+
+    def __init__(
+        self, batch: Shape, dim: int, size: int, method: Callable[[int], Callable[[Tensor], Tensor]]
+    ) -> None:
+        self.leaf = method(dim)
+        self.lead = (*batch[:dim], size)
+        self.n = dim + 1
+        self._batch = batch
+        self._dim = dim
+        self._method = method
+
+    def dims(self) -> tuple[int | None, ...]:
+        return tuple(range(self.n))
+
+    def along(self, stack_dim: int) -> Along:
+        if stack_dim == self._dim:
+            return Along(self._method(0)(torch.arange(self._batch[stack_dim])).tolist(), None, stack_dim)
+        dim = self._dim - (stack_dim < self._dim)
+        return Along(None, Take(without(self._batch, stack_dim), dim, self.lead[-1], self._method), stack_dim)
+
+
+class Gather(ShapePlan):
+    """Elements of one dim chosen for each position, as :meth:`torch.Tensor.gather`."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, batch: Shape, dim: int, index: Tensor) -> None:
+        self.index = index
+        n = len(batch)
+        wide: dict[Shape, Tensor] = {}
+
+        def leaf(value: Tensor) -> Tensor:
+            shape = value.shape
+            full = wide.get(shape)
+            if full is None:
+                full = wide[shape] = _wide(index, len(shape)).expand((*index.shape, *shape[n:]))
+            return value.gather(dim, full)
+
+        self.leaf = leaf
+        self.lead = tuple(index.shape)
+        self.n = n
+
+    def dims(self) -> tuple[int | None, ...]:
+        return tuple(range(self.n))
+
+    def along(self, stack_dim: int) -> None:
+        """Each position takes from its own member: they must be stacked first."""
+
+
+class Pad(ShapePlan):
+    """Constant elements before and behind those of some dims; a negative number takes away instead."""
+
+    __slots__ = ("_amounts", "_batch", "_value")
+    invents = True
+
+    def __init__(self, batch: Shape, amounts: Sequence[tuple[int, int]], value: float) -> None:
+        n = len(batch)
+        # torch wants the last dim of the leaf first.
+        backwards = [side for amount in reversed(amounts) for side in amount]
+        by_ndim: dict[int, list[int]] = {}
+
+        def leaf(tensor: Tensor) -> Tensor:
+            ndim = tensor.ndim
+            full = by_ndim.get(ndim)
+            if full is None:
+                full = by_ndim[ndim] = [0] * 2 * (ndim - n) + backwards
+            return pad(tensor, full, value=value)
+
+        self.leaf = leaf
+        self.lead = tuple(
+            [size + before + after for size, (before, after) in zip(batch, amounts, strict=True)]
+        )
+        self.n = n
+        self._batch = batch
+        self._amounts = amounts
+        self._value = value
+
+    def dims(self) -> tuple[int | None, ...]:
+        return tuple(range(self.n))
+
+    def along(self, stack_dim: int) -> Along | None:
+        if self._amounts[stack_dim] != (0, 0):
+            return None
+        rest = [amount for dim, amount in enumerate(self._amounts) if dim != stack_dim]
+        return Along(None, Pad(without(self._batch, stack_dim), rest, self._value), stack_dim)
+
+
+class Where(ShapePlan):
+    """The elements of one of two collections, as a condition says; joins without a new dim."""
+
+    __slots__ = ()
+
+    #: As for :class:`~._shape_plans.Join`: neither a new dim, nor any that grows.
+    stacks: ClassVar[bool] = False
+    dim: ClassVar[int] = -1
+
+    def __init__(self, condition: Tensor) -> None:
+        by_ndim: dict[int, Tensor] = {}
+
+        def leaf(pair: Sequence[Tensor]) -> Tensor:
+            mine, theirs = pair
+            wide = by_ndim.get(mine.ndim)
+            if wide is None:
+                wide = by_ndim[mine.ndim] = _wide(condition, mine.ndim)
+            return torch.where(wide, mine, theirs)
+
+        self.leaf = leaf
+        self.lead = ()
+        self.n = 0
+
+    def dims(self) -> tuple[int | None, ...]:
+        return ()
+
+    def along(self, stack_dim: int) -> None:
+        """Each member would need its part of the condition: they must be stacked first."""
+
+
+def spread_over(prefix: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a function that gives a tensor of leading dims as many dims of size one as a leaf has more."""
+    by_ndim: dict[int, Tensor] = {}
+
+    def spread(leaf: Tensor) -> Tensor:
+        wide = by_ndim.get(leaf.ndim)
+        if wide is None:
+            wide = by_ndim[leaf.ndim] = _wide(prefix, leaf.ndim)
+        return wide
+
+    return spread
+
+
+def _wide(prefix: Tensor, ndim: int) -> Tensor:
+    return prefix.reshape((*prefix.shape, *[1] * (ndim - prefix.ndim)))
+
+
+def repeat_plan(batch: Shape, repeats: Sequence[int]) -> Repeat:
+    """Plan ``repeat``."""
+    if len(repeats) < len(batch):
+        raise ValueError(
+            "repeat: the number of repeats must not be smaller than the number of batch dims; "
+            f"got {list(repeats)} for the batch size {list(batch)}"
+        )
+    if any(times < 0 for times in repeats):
+        raise BatchSizeError(f"repeat: repeats must not be negative; got {list(repeats)}")
+    return Repeat(batch, tuple(repeats))
+
+
+def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output_size: int | None) -> Take:
+    """Plan ``repeat_interleave`` along one dim."""
+    dim = wrap_dim(dim, len(batch))
+    if isinstance(repeats, Tensor) and repeats.numel() != 1:
+        if repeats.ndim != 1 or len(repeats) != batch[dim]:
+            raise BatchSizeError(
+                f"repeat_interleave: repeats must have the size of batch dim {dim}, {batch[dim]}; "
+                f"got shape {list(repeats.shape)}"
+            )
+        # The positions are worked out once, not once a leaf.
+        index = torch.repeat_interleave(repeats, output_size=output_size)
+        return Take(batch, dim, len(index), lambda d: methodcaller("index_select", d, index))
+    times = int(repeats)
+    if times < 0:
+        raise BatchSizeError(f"repeat_interleave: repeats must not be negative; got {times}")
+    size = batch[dim] * times
+    if output_size is not None and output_size != size:
+        raise BatchSizeError(
+            f"repeat_interleave: output_size is {output_size}, but the result has size {size}"
+        )
+    return Take(batch, dim, size, lambda d: methodcaller("repeat_interleave", times, d))
+
+
+def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Take:
+    """Plan ``narrow``: ``length`` elements of one dim from ``start``."""
+    dim = wrap_dim(dim, len(batch))
+    start, size = int(start), batch[dim]
+    if not -size <= start <= size:
+        raise DimError(f"start out of range (expected to be in range of [{-size}, {size}], but got {start})")
+    begin = start + size if start < 0 else start
+    if length < 0:
+        raise BatchSizeError(f"narrow: length must be non-negative; got {length}")
+    if begin + length > size:
+        raise BatchSizeError(
+            f"start ({begin}) + length ({length}) exceeds the size of batch dim {dim}, {size}"
+        )
+    return Take(batch, dim, length, lambda d: methodcaller("narrow", d, begin, length))
+
+
+def flip_plan(batch: Shape, dims: int | Sequence[int]) -> Flip:
+    """Plan ``flip``."""
+    given = (dims,) if isinstance(dims, int) else dims
+    wrapped = tuple([wrap_dim(dim, len(batch)) for dim in given])
+    if len(set(wrapped)) != len(wrapped):
+        raise DimError(f"flip: a dim appears several times in {list(given)}")
+    return Flip(batch, wrapped)
+
+
+def roll_plan(batch: Shape, shifts: int | Sequence[int], dims: int | Sequence[int] | None) -> Roll | RollFlat:
+    """Plan ``roll`` along some dims; None rolls the flattened batch."""
+    by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    if dims is None:
+        if len(by) != 1:
+            raise BatchSizeError(f"roll: without dims there is one shift; got {list(by)}")
+        return RollFlat(batch, by[0])
+    along = (dims,) if isinstance(dims, int) else tuple(dims)
+    if len(by) != len(along):
+        raise BatchSizeError(
+            f"roll: shifts and dims must align; got shifts {list(by)} and dims {list(along)}"
+        )
+    return Roll(batch, by, tuple([wrap_dim(dim, len(batch)) for dim in along]))
+
+
+def pad_plan(batch: Shape, pad_size: Sequence[int], value: float) -> Pad:
+    """Plan ``pad``: amounts before and behind, for the first batch dims."""
+    if len(pad_size) % 2:
+        raise BatchSizeError(f"pad: pad_size has two numbers for each dim; got {list(pad_size)}")
+    amounts = list(zip(pad_size[::2], pad_size[1::2], strict=True))
+    if len(amounts) > len(batch):
+        raise BatchSizeError(
+            f"pad: pad_size has numbers for {len(amounts)} dims, {list(pad_size)}, and the batch size "
+            f"{list(batch)} has {len(batch)}"
+        )
+    amounts += [(0, 0)] * (len(batch) - len(amounts))
+    for dim, (size, amount) in enumerate(zip(batch, amounts, strict=True)):
+        if size + sum(amount) < 0:
+            raise BatchSizeError(f"pad: {amount} takes more from batch dim {dim} than its size, {size}")
+    return Pad(batch, amounts, value)
+
+
+def gather_plan(batch: Shape, dim: int, index: Tensor) -> Gather:
+    """Plan ``gather``: the index has one dim for each batch dim, and is broadcast over leaves' other dims."""
+    dim = wrap_dim(dim, len(batch))
+    if index.ndim != len(batch):
+        raise BatchSizeError(
+            f"gather: the index must have one dim for each batch dim; got shape {list(index.shape)} "
+            f"for the batch size {list(batch)}"
+        )
+    return Gather(batch, dim, index)

@@ -1,0 +1,73 @@
+"""One function that applies an operation to a list of leaves, fused by torch where that gives the same result.
+
+torch's foreach kernels take a list of tensors in one call. They know neither tensor subclasses (one among the leaves
+would turn every result into that subclass) nor the transforms of ``torch.func``, so a gate decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from ._torch_private import foreach_kernel, functorch_level
+
+__all__ = ["PLAIN", "Op", "foreach", "op"]
+
+#: The leaf types that torch's fused kernels handle as a loop would.
+PLAIN = frozenset({Tensor, Parameter})
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An operation on leaves.
+
+    Attributes:
+        fused: takes a list of leaves, then a list of operands or one number; None if torch has no such kernel.
+        single: takes one leaf, then one operand.
+    """
+
+    fused: Callable[..., Any] | None
+    single: Callable[..., Any]
+
+
+def op(name: str, single: Callable[..., Any]) -> Op:
+    """Return the operation whose fused form is the kernel ``name`` of torch, if it has that.
+
+    >>> import torch
+    >>> op("exp", torch.exp).single(torch.zeros(()))
+    tensor(1.)
+    """
+    return Op(foreach_kernel(name), single)
+
+
+def foreach(op: Op, leaves: list[Tensor], *operands: Any) -> Sequence[Tensor]:
+    """Return ``op(leaf, ...)`` for every leaf.
+
+    Args:
+        op: the operation.
+        leaves: the leaves.
+        *operands: each a list with one tensor per leaf, or a value that all leaves share.
+
+    >>> import torch
+    >>> foreach(op("add", torch.add), [torch.tensor(1), torch.tensor(2)], 10)
+    (tensor(11), tensor(12))
+    """
+    fused = op.fused
+    if fused is not None and leaves and functorch_level() is None and PLAIN.issuperset(map(type, leaves)):
+        for operand in operands:
+            if type(operand) is list and not PLAIN.issuperset(map(type, operand)):
+                break
+        else:
+            try:
+                return fused(leaves, *operands)  # type: ignore[no-any-return]
+            except NotImplementedError:
+                pass  # no kernel for this dtype or device: the loop has more of them, or says why not
+    single = op.single
+    if not operands:
+        return list(map(single, leaves))
+    columns = [operand if type(operand) is list else [operand] * len(leaves) for operand in operands]
+    return list(map(single, leaves, *columns))

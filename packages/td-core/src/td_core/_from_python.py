@@ -1,0 +1,471 @@
+"""Collections from Python objects: mappings, tuples, lists, structured arrays, pytrees, schemas.
+
+The objects are first brought into one form, nested plain dicts, without recursion; a collection is built from that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._coerce import COERCERS, coerce, nest
+from ._collection import Core
+from ._devices import as_device
+from ._names import check_names
+from ._nodes import dense
+from ._ops.joining import lazy_stack, maybe_dense_stack, stack
+from .errors import BatchSizeError, StructureError
+from .typing import BatchSize, DeviceType, NestedKey
+
+__all__ = [
+    "from_any",
+    "from_dict",
+    "from_list",
+    "from_namedtuple",
+    "from_pytree",
+    "from_schema",
+    "from_struct_array",
+    "from_tuple",
+    "fromkeys",
+    "make_tensordict",
+]
+
+PYTREE_TYPE = "_pytree_type"
+"""Key under which :func:`from_pytree` keeps the class of each container."""
+
+NON_STRING_KEY = "<NON_NESTED>"
+"""Start of the keys that stand for dict keys which are no strings."""
+
+
+def from_any(
+    obj: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: DeviceType | None = None,
+    batch_size: BatchSize | None = None,
+) -> Any:
+    """Return a Python object as a collection, as far as it is one.
+
+    Mappings, tuples, named tuples, structured arrays and dataclasses become collections, lists become tensors or
+    non-tensor data; a collection, a tensor, a plain array, a number, a string or any other object is returned as it is.
+
+    Args:
+        obj: the object.
+        auto_batch_size: set the batch size of every level to the leading dims that its leaves share.
+        batch_dims: the number of those dims at most; implies ``auto_batch_size``.
+        device: where entries are moved.
+        batch_size: the batch size, instead of ``auto_batch_size``.
+
+    Raises:
+        BatchSizeError: an entry does not start with ``batch_size``.
+
+    >>> from_any({"a": [1, 2], "b": (3, 4)})
+    TensorDict(batch_size=[], fields={a: i64[2], b: {0: i64[], 1: i64[]}})
+    """
+    if isinstance(obj, (Core, Tensor, str, bytes)):
+        return obj
+    if isinstance(obj, list):
+        return coerce(obj, torch.Size(), None if device is None else as_device(device), ())
+    content = _content(obj)
+    if content is None:
+        return obj
+    if isinstance(content, Core):
+        return content
+    if isinstance(obj, np.ndarray) and batch_size is None and not auto_batch_size and batch_dims is None:
+        batch_size = obj.shape
+    return _build(content, batch_size, device, None, auto_batch_size, batch_dims)
+
+
+def from_dict(
+    d: Mapping[Any, Any] | Core,
+    *,
+    auto_batch_size: bool | None = None,
+    batch_dims: int | None = None,
+    device: DeviceType | None = None,
+    batch_size: BatchSize | None = None,
+    names: Sequence[str | None] | None = None,
+) -> Any:
+    """Return a mapping as a collection; nested mappings and tuples become nested collections.
+
+    Args:
+        d: the mapping.
+        auto_batch_size: set the batch size of every level to the leading dims that its leaves share.
+        batch_dims: the number of those dims at most; implies ``auto_batch_size``.
+        device: where entries are moved.
+        batch_size: the batch size, instead of ``batch_dims``.
+        names: a name or None for each batch dim.
+
+    Raises:
+        BatchSizeError: an entry does not start with ``batch_size``.
+        ValueError: ``batch_size`` and ``batch_dims`` are both given.
+
+    >>> from_dict({"a": torch.zeros(3, 2), "b": {"c": torch.zeros(3)}}, auto_batch_size=True).batch_size
+    torch.Size([3])
+    """
+    # A type check is several times faster than isinstance with an abstract class.
+    plain = type(d) is dict
+    if not plain and not isinstance(d, (Mapping, Core)):
+        raise TypeError(f"from_dict takes a mapping; got {type(d).__name__}")
+    if batch_size is not None and batch_dims is not None:
+        raise ValueError(f"give batch_size or batch_dims, not both; got {batch_size!r} and {batch_dims}")
+    if not plain and isinstance(d, Core):
+        batch_size = (
+            d.batch_size if batch_size is None and not auto_batch_size and batch_dims is None else batch_size
+        )
+        d = d._children()
+    return _build(d, batch_size, device, names, bool(auto_batch_size), batch_dims)
+
+
+def from_tuple(
+    obj: Sequence[Any],
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: DeviceType | None = None,
+    batch_size: BatchSize | None = None,
+) -> Any:
+    """Return a tuple as a collection with the keys ``"0"``, ``"1"`` and so on; arguments as for :func:`from_any`.
+
+    >>> from_tuple((torch.zeros(3), torch.ones(3)))
+    TensorDict(batch_size=[], fields={0: f32[3], 1: f32[3]})
+    """
+    if not isinstance(obj, (tuple, list)):
+        raise TypeError(f"from_tuple takes a tuple; got {type(obj).__name__}")
+    content = {str(i): value for i, value in enumerate(obj)}
+    return _build(content, batch_size, device, None, auto_batch_size, batch_dims)
+
+
+def from_namedtuple(
+    named_tuple: Any,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: DeviceType | None = None,
+    batch_size: BatchSize | None = None,
+) -> Any:
+    """Return a named tuple as a collection with its fields as keys; arguments as for :func:`from_any`.
+
+    >>> from collections import namedtuple
+    >>> from_namedtuple(namedtuple("Point", "x y")(1, 2))
+    TensorDict(batch_size=[], fields={x: i64[], y: i64[]})
+    """
+    if not (isinstance(named_tuple, tuple) and hasattr(named_tuple, "_fields")):
+        raise TypeError(f"from_namedtuple takes a named tuple; got {type(named_tuple).__name__}")
+    return _build(_content(named_tuple), batch_size, device, None, auto_batch_size, batch_dims)
+
+
+def from_struct_array(
+    struct_array: np.ndarray[Any, Any] | np.void,
+    *,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+    device: DeviceType | None = None,
+    batch_size: BatchSize | None = None,
+) -> Any:
+    """Return a structured array as a collection with its fields as keys.
+
+    Args:
+        struct_array: the array; fields of strings become non-tensor data.
+        auto_batch_size: as for :func:`from_any`.
+        batch_dims: as for :func:`from_any`.
+        device: where entries are moved.
+        batch_size: the shape of the array if not given.
+
+    >>> import numpy
+    >>> from_struct_array(numpy.array([(1, 2.0), (3, 4.0)], dtype=[("x", "i4"), ("y", "f8")]))
+    TensorDict(batch_size=[2], fields={x: i32[], y: f64[]})
+    """
+    if not isinstance(struct_array, (np.ndarray, np.void)) or struct_array.dtype.names is None:
+        raise TypeError(f"from_struct_array takes a structured array; got {type(struct_array).__name__}")
+    if batch_size is None and not auto_batch_size and batch_dims is None:
+        batch_size = struct_array.shape
+    return _build(_content(struct_array), batch_size, device, None, auto_batch_size, batch_dims)
+
+
+def from_list(
+    input: Sequence[Any],
+    *,
+    auto_batch_size: bool | None = None,
+    batch_size: BatchSize | None = None,
+    device: DeviceType | None = None,
+    batch_dims: int | None = None,
+    names: Sequence[str | None] | None = None,
+    lazy: bool | None = None,
+) -> Any:
+    """Return the stack of a list of mappings or collections.
+
+    Args:
+        input: the items.
+        auto_batch_size: set the batch size of the stack to the leading dims that its leaves share.
+        batch_size: the batch size of the stack.
+        device: where entries are moved.
+        batch_dims: the number of dims that ``auto_batch_size`` finds at most; implies it.
+        names: a name or None for each batch dim of the stack.
+        lazy: True keeps the items side by side, False stacks every leaf, None stacks if keys and shapes agree.
+
+    Raises:
+        StructureError: there is no item, or ``lazy`` is False and items differ.
+
+    >>> from_list([{"a": 1}, {"a": 2}])["a"]
+    tensor([1, 2])
+    """
+    items: list[Any] = []
+    for i, item in enumerate(input):
+        if not isinstance(item, (Mapping, Core)):
+            raise TypeError(f"from_list takes mappings and collections; item {i} is a {type(item).__name__}")
+        items.append(item if isinstance(item, Core) else _build(item, None, device, None, False, None))
+    if not items:
+        raise StructureError("from_list needs at least one item, got an empty list")
+    auto = bool(auto_batch_size) or batch_dims is not None
+    if auto:
+        for item in items:
+            item.auto_batch_size_(None if batch_dims is None else max(batch_dims - 1, 0))
+    elif batch_size is not None:
+        size = torch.Size((batch_size,) if isinstance(batch_size, int) else batch_size)
+        if size[:1] != (len(items),):
+            raise BatchSizeError(f"the batch size {list(size)} does not fit a stack of {len(items)} items")
+        items = [item._fit(size[1:]) for item in items]
+    result = (maybe_dense_stack if lazy is None else lazy_stack if lazy else stack)(items, 0)
+    if names is not None:
+        result.names = names
+    return result
+
+
+def fromkeys(keys: Iterable[NestedKey], value: Any = 0) -> Any:
+    """Return a collection with the same value under each key.
+
+    >>> fromkeys(["a", ("b", "c")])
+    TensorDict(batch_size=[], fields={a: i64[], b: {c: i64[]}})
+    """
+    result = dense({}, torch.Size())
+    for key in keys:
+        result.set(key, value)
+    return result
+
+
+def from_schema(
+    schema: Mapping[NestedKey, tuple[Sequence[int] | torch.Size, torch.dtype]],
+    *,
+    batch_size: BatchSize | None = None,
+    storage: str | None = None,
+    device: DeviceType | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Return a collection of zeros with the given keys, shapes and dtypes.
+
+    Args:
+        schema: key -> (shape without the batch dims, dtype).
+        batch_size: the batch size, empty if not given.
+        storage: None for memory, ``"shared"`` for shared memory, ``"memmap"`` for files (needs td-memmap).
+        device: where the leaves are.
+        **kwargs: passed to ``memmap_like`` (its ``prefix``, say); there are none for the other storages.
+
+    Raises:
+        ValueError: there is no such storage.
+
+    >>> from_schema({"a": ([3], torch.float32)}, batch_size=[2])
+    TensorDict(batch_size=[2], fields={a: f32[3]})
+    """
+    if storage not in (None, "shared", "memmap"):
+        raise ValueError(f"storage is None, 'shared' or 'memmap'; got {storage!r}")
+    if kwargs and storage != "memmap":
+        raise TypeError(f"from_schema() takes no {', '.join(kwargs)} with storage={storage!r}")
+    size = torch.Size(
+        () if batch_size is None else (batch_size,) if isinstance(batch_size, int) else batch_size
+    )
+    result = dense({}, size, None if device is None else as_device(device))
+    for key, (shape, dtype) in schema.items():
+        full = (*size, *shape)
+        if storage == "memmap":
+            # Files are made sparse from the shape alone; nothing of this size is allocated here.
+            result.set(key, torch.zeros((), dtype=dtype).expand(full))
+        else:
+            result.set(key, torch.zeros(full, dtype=dtype, device=device))
+    if storage == "memmap":
+        return result.memmap_like(**kwargs)
+    return result.share_memory_() if storage == "shared" else result
+
+
+def make_tensordict(
+    input_dict: Mapping[Any, Any] | None = None,
+    batch_size: BatchSize | None = None,
+    device: DeviceType | None = None,
+    auto_batch_size: bool | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Return a collection of the entries of a mapping and of keywords.
+
+    Args:
+        input_dict: entries.
+        batch_size: the batch size, empty if not given.
+        device: where entries are moved.
+        auto_batch_size: set the batch size of every level to the leading dims that its leaves share.
+        **kwargs: more entries.
+
+    >>> make_tensordict(a=torch.zeros(3), batch_size=[3])
+    TensorDict(batch_size=[3], fields={a: f32[]})
+    """
+    return _build({**(input_dict or {}), **kwargs}, batch_size, device, None, bool(auto_batch_size), None)
+
+
+def from_pytree(
+    pytree: Any,
+    *,
+    batch_size: BatchSize | None = None,
+    auto_batch_size: bool = False,
+    batch_dims: int | None = None,
+) -> Any:
+    """Return a pytree of dicts, lists, tuples and named tuples as a collection; ``to_pytree`` is the inverse.
+
+    The class of each container is kept as non-tensor data under ``"_pytree_type"`` (needs td-tensorclass). A tensor or
+    collection is returned as it is.
+
+    Args:
+        pytree: the tree; its leaves are tensors, collections, arrays or numbers.
+        batch_size: the batch size, empty if not given.
+        auto_batch_size: as for :func:`from_any`.
+        batch_dims: as for :func:`from_any`.
+
+    Raises:
+        TypeError: a leaf is something else.
+
+    >>> from_pytree(torch.ones(2))
+    tensor([1., 1.])
+    """
+    if isinstance(pytree, (Tensor, Core)):
+        return pytree
+    return _build(_tree_content(pytree), batch_size, None, None, auto_batch_size, batch_dims)
+
+
+def _tree_content(pytree: Any) -> dict[str, Any]:
+    root: dict[str, Any] = {}
+    todo: list[tuple[Any, dict[str, Any]]] = [(pytree, root)]
+    while todo:
+        tree, out = todo.pop()
+        out[PYTREE_TYPE] = type(tree)
+        entries: dict[str, Any]
+        if isinstance(tree, Mapping):
+            entries = {}
+            for i, (key, value) in enumerate(tree.items()):
+                if isinstance(key, str):
+                    entries[key] = value
+                else:
+                    entries[f"{NON_STRING_KEY}{i}"] = {"key": key, "value": value}
+        elif isinstance(tree, tuple) and hasattr(tree, "_fields"):
+            entries = dict(zip(tree._fields, tree, strict=True))
+        elif isinstance(tree, (list, tuple)):
+            entries = {str(i): value for i, value in enumerate(tree)}
+        else:
+            raise TypeError(f"a pytree is made of dicts, lists and tuples; got {type(tree).__name__}")
+        for key, value in entries.items():
+            if key.startswith(NON_STRING_KEY):
+                out[key] = inner = {"key": _as_data(value["key"])}
+                key, value, target = "value", value["value"], inner
+            else:
+                target = out
+            if isinstance(value, (Mapping, list, tuple)) and not isinstance(value, Core):
+                below: dict[str, Any] = {}
+                target[key] = below
+                todo.append((value, below))
+            elif isinstance(value, (Tensor, Core, np.ndarray, np.generic, bool, int, float, complex)):
+                target[key] = value
+            else:
+                raise TypeError(
+                    f"the leaf {key!r} of a pytree is a {type(value).__name__}; expected a tensor"
+                )
+    return root
+
+
+def _as_data(value: Any) -> Any:
+    """Return a value as non-tensor data, also where it would become a tensor."""
+    coercer = COERCERS.find(object)
+    return value if coercer is None else coercer.convert(value, torch.Size(), None)
+
+
+def _build(
+    content: Any,
+    batch_size: BatchSize | None,
+    device: DeviceType | None,
+    names: Sequence[str | None] | None,
+    auto_batch_size: bool,
+    batch_dims: int | None,
+) -> Any:
+    size = torch.Size(
+        () if batch_size is None else (batch_size,) if isinstance(batch_size, int) else batch_size
+    )
+    result = nest(_plain(content), size, None if device is None else as_device(device))
+    if batch_size is None and (auto_batch_size or batch_dims is not None):
+        result.auto_batch_size_(batch_dims)
+    if names is not None:
+        result._set_names(check_names(names, len(result.batch_size)))
+    return result
+
+
+def _plain(content: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return nested content as nested plain dicts of leaves, without recursion."""
+    root: dict[Any, Any] = {}
+    todo: list[tuple[Mapping[Any, Any], dict[Any, Any]]] = [(content, root)]
+    open_levels: set[int] = set()
+    while todo:
+        source, out = todo.pop()
+        for key, value in source.items():
+            if isinstance(value, Tensor):
+                out[key] = value
+                continue
+            inner = _content(value)
+            if inner is None or isinstance(inner, Core):
+                out[key] = value if inner is None else inner
+                continue
+            if id(value) in open_levels and _holds_itself(value):
+                raise StructureError(f"the entry {key!r} holds a mapping that contains itself")
+            open_levels.add(id(value))
+            below: dict[Any, Any] = {}
+            out[key] = below
+            todo.append((inner, below))
+    return root
+
+
+def _content(value: Any) -> Any:
+    """Return the entries of a container, a collection made by a sibling, or None for a leaf."""
+    if isinstance(value, (Tensor, Core)):
+        return value if isinstance(value, Core) else None
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, tuple) and type(value) is not torch.Size:
+        fields = getattr(value, "_fields", None)
+        return (
+            dict(zip(fields, value, strict=True))
+            if fields
+            else {str(i): item for i, item in enumerate(value)}
+        )
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, (np.ndarray, np.void)) and value.dtype.names is not None:
+        return {name: _field(value[name]) for name in value.dtype.names}
+    return None
+
+
+def _field(value: Any) -> Any:
+    """Return a field of a structured array as a list of strings or objects, or as an array that torch can read."""
+    if value.dtype.names is not None:
+        return value
+    # The items of a field lie a whole record apart, which no tensor can express.
+    return value.tolist() if value.dtype.kind in "USO" else np.array(value)
+
+
+def _holds_itself(mapping: Any) -> bool:
+    todo, seen = [mapping], set()
+    while todo:
+        for value in (_content(todo.pop()) or {}).values():
+            if value is mapping:
+                return True
+            if id(value) not in seen and isinstance(value, (Mapping, tuple)):
+                seen.add(id(value))
+                todo.append(value)
+    return False

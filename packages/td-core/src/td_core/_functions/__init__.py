@@ -1,0 +1,1 @@
+"""Functions over collections, one concept a module."""

@@ -1,0 +1,114 @@
+"""Making batches of samples, for a ``DataLoader``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from .._collection import Core
+from .._keys import unravel_key_to_tuple
+from .._ops.joining import maybe_dense_stack
+from .._torch_private import default_collate_functions
+from ..errors import StructureError
+from ..typing import NestedKey
+
+__all__ = ["collate"]
+
+
+def collate(
+    batch: Any,
+    *,
+    pad_keys: Mapping[NestedKey, float] | None = None,
+    nested_keys: Sequence[NestedKey] | None = None,
+    mask_key: NestedKey | None = None,
+) -> Any:
+    """Return samples as one batch; a ``collate_fn`` for :class:`torch.utils.data.DataLoader`.
+
+    Collections are stacked, lazily where their keys or shapes differ; tuples and mappings of samples are collated item
+    by item; everything else goes to :func:`torch.utils.data.default_collate`.
+
+    Args:
+        batch: a sequence of samples; a collection is a batch already, and returned as it is.
+        pad_keys: key -> value: entries of different shapes that are padded with this value.
+        nested_keys: entries that become jagged nested tensors.
+        mask_key: where the masks of padded entries go, True where there is data.
+
+    >>> from td_core import TensorDict
+    >>> collate([TensorDict({"a": 1}), TensorDict({"a": 2})])["a"]
+    tensor([1, 2])
+    """
+    if isinstance(batch, Core):
+        return batch
+    samples = list(batch)
+    if not samples:
+        return samples
+    first = samples[0]
+    if isinstance(first, Core):
+        return _collate_collections(samples, pad_keys or {}, nested_keys or (), mask_key)
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*(collate(column) for column in zip(*samples, strict=True)))
+    if isinstance(first, (tuple, list)) and any(isinstance(item, Core) for item in first):
+        return type(first)(
+            collate(column, pad_keys=pad_keys, nested_keys=nested_keys, mask_key=mask_key)
+            for column in zip(*samples, strict=True)
+        )
+    if isinstance(first, Mapping) and any(isinstance(item, Core) for item in first.values()):
+        return {
+            key: collate(
+                [sample[key] for sample in samples],
+                pad_keys=pad_keys,
+                nested_keys=nested_keys,
+                mask_key=mask_key,
+            )
+            for key in first
+        }
+    return default_collate(samples)
+
+
+def _collate_collections(
+    samples: list[Any],
+    pad_keys: Mapping[NestedKey, float],
+    nested_keys: Sequence[NestedKey],
+    mask_key: NestedKey | None,
+) -> Any:
+    columns = {key: [sample[key] for sample in samples] for key in nested_keys}
+    if nested_keys:
+        samples = [sample.exclude(*nested_keys) for sample in samples]
+    if pad_keys:
+        samples = [sample._map(_same) for sample in samples]
+    for key, value in pad_keys.items():
+        path = unravel_key_to_tuple(key)
+        leaves = [sample[key] for sample in samples]
+        if len({leaf.ndim for leaf in leaves}) != 1:
+            raise StructureError(
+                f"collate: key {key!r} has {[leaf.ndim for leaf in leaves]} dims, so it cannot be padded"
+            )
+        shape = [max(sizes) for sizes in zip(*(leaf.shape for leaf in leaves), strict=True)]
+        for sample, leaf in zip(samples, leaves, strict=True):
+            padded = leaf.new_full(shape, value)
+            inside = tuple(slice(size) for size in leaf.shape)
+            padded[inside] = leaf
+            sample._set_path(path, padded)
+            if mask_key is not None:
+                mask = torch.zeros(shape, dtype=torch.bool, device=leaf.device)
+                mask[inside] = True
+                sample._set_path((*unravel_key_to_tuple(mask_key), *path), mask)
+    result = maybe_dense_stack(samples, 0)
+    for key, leaves in columns.items():
+        result.set(key, torch.nested.as_nested_tensor(leaves, layout=torch.jagged))
+    return result
+
+
+def _same(leaf: Tensor) -> Tensor:
+    return leaf
+
+
+def _collate_for_torch(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    return collate(batch)
+
+
+default_collate_functions()[Core] = _collate_for_torch

@@ -1,0 +1,72 @@
+"""Merging collections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from .._collection import Child, Core, leaf_against_node
+from .._keys import unravel_key_to_tuple
+from ..errors import StructureError
+from ..typing import NestedKey
+
+__all__ = ["merge_tensordicts"]
+
+
+def merge_tensordicts(
+    *tensordicts: Any,
+    callback_exist: Callable[..., Any] | Mapping[NestedKey, Callable[..., Any]] | None = None,
+) -> Any:
+    """Return a collection with the entries of all collections; leaves are shared.
+
+    Args:
+        *tensordicts: two or more; the result is like the first one.
+        callback_exist: gets all the entries that stand under one key, in order, and returns the one to keep; or such a
+            callable for each key. Without one the first is kept.
+
+    Raises:
+        StructureError: fewer than two collections; or a key holds a leaf in one and a level in another.
+
+    >>> from td_core import TensorDict
+    >>> merge_tensordicts(TensorDict(a=1, n={"b": 1}), TensorDict(n={"c": 2}))
+    TensorDict(batch_size=[], fields={a: i64[], n: {b: i64[], c: i64[]}})
+    """
+    if len(tensordicts) < 2:
+        raise StructureError(f"merge_tensordicts needs two collections or more, got {len(tensordicts)}")
+    callbacks: Any = callback_exist
+    if isinstance(callback_exist, Mapping):
+        callbacks = {unravel_key_to_tuple(key): call for key, call in callback_exist.items()}
+    found: dict[tuple[str, ...], list[Child]] = {}
+    levels: dict[tuple[str, ...], Core] = {}
+    for td in tensordicts:
+        todo: list[tuple[tuple[str, ...], Core]] = [((), td)]
+        while todo:
+            at, node = todo.pop()
+            for key, child in node._children().items():
+                path = (*at, key)
+                leaf = isinstance(child, Tensor) or child._opaque
+                if path in (levels if leaf else found):
+                    other = levels[path] if leaf else found[path][0]
+                    raise leaf_against_node(other, child, path)
+                if leaf:
+                    found.setdefault(path, []).append(child)
+                else:
+                    levels.setdefault(path, child)
+                    todo.append((path, child))
+    result = tensordicts[0]._map(_same)
+    for path, level in levels.items():
+        if path not in result.keys(True):
+            result._set_path(path, level._with_children({}))
+    for path, entries in found.items():
+        call = callbacks.get(path) if isinstance(callbacks, dict) else callbacks
+        if len(entries) > 1 and call is not None:
+            result._set_path(path, call(*entries))
+        elif path not in result.keys(True):
+            result._set_path(path, entries[0])
+    return result
+
+
+def _same(leaf: Tensor) -> Tensor:
+    return leaf

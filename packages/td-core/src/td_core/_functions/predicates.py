@@ -1,0 +1,72 @@
+"""Questions about objects and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._collection import Core
+
+__all__ = ["is_bool", "is_floating", "is_inexact", "is_integer", "is_tensor_collection"]
+
+
+def is_tensor_collection(datatype: Any) -> bool:
+    """Tell whether an object, or a class, is a collection.
+
+    >>> from td_core import TensorDict
+    >>> is_tensor_collection(TensorDict), is_tensor_collection(TensorDict()), is_tensor_collection(torch.zeros(1))
+    (True, True, False)
+    """
+    return issubclass(datatype if isinstance(datatype, type) else type(datatype), Core)
+
+
+def is_inexact(*args: Any) -> bool:
+    """Tell whether the last argument has a floating point or complex dtype.
+
+    Like its kin it can be a ``cast_filter``, which gets a key and a leaf.
+
+    Args:
+        *args: anything, then a tensor or a dtype.
+
+    >>> is_inexact("key", torch.zeros(1)), is_inexact(torch.complex64), is_inexact(torch.int8)
+    (True, True, False)
+    """
+    dtype = _dtype(args)
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def is_floating(*args: Any) -> bool:
+    """Tell whether the last argument has a floating point dtype; see :func:`is_inexact`.
+
+    >>> is_floating(torch.zeros(1)), is_floating(torch.complex64)
+    (True, False)
+    """
+    return _dtype(args).is_floating_point
+
+
+def is_integer(*args: Any) -> bool:
+    """Tell whether the last argument has an integer dtype, which bool is not; see :func:`is_inexact`.
+
+    >>> is_integer(torch.zeros(1).int()), is_integer(torch.bool)
+    (True, False)
+    """
+    dtype = _dtype(args)
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def is_bool(*args: Any) -> bool:
+    """Tell whether the last argument has the bool dtype; see :func:`is_inexact`.
+
+    >>> is_bool(torch.tensor(True)), is_bool(torch.int8)
+    (True, False)
+    """
+    return _dtype(args) == torch.bool
+
+
+def _dtype(args: tuple[Any, ...]) -> torch.dtype:
+    value = args[-1] if args else None
+    dtype = value if isinstance(value, torch.dtype) else getattr(value, "dtype", None)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"the last argument is a tensor or a dtype; got {args!r}")
+    return dtype

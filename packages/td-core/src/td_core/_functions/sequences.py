@@ -1,0 +1,261 @@
+"""Padding collections of different lengths to one, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._coerce import COERCERS
+from .._collection import Child, Core, leaf_against_node, show_path
+from .._keys import unravel_key_to_tuple
+from .._ops.joining import cat, lazy_stack, stack
+from ..errors import KeyPathError, StructureError
+from ..typing import NestedKey
+
+__all__ = ["pad_sequence", "unpad_sequence"]
+
+MASKS = "masks"
+"""Where the masks go when no other key is given."""
+
+Path = tuple[str, ...]
+
+
+def pad_sequence(
+    list_of_tensordicts: Sequence[Any],
+    pad_dim: int = 0,
+    padding_value: float | Mapping[NestedKey, float] = 0.0,
+    out: Any = None,
+    return_mask: bool | NestedKey = False,
+    padding_side: str = "right",
+) -> Any:
+    """Return a stack of collections whose leaves are padded to the same length along a dim.
+
+    Args:
+        list_of_tensordicts: the items; keys that not all of them have are left out.
+        pad_dim: the dim of each leaf that is padded.
+        padding_value: what is filled in, for all leaves or by key; None for non-tensor data.
+        out: written with the result, and returned.
+        return_mask: True, or a key: store masks there (``"masks"`` by default), True where an item has data.
+        padding_side: ``"right"`` or ``"left"``.
+
+    Returns:
+        a collection of batch size ``[len(items), *batch_size]``.
+
+    Raises:
+        StructureError: there is no item, or leaves differ in other dims.
+        KeyPathError: ``padding_value`` names an entry that does not exist.
+
+    >>> from td_core import TensorDict
+    >>> items = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]
+    >>> pad_sequence(items)["a"]
+    tensor([[1., 0.],
+            [1., 1.]])
+    """
+    items = list(list_of_tensordicts)
+    if not items:
+        raise StructureError("pad_sequence needs at least one item, got an empty list")
+    if padding_side not in ("left", "right"):
+        raise ValueError(f"padding_side is 'left' or 'right'; got {padding_side!r}")
+    fills = {}
+    if isinstance(padding_value, Mapping):
+        fills = {unravel_key_to_tuple(key): value for key, value in padding_value.items()}
+        padding_value = 0.0
+    left = padding_side == "left"
+    masks: dict[Path, Tensor] = {}
+    top: dict[str, Child] = {}
+    rows: list[tuple[Any, dict[str, Child], torch.Size, Any, str]] = [
+        (items[0], top, _padded_size(items), None, "")
+    ]
+    todo: list[tuple[list[Any], dict[str, Child], Path]] = [(items, top, ())]
+    used: set[Path] = set()
+    while todo:
+        nodes, out_entries, at = todo.pop()
+        columns = [node._children() for node in nodes]
+        for key in columns[0]:
+            if not all(key in column for column in columns):
+                continue
+            entries, path = [column[key] for column in columns], (*at, key)
+            first = entries[0]
+            for entry in entries[1:]:
+                if isinstance(entry, Tensor) != isinstance(first, Tensor) or (
+                    isinstance(entry, Core) and entry._opaque != first._opaque
+                ):
+                    raise leaf_against_node(first, entry, path)
+            if isinstance(first, Tensor):
+                used.add(path)
+                fill = fills.get(path, padding_value)
+                out_entries[key] = _pad_leaves(entries, pad_dim, fill, left, path)
+                if return_mask is not False:
+                    masks[path] = _mask(entries, pad_dim, left, len(nodes[0].batch_size))
+            elif first._opaque:
+                out_entries[key] = _pad_values(entries, left)
+            else:
+                inner: dict[str, Child] = {}
+                out_entries[key] = None
+                rows.append((first, inner, _padded_size(entries), out_entries, key))
+                todo.append((entries, inner, path))
+    unknown = [path for path in fills if path not in used]
+    if unknown:
+        raise KeyPathError(
+            f"padding_value names {unknown}, which are no tensor entries; there are {sorted(used)}"
+        )
+    result: Any = None
+    for node, entries_of, size, parent, key in reversed(rows):
+        result = node._with_children(entries_of, batch_size=size, names=None)
+        if parent is not None:
+            parent[key] = result
+    if return_mask is not False:
+        where = (MASKS,) if return_mask is True else unravel_key_to_tuple(return_mask)
+        result.create_nested(where)
+        for path, mask in masks.items():
+            result._set_path((*where, *path), mask)
+    if out is None:
+        return result
+    return out.update(result, inplace=True)
+
+
+def _padded_size(nodes: list[Any]) -> torch.Size:
+    sizes = [node.batch_size for node in nodes]
+    if len({len(size) for size in sizes}) != 1:
+        raise StructureError(
+            f"pad_sequence: the batch sizes {[list(size) for size in sizes]} differ in their dims"
+        )
+    return torch.Size((len(nodes), *map(max, zip(*sizes, strict=True))))
+
+
+def _pad_leaves(leaves: list[Tensor], pad_dim: int, value: float, left: bool, path: Path) -> Tensor:
+    ndim = leaves[0].ndim
+    if not -ndim <= pad_dim < ndim:
+        raise StructureError(
+            f"pad_sequence: {show_path(path)} has {ndim} dims, so dim {pad_dim} cannot be padded"
+        )
+    dim = pad_dim % ndim
+    length = max(leaf.shape[dim] if leaf.ndim == ndim else 0 for leaf in leaves)
+    padded = []
+    for leaf in leaves:
+        amount = length - leaf.shape[dim] if leaf.ndim == ndim else 0
+        pads = [0, 0] * (ndim - 1 - dim) + ([amount, 0] if left else [0, amount])
+        padded.append(torch.nn.functional.pad(leaf, pads, value=value) if amount else leaf)
+    if len({leaf.shape for leaf in padded}) != 1:
+        raise StructureError(
+            f"pad_sequence: {show_path(path)} has shapes {[list(leaf.shape) for leaf in leaves]}, which differ in "
+            f"other dims than {pad_dim}"
+        )
+    return torch.stack(padded)
+
+
+def _mask(leaves: list[Tensor], pad_dim: int, left: bool, batch_dims: int) -> Tensor:
+    dim = pad_dim % leaves[0].ndim
+    length = max(leaf.shape[dim] for leaf in leaves)
+    shape = list(leaves[0].shape)
+    shape[dim] = length
+    mask = torch.zeros(
+        len(leaves), *shape[: max(dim + 1, batch_dims)], dtype=torch.bool, device=leaves[0].device
+    )
+    for row, leaf in zip(mask, leaves, strict=True):
+        size = leaf.shape[dim]
+        row.narrow(dim, length - size if left else 0, size).fill_(True)
+    return mask
+
+
+def _pad_values(entries: list[Any], left: bool) -> Any:
+    """Return non-tensor entries, filled with None to one batch size, stacked."""
+    size = _padded_size(entries)[1:]
+    coercer = COERCERS.find(object)
+    padded = []
+    for entry in entries:
+        for dim, length in enumerate(size):
+            amount = length - entry.batch_size[dim]
+            if amount:
+                shape = torch.Size((*entry.batch_size[:dim], amount, *entry.batch_size[dim + 1 :]))
+                assert coercer is not None
+                filler = coercer.convert(None, shape, entry.device)
+                entry = cat([filler, entry] if left else [entry, filler], dim)
+        padded.append(entry)
+    return stack(padded, 0)
+
+
+def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
+    """Return the items that :func:`pad_sequence` padded, as a lazy stack.
+
+    Args:
+        padded: the padded collection.
+        mask: a bool tensor of shape ``[len(padded), length]``, or a collection of masks under the keys of the leaves;
+            by default what ``padded`` has under ``"masks"``.
+        pad_dim: the dim of each leaf that was padded.
+
+    Raises:
+        ValueError: there is no mask; or a row of it has data in more than one place.
+
+    >>> from td_core import TensorDict
+    >>> items = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]
+    >>> [len(item["a"]) for item in unpad_sequence(pad_sequence(items, return_mask=True)).tensordicts]
+    [1, 2]
+    """
+    if mask is None:
+        mask = padded.get(MASKS, None)
+        if not isinstance(mask, Core):
+            raise ValueError(
+                "unpad_sequence needs a mask: give mask=, or pad with pad_sequence(..., return_mask=True)"
+            )
+        padded = padded.exclude(MASKS)
+    if isinstance(mask, Tensor) and (mask.ndim != 2 or len(mask) != len(padded)):
+        raise ValueError(
+            f"a mask is a tensor of shape [{len(padded)}, length], or a collection; got shape {list(mask.shape)}"
+        )
+    return lazy_stack([_unpad_row(padded[i], mask[i], pad_dim) for i in range(len(padded))], 0)
+
+
+def _unpad_row(row: Any, mask: Any, pad_dim: int) -> Any:
+    rows: list[tuple[Any, dict[str, Child], Any, Any, str, Path]] = [(row, {}, mask, None, "", ())]
+    for node, entries, masks, _, _, at in rows:
+        for key, child in node._children().items():
+            path = (*at, key)
+            inner = masks.get(key, None) if isinstance(masks, Core) else masks  # type: ignore[attr-defined]
+            if isinstance(child, Tensor):
+                entries[key] = (
+                    child if inner is None else child.narrow(pad_dim, *_run(inner, pad_dim, child.ndim, path))
+                )
+            elif child._opaque:
+                entries[key] = child
+            else:
+                entries[key] = None
+                rows.append((child, {}, inner, entries, key, path))
+    result: Any = None
+    for node, entries, masks, parent, key, at in reversed(rows):
+        run = _level_run(masks, pad_dim, len(node.batch_size), at)
+        size = list(node.batch_size)
+        if run is not None and -len(size) <= pad_dim < len(size):
+            size[pad_dim] = run[1]
+            for name, child in entries.items():
+                if isinstance(child, Core) and child._opaque:
+                    entries[name] = child.narrow(pad_dim, *run)  # type: ignore[attr-defined]
+        result = node._with_children(entries, batch_size=torch.Size(size))
+        if parent is not None:
+            parent[key] = result
+    return result
+
+
+def _level_run(masks: Any, pad_dim: int, batch_dims: int, path: Path) -> tuple[int, int] | None:
+    """Return the run of a level: that of its first mask."""
+    while isinstance(masks, Core):
+        masks = next(iter(masks._children().values()), None)
+    return None if masks is None else _run(masks, pad_dim, max(batch_dims, masks.ndim), path)
+
+
+def _run(mask: Tensor, pad_dim: int, ndim: int, path: Path) -> tuple[int, int]:
+    """Return start and length of the run of True in a mask along ``pad_dim``."""
+    dim = min(pad_dim % ndim, mask.ndim - 1)
+    others = [i for i in range(mask.ndim) if i != dim]
+    present = (mask.any(dim=others) if others else mask).nonzero().flatten()
+    if not len(present):
+        return 0, 0
+    start, end = int(present[0]), int(present[-1]) + 1
+    if end - start != len(present):
+        raise ValueError(
+            f"unpad_sequence: the mask of {show_path(path)} has data in more than one place in a row"
+        )
+    return start, end - start

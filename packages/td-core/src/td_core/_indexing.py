@@ -1,0 +1,321 @@
+"""Indexing: an index is parsed once, against the batch size, into a plan that every leaf shares.
+
+The parsed index has no ellipsis (it must stop at the batch dims, which a leaf cannot know), no mask (turned
+into integers once instead of once a leaf) and nothing that torch would convert again for each leaf. The new
+batch size follows by arithmetic, with the rules of :class:`torch.Tensor`: an int selects before anything else
+happens, so only tensors, lists and bools count as advanced indices; where those are not adjacent, their dims
+come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index as as_int
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._plans import Along, ShapePlan
+from .errors import CollectionIndexError
+
+_FULL = slice(None)
+_INTEGERS = (torch.int64, torch.int32)
+_MASKS = (torch.bool, torch.uint8)
+
+
+class IndexPlan(ShapePlan):
+    """What an index does to a batch size.
+
+    Attributes:
+        index: the parsed index, for ``leaf[index]`` and ``leaf[index] = value``.
+    """
+
+    __slots__ = ("batch_size", "index", "kept")
+
+    def __init__(
+        self,
+        index: Any,
+        lead: tuple[int, ...],
+        n: int,
+        kept: tuple[int | None, ...],
+        batch_size: tuple[int, ...],
+    ) -> None:
+        self.index = index
+        self.leaf = itemgetter(index)
+        self.lead = lead
+        self.n = n
+        self.kept = kept
+        self.batch_size = batch_size
+
+    def dims(self) -> tuple[int | None, ...]:
+        return self.kept
+
+    def along(self, stack_dim: int) -> Along | None:
+        if stack_dim >= self.n:
+            return Along(None, self, len(self.lead) + stack_dim - self.n)
+        items = self.index if type(self.index) is tuple else (self.index,)
+        advanced = [item for item in items if isinstance(item, (Tensor, bool)) and not _is_scalar(item)]
+        users = [at for at, item in enumerate(items) if item is not None and type(item) is not bool]
+        at = users[stack_dim]
+        item = items[at]
+        rest = items[:at] + items[at + 1 :]
+        batch_size = self.batch_size[:stack_dim] + self.batch_size[stack_dim + 1 :]
+        inner = plan_index(rest, batch_size) if any(not _is_full(item) for item in rest) else None
+        if _is_scalar(item):
+            return Along(int(item), inner, None)
+        if type(item) is slice:
+            if _scattered(items) != _scattered(rest):
+                return None
+            picks = None if _is_full(item) else range(*item.indices(self.batch_size[stack_dim]))
+        elif len(advanced) == 1 and item.ndim == 1:
+            picks = item.tolist()
+        else:
+            return None
+        return Along(picks, inner, self.kept.index(stack_dim))
+
+
+def plan_index(index: Any, batch_size: tuple[int, ...]) -> IndexPlan:
+    """Parse an index against a batch size.
+
+    Args:
+        index: an int, slice, ``...``, None, bool, tensor, array, list, range, or a tuple of these.
+        batch_size: the dims that may be indexed.
+
+    Raises:
+        CollectionIndexError: the index has more dims than the batch, is out of range, is a mask of another
+            shape, or is no index at all.
+
+    >>> plan = plan_index((..., 0), (2, 3))
+    >>> plan.lead, plan.n, plan.dims()
+    ((2,), 2, (0,))
+    """
+    kind = type(index)
+    if kind is int:
+        if batch_size and -batch_size[0] <= index < batch_size[0]:
+            return IndexPlan(index, (), 1, (), batch_size)
+    elif kind is slice:
+        if batch_size:
+            return IndexPlan(index, (_slice_length(index, batch_size[0]),), 1, (0,), batch_size)
+    elif kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 and batch_size:
+        return IndexPlan(index, (len(index),), 1, (0,), batch_size)
+    given = index if kind is tuple else (index,)
+    return _plan_basic(given, batch_size) or _plan_items(given, batch_size)
+
+
+def _plan_basic(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPlan | None:
+    """Plan an index of ints, slices, None and ``...`` in one pass; None for any other and for a bad one."""
+    ndim = len(batch_size)
+    items: list[Any] = []
+    lead: list[int] = []
+    kept: list[int | None] = []
+    n = 0
+    for at, item in enumerate(given):
+        if item is None:
+            items.append(item)
+            lead.append(1)
+            kept.append(None)
+            continue
+        if item is ...:
+            for _ in range(ndim - n - sum([later is not None for later in given[at + 1 :]])):
+                items.append(_FULL)
+                lead.append(batch_size[n])
+                kept.append(n)
+                n += 1
+            continue
+        if n >= ndim:
+            return None
+        kind = type(item)
+        if kind is slice:
+            lead.append(_slice_length(item, batch_size[n]))
+            kept.append(n)
+        elif kind is not int or not -batch_size[n] <= item < batch_size[n]:
+            return None
+        items.append(item)
+        n += 1
+    return IndexPlan(tuple(items), tuple(lead), n, tuple(kept), batch_size)
+
+
+def _plan_items(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPlan:
+    items = _check(_parse(given, batch_size), given, batch_size)
+    lead: list[int] = []
+    kept: list[int | None] = []
+    shapes: list[tuple[int, ...]] = []
+    names: list[int | None] = []
+    front = n = 0
+    for item in items:
+        if item is None:
+            lead.append(1)
+            kept.append(None)
+            continue
+        if type(item) is slice:
+            lead.append(_slice_length(item, batch_size[n]))
+            kept.append(n)
+        elif not _is_scalar(item):
+            if not shapes:
+                front = len(lead)
+            if type(item) is bool:
+                shapes.append((int(item),))
+                names.append(None)
+                continue
+            shapes.append(tuple(item.shape))
+            names.append(n)
+        n += 1
+    if shapes:
+        shape = _broadcast(shapes)
+        if _scattered(items):
+            front = 0
+        lead[front:front] = shape
+        kept[front:front] = names if len(names) == len(shape) == 1 else [None] * len(shape)
+    return IndexPlan(items, tuple(lead), n, tuple(kept), batch_size)
+
+
+def _parse(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> list[Any]:
+    """Return the items of an index, converted, with full slices for the ellipsis."""
+    ndim = len(batch_size)
+    items: list[Any] = []
+    ellipsis = -1
+    n = 0
+    for item in given:
+        kind = type(item)
+        if item is None or kind is bool:
+            items.append(item)
+            continue
+        if item is ...:
+            if ellipsis < 0:
+                ellipsis = len(items)
+            continue
+        if kind is not int and kind is not slice:
+            item = _convert(item)
+            if isinstance(item, Tensor) and item.dtype in _MASKS:
+                if item.ndim == 0:
+                    items.append(bool(item))
+                    continue
+                items.append(item)
+                n += item.ndim
+                continue
+        items.append(item)
+        n += type(item) is not bool
+    if n > ndim:
+        raise CollectionIndexError(
+            f"too many indices: {_show(given)} indexes {n} dims, and the batch size {list(batch_size)} has "
+            f"{ndim}; index the entries one by one to reach behind the batch dims"
+        )
+    if ellipsis >= 0:
+        items[ellipsis:ellipsis] = [_FULL] * (ndim - n)
+    return items
+
+
+def _check(items: list[Any], given: tuple[Any, ...], batch_size: tuple[int, ...]) -> tuple[Any, ...]:
+    """Check the items against the dims they use; a mask becomes one integer tensor for each of its dims."""
+    checked: list[Any] = []
+    dim = 0
+    for item in items:
+        if item is None or type(item) is bool:
+            checked.append(item)
+            continue
+        if isinstance(item, Tensor):
+            if item.dtype in _MASKS:
+                covered = tuple(batch_size[dim : dim + item.ndim])
+                if tuple(item.shape) != covered:
+                    raise CollectionIndexError(
+                        "the shape of a mask must be that of the dims it covers: got "
+                        f"{list(item.shape)} for batch dim {dim} and following, {list(covered)} of the batch "
+                        f"size {list(batch_size)}"
+                    )
+                checked.extend(item.nonzero(as_tuple=True))
+                dim += item.ndim
+                continue
+        elif type(item) is not slice and not -batch_size[dim] <= item < batch_size[dim]:
+            raise CollectionIndexError(
+                f"index {item} is out of bounds for batch dim {dim} of size {batch_size[dim]} "
+                f"(index {_show(given)}, batch size {list(batch_size)})"
+            )
+        checked.append(item)
+        dim += 1
+    return tuple(checked)
+
+
+def _convert(item: Any) -> Any:
+    """Return an item of a less common type as an int, a bool or an integer or mask tensor."""
+    if isinstance(item, Tensor):
+        tensor = item
+    elif isinstance(item, (bool, np.bool_)):
+        return bool(item)
+    elif isinstance(item, torch.SymInt):
+        return item
+    elif isinstance(item, (list, tuple, range, np.ndarray)):
+        try:
+            tensor = torch.as_tensor(list(item) if isinstance(item, range) else item)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise CollectionIndexError(f"{_show((item,))} cannot be an index: {error}") from error
+        if not isinstance(item, np.ndarray) and tensor.numel() == 0:
+            return tensor.long()
+        if isinstance(item, np.ndarray) and item.dtype.kind in "iu" and tensor.dtype is not torch.uint8:
+            tensor = tensor.long()
+    else:
+        try:
+            return as_int(item)
+        except TypeError:
+            raise CollectionIndexError(
+                "an index is made of ints, slices, ..., None, bools, and tensors, arrays, lists or ranges "
+                f"of ints or bools; got {type(item).__name__} {item!r}"
+            ) from None
+    if tensor.dtype not in _INTEGERS and tensor.dtype not in _MASKS:
+        raise CollectionIndexError(
+            f"a tensor used as an index must have an int64, int32 or bool dtype; got {tensor.dtype}"
+        )
+    return tensor
+
+
+def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    if len(shapes) == 1:
+        return shapes[0]
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        raise CollectionIndexError(
+            "the tensors of an index cannot be broadcast together: "
+            f"got shapes {[list(shape) for shape in shapes]}"
+        ) from None
+
+
+def _slice_length(item: slice, size: int) -> int:
+    start, stop, step = item.indices(size)
+    if step == 1:
+        return max(stop - start, 0)
+    if step < 0:
+        raise ValueError(f"the step of a slice must be greater than zero; got {item}")
+    return len(range(start, stop, step))
+
+
+def _is_scalar(item: Any) -> bool:
+    """Tell whether an item selects one position: an int, or an integer tensor without dims."""
+    return not isinstance(item, bool) and (
+        isinstance(item, (int, torch.SymInt)) or (isinstance(item, Tensor) and item.ndim == 0)
+    )
+
+
+def _is_full(item: Any) -> bool:
+    return type(item) is slice and item == _FULL
+
+
+def _scattered(items: Sequence[Any]) -> bool:
+    """Tell whether a slice or None stands between two advanced indices."""
+    kinds = "".join(
+        "" if _is_scalar(item) else "-" if item is None or type(item) is slice else "a" for item in items
+    ).strip("-")
+    return "-" in kinds
+
+
+def _show(index: tuple[Any, ...]) -> str:
+    """Return an index as it stands in messages: tensors and arrays by shape only."""
+    shown = [
+        f"{type(item).__name__} of shape {list(item.shape)}"
+        if isinstance(item, (Tensor, np.ndarray))
+        else repr(item)
+        for item in index
+    ]
+    return shown[0] if len(shown) == 1 else f"({', '.join(shown)})"

@@ -1,0 +1,92 @@
+"""Keys: what is one, and how a nested one is flattened.
+
+A key is a ``str`` or a non-empty, possibly nested tuple of ``str``; every nested form has one flat form.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from .errors import KeyPathError
+from .typing import NestedKey
+
+KEY_SEPARATOR = "."
+
+
+def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
+    """Return the flat tuple of strings of a key.
+
+    Raises:
+        KeyPathError: ``key`` is not a string or a non-empty nested tuple of strings.
+
+    >>> unravel_key_to_tuple(("a", ("b", ("c",))))
+    ('a', 'b', 'c')
+    """
+    if isinstance(key, str):
+        return (key,)
+    if isinstance(key, tuple) and key:
+        for part in key:
+            if type(part) is not str:
+                break
+        else:
+            return key
+        flat: list[str] = []
+        stack: list[Any] = list(reversed(key))
+        while stack:
+            part = stack.pop()
+            if isinstance(part, str):
+                flat.append(part)
+            elif isinstance(part, tuple) and part:
+                stack.extend(reversed(part))
+            else:
+                break
+        else:
+            return tuple(flat)
+    raise KeyPathError(f"a key is a string or a non-empty, possibly nested tuple of strings; got {key!r}")
+
+
+def unravel_key(key: NestedKey) -> str | tuple[str, ...]:
+    """Return the shortest form of a key: a string, or a flat tuple of strings.
+
+    >>> unravel_key(("a",)), unravel_key(("a", ("b",)))
+    ('a', ('a', 'b'))
+    """
+    if type(key) is str:
+        return key
+    path = unravel_key_to_tuple(key)
+    return path[0] if len(path) == 1 else path
+
+
+def unravel_key_list(keys: Iterable[NestedKey]) -> list[str | tuple[str, ...]]:
+    """Return the shortest form of each key.
+
+    >>> unravel_key_list([("a",), ("b", ("c",))])
+    ['a', ('b', 'c')]
+    """
+    if isinstance(keys, str):
+        raise KeyPathError(f"unravel_key_list takes a sequence of keys; got the single key {keys!r}")
+    return [unravel_key(key) for key in keys]
+
+
+def is_key(index: object) -> bool:
+    """Tell whether an argument of ``[]`` is a key rather than an index."""
+    while type(index) is tuple and index:
+        index = index[0]
+    return isinstance(index, str)
+
+
+def join_key(prefix: tuple[str, ...], key: str) -> str | tuple[str, ...]:
+    """Return the key of the entry ``key`` of the collection at ``prefix``."""
+    return (*prefix, key) if prefix else key
+
+
+def closest(key: str, existing: Iterable[str]) -> str:
+    """Say which existing keys resemble ``key``: the tail of an error message."""
+    names = [str(name) for name in existing]
+    near = difflib.get_close_matches(key, names, n=3)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    shown = ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
+    return f"existing keys: [{shown}]"

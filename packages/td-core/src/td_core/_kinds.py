@@ -1,0 +1,228 @@
+"""The node kinds of core: how dense collections, lazy stacks and parameters stand in each format.
+
+The layouts of ``"memmap/1"`` and ``"consolidated/1"`` write what the reference implementation reads, under the class
+names that it expects; keys of ours that it ignores start with an underscore.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._lazy_stack import LazyStackedTensorDict
+from ._names import check_names
+from ._nodes import KINDS, Layout, NodeKind, Record
+from ._params import TensorDictParams
+from ._tensordict import TensorDict, as_batch_size
+from .errors import FormatError
+
+
+def _flatten_dense(td: Any) -> Record:
+    meta: dict[str, Any] = {"batch_size": list(td.batch_size)}
+    if td.device is not None:
+        meta["device"] = str(td.device)
+    if td._names is not None:
+        meta["names"] = list(td._names)
+    if td._locked:
+        meta["locked"] = True
+    return Record(meta, td._children())
+
+
+def _unflatten_dense(record: Record) -> TensorDict:
+    meta = record.meta
+    device = meta.get("device")
+    names = meta.get("names")
+    size = as_batch_size(meta["batch_size"])
+    td: TensorDict = (record.cls or TensorDict)._make(
+        dict(record.entries),
+        size,
+        None if device is None else torch.device(device),
+        None if names is None else check_names(names, len(size)),
+    )
+    if meta.get("locked"):
+        td.lock_()
+    return td
+
+
+def _dense_to_directory(td: Any) -> Record:
+    meta: dict[str, Any] = {
+        "shape": list(td.batch_size),
+        "device": "cpu",
+        "_type": "<class 'tensordict._td.TensorDict'>",
+        "_format_version": 1,
+        "_class": "tensordict:TensorDict",
+    }
+    if td._names is not None:
+        meta["_names"] = list(td._names)
+    # A collection with attachments is locked because it is mapped or consolidated, not by its owner.
+    if td._locked and not td._attachments:
+        meta["_locked"] = True
+    return Record(meta, td._children())
+
+
+def _dense_from_directory(record: Record) -> TensorDict:
+    meta = record.meta
+    size, names = as_batch_size(meta["shape"]), meta.get("_names")
+    td: TensorDict = (record.cls or TensorDict)._make(
+        dict(record.entries),
+        size,
+        None if meta.get("device") in (None, "None") else torch.device(meta["device"]),
+        check_names(names, len(size)) if isinstance(names, list) else None,
+    )
+    if meta.get("_locked") is True:
+        td.lock_()
+    return td
+
+
+def _flatten_stack(stack: LazyStackedTensorDict) -> Record:
+    meta: dict[str, Any] = {"stack_dim": stack._stack_dim}
+    if stack._stack_dim_name is not None:
+        meta["stack_dim_name"] = stack._stack_dim_name
+    if not stack._members:
+        meta["batch_size"] = list(stack._empty_size)
+    if stack._locked:
+        meta["locked"] = True
+    return Record(meta, members={str(i): member for i, member in enumerate(stack._members)})
+
+
+def _unflatten_stack(record: Record) -> LazyStackedTensorDict:
+    meta = record.meta
+    members = [record.members[str(i)] for i in range(len(record.members))]
+    stack: LazyStackedTensorDict = (record.cls or LazyStackedTensorDict)._of(members, meta["stack_dim"])
+    stack._stack_dim_name = meta.get("stack_dim_name")
+    if "batch_size" in meta:
+        stack._empty_size = torch.Size(meta["batch_size"])
+    if meta.get("locked"):
+        stack.lock_()
+    return stack
+
+
+def _stack_to_directory(stack: LazyStackedTensorDict) -> Record:
+    meta: dict[str, Any] = {
+        "_type": "<class 'tensordict._lazy.LazyStackedTensorDict'>",
+        "_format_version": 1,
+        "_class": "tensordict:LazyStackedTensorDict",
+        "stack_dim": stack._stack_dim,
+        "stack_dim_name": stack._stack_dim_name,
+        # The reference counts the directories instead, and cannot tell a missing one.
+        "_members": len(stack._members),
+    }
+    if not stack._members:
+        meta["_batch_size"] = list(stack._empty_size)
+    if stack._locked and not stack._attachments:
+        meta["_locked"] = True
+    return Record(meta, members={str(i): member for i, member in enumerate(stack._members)})
+
+
+def _stack_from_directory(record: Record) -> LazyStackedTensorDict:
+    meta = record.meta
+    members = [record.members[str(i)] for i in range(len(record.members))]
+    dim, name = meta.get("stack_dim"), meta.get("stack_dim_name")
+    depths = {len(member.batch_size) for member in members}
+    if type(dim) is not int or len(depths) > 1 or (depths and not 0 <= dim <= max(depths)) or dim < 0:
+        raise FormatError(
+            f"a lazy stack of members of {sorted(depths)} batch dims cannot have the stack_dim {dim!r}"
+        )
+    if name is not None and not isinstance(name, str):
+        raise FormatError(f"the name of a stack dim is a string; got {name!r}")
+    stack: LazyStackedTensorDict = (record.cls or LazyStackedTensorDict)._of(members, dim)
+    stack._stack_dim_name = name
+    if not members and "_batch_size" in meta:
+        stack._empty_size = torch.Size(meta["_batch_size"])
+    if meta.get("_locked") is True:
+        stack.lock_()
+    return stack
+
+
+def _flatten_params(params: TensorDictParams) -> Record:
+    return Record({"no_convert": bool(params._no_convert)}, members={"params": params._inner_params})
+
+
+def _unflatten_params(record: Record) -> TensorDictParams:
+    cls = record.cls or TensorDictParams
+    params: TensorDictParams = cls(record.members["params"], no_convert=True)
+    object.__setattr__(params, "_no_convert", record.meta.get("no_convert", False))
+    return params
+
+
+def _params_to_directory(params: TensorDictParams) -> Record:
+    inner = params._inner_params
+    return KINDS.of(inner).layouts["memmap/1"].flatten(inner)
+
+
+def _dense_to_buffer(td: Any) -> Record:
+    device = None if td.device is None else str(td.device)
+    meta = {"device": device, "names": td.names, "batch_size": list(td.batch_size), "is_locked": td._locked}
+    return Record(meta, td._children())
+
+
+def _dense_from_buffer(record: Record) -> TensorDict:
+    names = record.meta.get("names")
+    return _unflatten_dense(
+        Record(
+            {
+                **record.meta,
+                "names": names if names and any(names) else None,
+                "locked": record.meta.get("is_locked"),
+            },
+            record.entries,
+        )
+    )
+
+
+def _stack_to_buffer(stack: LazyStackedTensorDict) -> Record:
+    meta = {
+        "stack_dim": stack._stack_dim,
+        "stack_dim_name": stack._stack_dim_name,
+        "is_locked": stack._locked,
+    }
+    return Record(meta, members={str(i): member for i, member in enumerate(stack._members)})
+
+
+def _stack_from_buffer(record: Record) -> LazyStackedTensorDict:
+    return _unflatten_stack(
+        Record({**record.meta, "locked": record.meta.get("is_locked")}, members=record.members)
+    )
+
+
+KINDS.add(
+    NodeKind(
+        "TensorDict",
+        TensorDict,
+        _flatten_dense,
+        _unflatten_dense,
+        {
+            "memmap/1": Layout(
+                _dense_to_directory, _dense_from_directory, ("<class 'tensordict._td.TensorDict'>",)
+            ),
+            "consolidated/1": Layout(_dense_to_buffer, _dense_from_buffer, ("TensorDict",)),
+        },
+    )
+)
+KINDS.add(
+    NodeKind(
+        "LazyStackedTensorDict",
+        LazyStackedTensorDict,
+        _flatten_stack,
+        _unflatten_stack,
+        {
+            "memmap/1": Layout(
+                _stack_to_directory,
+                _stack_from_directory,
+                ("<class 'tensordict._lazy.LazyStackedTensorDict'>",),
+            ),
+            "consolidated/1": Layout(_stack_to_buffer, _stack_from_buffer, ("LazyStackedTensorDict",)),
+        },
+    )
+)
+KINDS.add(
+    NodeKind(
+        "TensorDictParams",
+        TensorDictParams,
+        _flatten_params,
+        _unflatten_params,
+        # Nothing is read as parameters: a directory holds the collection.
+        {"memmap/1": Layout(_params_to_directory, _unflatten_params)},
+    )
+)

@@ -1,0 +1,681 @@
+"""LazyStackedTensorDict: collections kept side by side, stacked entry by entry when one is asked for.
+
+Members may differ in shapes and keys. A key that not all members have is hidden; an entry whose shapes differ raises
+when it is read as one tensor, and can be read as a nested or padded one. Pointwise operations run member by member; a
+shape plan that leaves the stack dim whole runs on the members, any other one on the dense stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ._base import TensorDictBase
+from ._collection import Child, Core, missing_key, same, set_lazy_stack, show_path
+from ._indexing import plan_index
+from ._lazy_assign import assign_members
+from ._locking import refuse_if_locked
+from ._names import Names, check_names
+from ._nodes import dense
+from ._pytree import register
+from ._ragged import nested_tensor, padded_tensor, ragged_error
+from ._shape_plans import stack_plan, unbind_plan
+from .errors import BatchSizeError, CollectionIndexError, StructureError
+from .typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
+
+SelfT = TypeVar("SelfT", bound="LazyStackedTensorDict")
+
+
+class _Stacked(Mapping[str, Any]):
+    """The entries that all members have; each is stacked when it is read."""
+
+    __slots__ = ("_stack",)
+
+    def __init__(self, stack: LazyStackedTensorDict) -> None:
+        self._stack = stack
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stack._common_keys())
+
+    def __len__(self) -> int:
+        return len(self._stack._common_keys())
+
+    def __contains__(self, key: object) -> bool:
+        members = self._stack._members
+        return bool(members) and all(key in member._children() for member in members)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._stack._get_child(key)
+
+
+class LazyStackedTensorDict(TensorDictBase):
+    """A stack of collections that keeps its members, and stacks an entry when it is read.
+
+    Args:
+        *tensordicts: the members, with the same number of batch dims.
+        stack_dim: where the new dim stands in the batch size.
+        hook_out: applied to each stacked entry that is read.
+        hook_in: applied to each value that is written.
+        batch_size: checked against what the members give; for an empty stack, its batch size.
+        device: moves every member there.
+        names: a name or None for each batch dim.
+        stack_dim_name: the name of the stack dim alone.
+        strict_shape: refuse members whose batch sizes differ (else such dims show as -1).
+
+    Raises:
+        BatchSizeError: the members' batch dims do not fit together.
+
+    >>> from td_core import TensorDict
+    >>> stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.ones(2)}))
+    >>> stack["a"]
+    tensor([[0., 0.],
+            [1., 1.]])
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_attachments",
+        "_empty_size",
+        "_hook_in",
+        "_hook_out",
+        "_lock_parents",
+        "_locked",
+        "_members",
+        "_stack_dim",
+        "_stack_dim_name",
+        "_undo",
+    )
+
+    def __init__(
+        self,
+        *tensordicts: Any,
+        stack_dim: int = 0,
+        hook_out: Callable[[Any], Any] | None = None,
+        hook_in: Callable[[Any], Any] | None = None,
+        batch_size: Sequence[int] | None = None,
+        device: DeviceType | None = None,
+        names: Sequence[str | None] | None = None,
+        stack_dim_name: str | None = None,
+        strict_shape: bool = False,
+    ) -> None:
+        for item in tensordicts:
+            if not isinstance(item, Core):
+                raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")
+        members = [item.to(device) if device is not None else item for item in tensordicts]
+        ndim = len(members[0].batch_size) if members else len(batch_size or (0,)) - 1
+        dim = stack_dim + ndim + 1 if stack_dim < 0 else stack_dim
+        if not 0 <= dim <= ndim:
+            raise CollectionIndexError(
+                f"stack_dim {stack_dim} is out of range for members of {ndim} batch dims"
+            )
+        self._init(members, dim, stack_dim_name, hook_in, hook_out)
+        self._empty_size = torch.Size(batch_size or (0,))
+        for i, member in enumerate(members):
+            if len(member.batch_size) != ndim or (
+                strict_shape and member.batch_size != members[0].batch_size
+            ):
+                raise BatchSizeError(
+                    f"cannot stack: item 0 has batch size {list(members[0].batch_size)}, "
+                    f"item {i} has {list(member.batch_size)}"
+                )
+        if batch_size is not None and tuple(self.batch_size) != tuple(batch_size):
+            raise BatchSizeError(
+                f"batch_size {list(batch_size)} was given, the members make {list(self.batch_size)}"
+            )
+        if names is not None:
+            self._names = check_names(names, ndim + 1)
+
+    def _init(
+        self,
+        members: list[Any],
+        stack_dim: int,
+        name: str | None = None,
+        hook_in: Callable[[Any], Any] | None = None,
+        hook_out: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._members = members
+        self._stack_dim = stack_dim
+        self._stack_dim_name = name
+        self._hook_in = hook_in
+        self._hook_out = hook_out
+        self._empty_size = torch.Size((0,))
+        self._locked = False
+        self._lock_parents = self._attachments = self._undo = None
+
+    @classmethod
+    def _of(cls, members: Sequence[Any], stack_dim: int) -> Any:
+        """Return a new stack around checked members."""
+        stack = object.__new__(cls)
+        stack._init(list(members), stack_dim)
+        return stack
+
+    def _like(self: SelfT, members: Sequence[Any], stack_dim: int | None = None) -> SelfT:
+        """Return a new stack around other members, with the name and hooks of this one."""
+        stack = object.__new__(type(self))
+        dim = self._stack_dim if stack_dim is None else stack_dim
+        stack._init(list(members), dim, self._stack_dim_name, self._hook_in, self._hook_out)
+        stack._empty_size = self._empty_size
+        return stack
+
+    def _stacked(self) -> tuple[Sequence[Any], int] | None:
+        return (self._members, self._stack_dim) if self._members else None
+
+    @property
+    def tensordicts(self) -> list[Any]:
+        """The members, in order."""
+        return self._members
+
+    @property
+    def stack_dim(self) -> int:
+        """Position of the stack dim in the batch size."""
+        return self._stack_dim
+
+    @property
+    def stack_dim_name(self) -> str | None:
+        """Name of the stack dim."""
+        return self._stack_dim_name
+
+    @property
+    def hook_in(self) -> Callable[[Any], Any] | None:
+        """What is applied to each value that is written."""
+        return self._hook_in
+
+    @property
+    def hook_out(self) -> Callable[[Any], Any] | None:
+        """What is applied to each stacked entry that is read."""
+        return self._hook_out
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The members' batch size with the stack dim in it; -1 where members differ."""
+        members, dim = self._members, self._stack_dim
+        if not members:
+            return self._empty_size
+        size = members[0].batch_size
+        for member in members:
+            other = member.batch_size
+            if other is not size and other != size:
+                size = torch.Size([a if a == b else -1 for a, b in zip(size, other)])
+        return torch.Size((*size[:dim], len(members), *size[dim:]))
+
+    @batch_size.setter
+    def batch_size(self, batch_size: Sequence[int]) -> None:
+        size = torch.Size(batch_size)
+        dim = self._stack_dim
+        if len(size) <= dim or size[dim] != len(self._members):
+            raise BatchSizeError(
+                f"the batch size {list(size)} does not fit a stack of {len(self._members)} along dim {dim}"
+            )
+        self._change_batch_size(size)
+
+    def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
+        dim = self._stack_dim
+        if len(batch_size) > dim and batch_size[dim] != len(self._members):
+            raise BatchSizeError(
+                f"the batch size {list(batch_size)} does not fit {show_path(path)}, a lazy stack of "
+                f"{len(self._members)} along dim {dim}"
+            )
+        for member in self._members:
+            inner = torch.Size(batch_size[:dim] + batch_size[dim + 1 :])
+            if member.batch_size[: len(inner)] != inner:
+                member._check_batch_size(inner, path)
+
+    def _grow(self, batch_size: torch.Size) -> None:
+        dim = self._stack_dim
+        inner = torch.Size(batch_size[:dim] + batch_size[dim + 1 :])
+        for member in self._members:
+            member._grow(inner)
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        dim = self._stack_dim
+        for member in self._members:
+            member._set_batch_size(torch.Size(batch_size[:dim] + batch_size[dim + 1 :]))
+        self._empty_size = batch_size
+
+    @property
+    def device(self) -> torch.device | None:
+        """The members' device, None where they differ or have none."""
+        devices = {member.device for member in self._members}
+        return devices.pop() if len(devices) == 1 else None
+
+    def _set_device(self, device: torch.device | None) -> None:
+        for member in self._members:
+            member._set_device(device)
+
+    @property
+    def _names(self) -> Names | None:
+        inner = self._members[0]._names if self._members else None
+        if inner is None and self._stack_dim_name is None:
+            return None
+        inner = inner or (None,) * len(self._members[0].batch_size)
+        return (*inner[: self._stack_dim], self._stack_dim_name, *inner[self._stack_dim :])
+
+    @_names.setter
+    def _names(self, names: Names | None) -> None:
+        dim = self._stack_dim
+        self._stack_dim_name = None if names is None else names[dim]
+        inner = None if names is None else names[:dim] + names[dim + 1 :]
+        for member in self._members:
+            member._set_names(inner if inner and any(name is not None for name in inner) else None)
+
+    def _set_names(self, names: Names | None) -> None:
+        ndim = len(self.batch_size)
+        mine = self._names or (None,) * ndim
+        self._names = ((names or ()) + mine[len(names or ()) :]) if names else None
+
+    def _common_keys(self) -> list[str]:
+        members = self._members
+        if not members:
+            return []
+        first, others = members[0]._children(), [member._children() for member in members[1:]]
+        return [key for key in first if all(key in other for other in others)]
+
+    def _children(self) -> Mapping[str, Child]:
+        return _Stacked(self)
+
+    def _nested(self) -> Iterator[Core]:
+        return iter(self._members)
+
+    def _get_child(self, key: str) -> Child:
+        members = self._members
+        if not members:
+            raise KeyError(key)
+        entries = [member._get_child(key) for member in members]
+        first = entries[0]
+        if isinstance(first, Tensor):
+            try:
+                value: Child = torch.stack(entries, self._stack_dim)
+            except (RuntimeError, TypeError) as error:
+                raise ragged_error(key, entries, error) from error
+        elif any(isinstance(entry, Tensor) for entry in entries):
+            raise StructureError(
+                f"{show_path((key,))} is a tensor in some members and a collection in others"
+            )
+        else:
+            value = first._keep_together(entries, self._stack_dim)
+        return value if self._hook_out is None else self._hook_out(value)
+
+    def _stand_in(self, key: str) -> Child:
+        if not self._members:
+            raise KeyError(key)
+        entries = [member._stand_in(key) for member in self._members]
+        first = entries[0]
+        if not isinstance(first, Tensor):
+            return first._keep_together(entries, self._stack_dim)
+        if first.is_nested or self._stack_dim > first.ndim:
+            return first
+        shape = list(first.shape)
+        shape.insert(self._stack_dim, len(entries))
+        return first.unsqueeze(self._stack_dim).expand(shape)
+
+    def _get_as(  # type: ignore[override]
+        self,
+        key: NestedKey,
+        default: Any,
+        *,
+        as_list: bool = False,
+        as_nested_tensor: bool = False,
+        as_padded_tensor: bool = False,
+        padding_value: float = 0.0,
+        padding_side: str = "right",
+        layout: torch.layout | None = None,
+    ) -> Any:
+        """Return a ragged entry as a list, a nested tensor or a padded one."""
+        if as_list + as_nested_tensor + as_padded_tensor != 1:
+            raise TypeError("give exactly one of as_list, as_nested_tensor, as_padded_tensor")
+        found = [member.get(key, NO_DEFAULT) for member in self._members]
+        if not found or any(entry is NO_DEFAULT for entry in found):
+            return default
+        if as_list:
+            return found
+        if any(not isinstance(entry, Tensor) for entry in found):
+            raise StructureError(
+                f"key {key!r} is not a tensor in every member, so it cannot be one nested tensor"
+            )
+        if as_nested_tensor:
+            return nested_tensor(key, found, self._stack_dim, layout)
+        return padded_tensor(found, self._stack_dim, padding_value, padding_side)
+
+    def get_nestedtensor(
+        self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None
+    ) -> Any:
+        """Return an entry as one nested tensor, whose components are the members' leaves.
+
+        Args:
+            key: a string or nested tuple of strings.
+            default: returned where a member lacks the key.
+            layout: ``torch.jagged`` (the default where one dim is ragged) or ``torch.strided``.
+
+        Raises:
+            KeyPathError: a member lacks the key and there is no default.
+
+        >>> from td_core import TensorDict
+        >>> items = [TensorDict({"a": torch.zeros(n)}) for n in (1, 2)]
+        >>> [t.shape for t in LazyStackedTensorDict(*items).get_nestedtensor("a").unbind()]
+        [torch.Size([1]), torch.Size([2])]
+        """
+        value = self._get_as(key, NO_DEFAULT, as_nested_tensor=True, layout=layout)
+        if value is not NO_DEFAULT:
+            return value
+        if default is NO_DEFAULT:
+            raise missing_key(self, key)
+        return default
+
+    def _set_child(self, key: str, value: Child) -> None:
+        for member, part in zip(self._members, self._parts(value)):
+            member._set_child(key, part)
+
+    def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
+        for member, part in zip(self._members, self._parts(value)):
+            member._write_child(key, part, non_blocking=non_blocking)
+
+    def _parts(self, value: Child) -> Sequence[Child]:
+        if self._hook_in is not None:
+            value = self._hook_in(value)
+        if isinstance(value, Tensor):
+            return value.unbind(self._stack_dim)
+        return unbind_members(value, self._stack_dim)
+
+    def _del_child(self, key: str) -> None:
+        if key not in self._children():
+            raise KeyError(key)
+        for member in self._members:
+            member._del_child(key)
+
+    def _with_children(
+        self: SelfT,
+        children: Mapping[str, Child],
+        *,
+        batch_size: torch.Size | None = None,
+        device: torch.device | NoDefault | None = NO_DEFAULT,
+        names: Names | NoDefault | None = NO_DEFAULT,
+    ) -> Any:
+        """Return a stack around parts of ``children``; a dense node where the batch size changes."""
+        size = self.batch_size if batch_size is None else batch_size
+        dim, count = self._stack_dim, len(self._members)
+        label = self.device if device is NO_DEFAULT else device
+        full_names = self._names if names is NO_DEFAULT else names
+        if len(size) <= dim or size[dim] != count or (-1 in size and batch_size is not None):
+            return dense(dict(children), size, label, full_names)
+        parts: list[dict[str, Child]] = [{} for _ in range(count)]
+        for key, child in children.items():
+            pieces = child.unbind(dim) if isinstance(child, Tensor) else unbind_members(child, dim)
+            for part, piece in zip(parts, pieces):
+                part[key] = piece
+        inner = torch.Size(size[:dim] + size[dim + 1 :])
+        inner_names = None if full_names is None else full_names[:dim] + full_names[dim + 1 :]
+        if inner_names is not None and not any(inner_names):
+            inner_names = None
+        stack = self._like(
+            [
+                member._with_children(
+                    part,
+                    batch_size=member.batch_size if -1 in inner else inner,
+                    device=label,
+                    names=inner_names,
+                )
+                for member, part in zip(self._members, parts)
+            ]
+        )
+        stack._stack_dim_name = None if full_names is None else full_names[dim]
+        return stack
+
+    def _collect(self, out: list[Tensor]) -> None:
+        for member in self._members:
+            member._collect(out)
+
+    def _spread(self, value: Tensor, out: list[Tensor]) -> None:
+        parts = [value] * len(self._members)
+        behind = len(self.batch_size) - self._stack_dim
+        if value.ndim >= behind:
+            at = value.ndim - behind
+            parts = [value.select(at, i if value.shape[at] > 1 else 0) for i in range(len(parts))]
+        for member, part in zip(self._members, parts, strict=True):
+            member._spread(part, out)
+
+    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+        parts = unbind_members(other, self._stack_dim)
+        if len(parts) != len(self._members):
+            raise StructureError(
+                f"the structures differ at {show_path(path)}: {len(self._members)} members there, {len(parts)} here"
+            )
+        for member, part in zip(self._members, parts):
+            member._collect_other(part, out, path)
+
+    def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
+        return self._like([member._rebuild(leaves) for member in self._members])
+
+    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+        return self._like([member._map(fn) for member in self._members])
+
+    def _transform(self, plan: Any) -> Any:
+        along = plan.along(self._stack_dim) if self._members else None
+        if along is None:
+            try:
+                return self._densified()._transform(plan)
+            except StructureError:
+                # Elements can be put side by side only where the plan moves those of the stack dim, and no others.
+                if not self._members or -1 in self.batch_size or plan.n <= self._stack_dim or plan.invents:
+                    raise
+                return self._rearranged(plan)
+        picks, inner, stack_dim = along
+        if inner is not None and -1 in self.batch_size:
+            raise StructureError(
+                f"the members have different batch sizes, {[list(member.batch_size) for member in self._members]}: "
+                "apply this operation to each of them"
+            )
+        if isinstance(picks, int):
+            return self._members[picks]._transform(inner) if inner is not None else self._members[picks]
+        members = self._members if picks is None else [self._members[i] for i in picks]
+        if not members and not self._opaque:
+            try:
+                # A stack without members would forget the entries, of which there are none left but the kinds.
+                return self._densified()._transform(plan)
+            except StructureError:
+                pass
+        result = self._like(
+            [member._map(same) if inner is None else member._transform(inner) for member in members],
+            stack_dim,
+        )
+        if not members:
+            result._empty_size = torch.Size(plan.lead + self.batch_size[plan.n :])
+        return result
+
+    def _rearranged(self, plan: Any) -> Any:
+        """Return the result of a plan on members that cannot be stacked: their elements, side by side."""
+        members, dim, old = self._members, self._stack_dim, self.batch_size[: plan.n]
+
+        def build(positions: Tensor) -> Any:
+            if positions.ndim:
+                return self._of([build(row) for row in positions], 0)
+            where = [int(i) for i in torch.unravel_index(positions, old)]
+            member = members[where.pop(dim)]
+            return member._index(tuple(where)) if where else member
+
+        return build(plan.leaf(torch.arange(old.numel()).view(old)))
+
+    def _densified(self) -> Any:
+        """Return the dense stack; StructureError where members do not fit."""
+        if not self._members:
+            return dense({}, self.batch_size, None, None)
+        plan = stack_plan(self._members[0].batch_size, self._stack_dim, len(self._members))
+        result = self._members[0]._join(self._members, plan)
+        result._names = self._names
+        return result
+
+    def _explode(self, plan: Any) -> tuple[Any, ...]:
+        along = plan.along(self._stack_dim) if self._members else None
+        if along is None:
+            return self._densified()._explode(plan)  # type: ignore[no-any-return]
+        picks, inner, stack_dim = along
+        if picks is not None:
+            return tuple(
+                self._members[pick]
+                if isinstance(pick, int)
+                else self._like([self._members[i] for i in pick], stack_dim)
+                for pick in picks
+            )
+        columns = [member._explode(inner) for member in self._members]
+        return tuple(self._like(part, stack_dim) for part in zip(*columns))
+
+    def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
+        mine = [item for item in items if isinstance(item, LazyStackedTensorDict)]
+        together = len(mine) == len(items) and all(item._stack_dim == self._stack_dim for item in mine)
+        if together and not plan.stacks and plan.dim == self._stack_dim:
+            return self._like([member for item in mine for member in item._members])
+        kept = plan.member(self._stack_dim) if together else None
+        if kept is None or any(len(item._members) != len(self._members) for item in mine):
+            dense_items = [
+                item._densified() if isinstance(item, LazyStackedTensorDict) else item for item in items
+            ]
+            return dense_items[0]._join(dense_items, plan, path)
+        inner, stack_dim = kept
+        columns = zip(*[item._members for item in mine])
+        return self._like([column[0]._join(list(column), inner, path) for column in columns], stack_dim)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an entry by key, or the collection at an index of the batch dims; an int gives the member itself."""
+        if type(index) is int and self._stack_dim == 0 and -len(self._members) <= index < len(self._members):
+            return self._members[index]
+        return super().__getitem__(index)
+
+    def _index(self, index: Any) -> Any:
+        size = self.batch_size
+        if -1 not in size:
+            return self._transform(plan_index(index, size))
+        # Members of different sizes: each gets the index parsed against its own.
+        dim, members = self._stack_dim, self._members
+        plans = [
+            plan_index(index, (*member.batch_size[:dim], len(members), *member.batch_size[dim:])).along(dim)
+            for member in members
+        ]
+        picks = plans[0].picks if plans[0] is not None else None
+        parts = [
+            None if plan is None else member if plan.plan is None else member._transform(plan.plan)
+            for member, plan in zip(members, plans)
+        ]
+        if plans[0] is None or any(part is None for part in parts):
+            raise StructureError(f"members of different batch sizes cannot be indexed together by {index!r}")
+        if isinstance(picks, int):
+            return parts[picks]
+        return self._like(parts if picks is None else [parts[i] for i in picks], plans[0].stack_dim)
+
+    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+        assign_members(self, index, value, non_blocking)
+
+    def append(self, tensordict: Any) -> None:
+        """Add a member at the end.
+
+        Raises:
+            BatchSizeError: its batch size does not fit.
+            LockedError: the stack is locked.
+
+        >>> from td_core import TensorDict
+        >>> stack = LazyStackedTensorDict(TensorDict({"a": 0}))
+        >>> stack.append(TensorDict({"a": 1}))
+        >>> stack["a"]
+        tensor([0, 1])
+        """
+        self.insert(len(self._members), tensordict)
+
+    def extend(self, tensordict: Any) -> None:
+        """Add the members of a list, or the parts of a collection along the stack dim, at the end.
+
+        >>> from td_core import TensorDict
+        >>> stack = LazyStackedTensorDict(TensorDict({"a": 0}))
+        >>> stack.extend([TensorDict({"a": 1}), TensorDict({"a": 2})])
+        >>> stack["a"]
+        tensor([0, 1, 2])
+        """
+        new = (
+            unbind_members(tensordict, self._stack_dim) if isinstance(tensordict, Core) else list(tensordict)
+        )
+        for item in new:
+            self._check_member(item)
+        for item in new:
+            self.append(item)
+
+    def insert(self, index: int, tensordict: Any) -> None:
+        """Add a member before position ``index``.
+
+        >>> from td_core import TensorDict
+        >>> stack = LazyStackedTensorDict(TensorDict({"a": 0}))
+        >>> stack.insert(0, TensorDict({"a": 1}))
+        >>> stack["a"]
+        tensor([1, 0])
+        """
+        refuse_if_locked(self, "add a member")
+        self._check_member(tensordict)
+        self._members.insert(index, tensordict)
+
+    def _check_member(self, item: Any) -> None:
+        if not isinstance(item, Core):
+            raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")
+        if self._members and len(item.batch_size) != len(self._members[0].batch_size):
+            raise BatchSizeError(
+                f"the members have batch size {list(self._members[0].batch_size)}, the new one has "
+                f"{list(item.batch_size)}"
+            )
+
+    def valid_keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Any = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """Return the keys that all members have; the same as :meth:`keys`.
+
+        >>> from td_core import TensorDict
+        >>> stack = LazyStackedTensorDict(TensorDict({"a": 0, "b": 0}), TensorDict({"a": 1}))
+        >>> list(stack.valid_keys())
+        ['a']
+        """
+        return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
+
+
+def unbind_members(value: Core, dim: int) -> tuple[Any, ...]:
+    """Return the parts of a collection along one of its batch dims; a lazy stack gives its members."""
+    return value._explode(unbind_plan(value.batch_size, dim))
+
+
+def _tree_flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], tuple[Any, ...]]:
+    # vmap removes a dim of every leaf, so leaves must show the stack dim where it stands: stacked if they can be.
+    try:
+        whole = stack._densified()
+    except StructureError:
+        return list(stack._members), (stack._stack_dim, stack._stack_dim_name, _depths(stack._members))
+    return [whole], (stack._stack_dim, stack._stack_dim_name, len(whole.batch_size))
+
+
+def _tree_unflatten(children: Any, context: tuple[Any, ...]) -> Any:
+    dim, name, depth = context
+    items = list(children)
+    if isinstance(depth, int):
+        if not isinstance(items[0], Core) or len(items[0].batch_size) != depth:
+            return items[0]
+        items = list(unbind_members(items[0], dim))
+    elif _depths(items) != depth:
+        raise StructureError(
+            "vmap cannot take a dim from a lazy stack whose members differ in shape; pad them first"
+        )
+    stack = LazyStackedTensorDict._of(items, dim)
+    stack._stack_dim_name = name
+    return stack
+
+
+def _depths(members: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(len(member.batch_size) if isinstance(member, Core) else -1 for member in members)
+
+
+def _tree_keys(context: tuple[Any, ...]) -> list[str]:
+    depth = context[2]
+    return ["stacked"] if isinstance(depth, int) else [str(i) for i in range(len(depth))]
+
+
+register(LazyStackedTensorDict, _tree_flatten, _tree_unflatten, _tree_keys)
+set_lazy_stack(LazyStackedTensorDict._of)

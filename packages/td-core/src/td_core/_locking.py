@@ -1,0 +1,68 @@
+"""Locks: a locked collection refuses structural change, and its sub-collections lock with it.
+
+A child remembers who locked it by weak reference only: dropping the parent frees the child to be unlocked.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from ._collection import Core
+from .errors import LockedError
+
+
+def lock(root: Core) -> None:
+    """Lock a collection and everything below it."""
+    todo: list[tuple[Any, weakref.ref[Core] | None]] = [(root._inner(), None)]
+    while todo:
+        node, parent = todo.pop()
+        if parent is not None:
+            if node._lock_parents is None:
+                node._lock_parents = [parent]
+            elif not any(parent is known for known in node._lock_parents):  # == would compare the collections
+                node._lock_parents.append(parent)
+        if node._locked:
+            continue
+        node._locked = True
+        this: weakref.ref[Core] | None = None
+        for child in node._nested():
+            if this is None:
+                this = weakref.ref(node)
+            todo.append((child._inner(), this))
+
+
+def unlock(root: Core) -> None:
+    """Unlock a collection and what no other locked collection holds.
+
+    Raises:
+        LockedError: a locked collection holds ``root``.
+    """
+    inner: Any = root._inner()
+    if _holders(inner):
+        raise LockedError(
+            f"cannot unlock this {type(inner).__name__}: it is part of a locked collection; unlock that one first"
+        )
+    todo: list[Any] = [inner]
+    while todo:
+        node = todo.pop()
+        if _holders(node):
+            continue
+        node._locked = False
+        node._lock_parents = None
+        node._attachments = None
+        todo.extend(child._inner() for child in node._nested())
+
+
+def _holders(node: Core) -> list[Core]:
+    alive = [parent() for parent in node._lock_parents or ()]
+    return [parent for parent in alive if parent is not None and parent._locked]
+
+
+def refuse_if_locked(node: Core, what: str) -> None:
+    """Raise LockedError naming the change that was tried."""
+    if node._locked:
+        raise LockedError(
+            f"cannot {what}: the {type(node).__name__} is locked; write in place (set_, update_, copy_), "
+            "or call unlock_() first"
+        )

@@ -1,0 +1,46 @@
+"""What a message says about a package that provides nothing: not installed, switched off, or broken."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .errors import MissingPluginError
+
+__all__ = ["UNAVAILABLE", "missing_package", "missing_writer"]
+
+_PROVIDER = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._\-]*[A-Za-z0-9])?)==([A-Za-z0-9.+!_\-]*)\Z")
+
+#: Why an installed distribution provides nothing, by name; the plugin manager fills it.
+UNAVAILABLE: dict[str, str] = {}
+
+
+def missing_package(distribution: str) -> str:
+    """Return the end of a message: which package is missing, and what to do about it.
+
+    >>> missing_package("td-example")
+    "the package 'td-example', which is not installed: pip install td-example"
+    """
+    why = UNAVAILABLE.get(distribution, f"not installed: pip install {distribution}")
+    return f"the package {distribution!r}, which is {why}"
+
+
+def missing_writer(what: str, provider: Any) -> MissingPluginError | None:
+    """Return the error for something that a package wrote which is not here to read it.
+
+    Args:
+        what: what was found, the subject of the message.
+        provider: ``distribution==version`` as the file says it; it may say anything.
+
+    Returns:
+        The error, or None where ``provider`` names no package.
+
+    >>> print(missing_writer("node 3", "td-example==1.2"))
+    node 3 was written by 'td-example' 1.2, which is not installed: pip install td-example
+    """
+    found = _PROVIDER.match(provider) if isinstance(provider, str) else None
+    if found is None:
+        return None
+    name, version = found.groups()
+    why = UNAVAILABLE.get(name, f"not installed: pip install {name}")
+    return MissingPluginError(f"{what} was written by {name!r} {version}, which is {why}")

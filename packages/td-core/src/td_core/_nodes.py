@@ -1,0 +1,305 @@
+"""Node kinds: how each kind of collection is taken apart and put together.
+
+A *transport* (pickle, a directory, one consolidated buffer, a message) never asks which kind a node is. It asks the
+node's :class:`NodeKind` for a :class:`Record` of names and values, and hands a record back to get a node. A format that
+treats some kinds specially reads and writes the kind's :class:`Layout` for that format instead; it is the same pair of
+functions. N kinds and M transports need N + M pieces of code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._collection import Child, Core
+from ._missing import missing_writer
+from .errors import FormatError, PluginError
+
+__all__ = ["KINDS", "Encoded", "Layout", "NodeKind", "NodeKinds", "Record", "decode", "encode"]
+
+
+@dataclass(slots=True)
+class Record:
+    """A node taken apart: names and values, no bytes.
+
+    Attributes:
+        meta: what JSON can say about the node itself.
+        entries: tensors and collections under the user's keys, in order.
+        members: collections under names that the layout chose (``"0"``, ``"_tensordict"``).
+        values: Python values that only the value codec can store.
+        batch_size: when reading, the batch size of the parent, for kinds that do not store their own.
+        cls: when reading, the subclass of the kind's type that was stored, if this process has defined it.
+
+    >>> Record({"shape": [3]}).entries
+    {}
+    """
+
+    meta: dict[str, Any]
+    entries: Mapping[str, Child] = field(default_factory=dict)
+    members: Mapping[str, Core] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    batch_size: torch.Size = torch.Size()
+    cls: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one kind stands in one format.
+
+    Attributes:
+        flatten: node -> record, as the format lays this kind out.
+        unflatten: record -> node.
+        names: the class names by which the format knows this kind, the one to write first.
+
+    >>> Layout(flatten=lambda node: Record({}), unflatten=lambda record: None, names=("TensorDict",)).names
+    ('TensorDict',)
+    """
+
+    flatten: Callable[[Any], Record]
+    unflatten: Callable[[Record], Any]
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """A kind of node: its tag, its class, and how it is taken apart and put together.
+
+    Attributes:
+        tag: unique and lasting, it is written into files: ``"TensorDict"``, ``"mypackage.Image"``.
+        type: the class; subclasses without a kind of their own are written as this one.
+        flatten: node -> record, complete: ``unflatten(flatten(node))`` equals the node.
+        unflatten: record -> node; ``record.meta`` came through JSON.
+        layouts: by format (``"memmap/1"``, ``"consolidated/1"``, ``"state_dict/2"``), where it is not the default.
+        with_class: the kind is registered when its class is defined, so a pickle has to import the class first.
+
+    >>> KINDS["TensorDict"].type.__name__
+    'TensorDict'
+    """
+
+    tag: str
+    type: type
+    flatten: Callable[[Any], Record]
+    unflatten: Callable[[Record], Any]
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    with_class: bool = False
+
+
+class NodeKinds:
+    """The registered kinds, by tag, by class, and by the name that a format gives them."""
+
+    def __init__(self) -> None:
+        self._by_tag: dict[str, NodeKind] = {}
+        self._by_type: dict[type, NodeKind] = {}
+        self._by_name: dict[tuple[str, str], NodeKind] = {}
+        #: By tag, ``distribution==version`` of the plugin that brought the kind; core's own are not there.
+        self.providers: dict[str, str] = {}
+
+    def add(self, kind: NodeKind, *, replace: bool = False, provider: str | None = None) -> None:
+        """Register a kind; ``replace`` is for a class that was defined again (a notebook cell run twice)."""
+        if not replace:
+            if kind.tag in self._by_tag:
+                raise PluginError(
+                    f"the node kind tag {kind.tag!r} is taken by {self._by_tag[kind.tag].type!r}"
+                )
+            if kind.type in self._by_type:
+                raise PluginError(f"{kind.type!r} already has a node kind, {self._by_type[kind.type].tag!r}")
+        self._by_tag[kind.tag] = kind
+        self._by_type[kind.type] = kind
+        if provider is not None:
+            self.providers[kind.tag] = provider
+        for format_name, layout in kind.layouts.items():
+            for name in layout.names:
+                self._by_name[format_name, name] = kind
+
+    def remove(self, tag: str) -> None:
+        """Forget a kind."""
+        kind = self._by_tag.pop(tag)
+        self._by_type.pop(kind.type, None)
+        self.providers.pop(tag, None)
+        for key in [key for key, value in self._by_name.items() if value is kind]:
+            del self._by_name[key]
+
+    def __getitem__(self, tag: str) -> NodeKind:
+        return self._by_tag[tag]
+
+    def __contains__(self, tag: object) -> bool:
+        return tag in self._by_tag
+
+    def __iter__(self) -> Iterator[NodeKind]:
+        return iter(self._by_tag.values())
+
+    def of(self, node: Core | type) -> NodeKind:
+        """Return the kind of a node or class, following the class's bases."""
+        cls = node if isinstance(node, type) else type(node)
+        for base in cls.__mro__:
+            kind = self._by_type.get(base)
+            if kind is not None:
+                return kind
+        raise PluginError(
+            f"{cls.__module__}.{cls.__qualname__} has no node kind, so it cannot be stored, sent or pickled; "
+            "register one through the hook td_node_kinds"
+        )
+
+    def named(self, format_name: str, name: str) -> NodeKind | None:
+        """Return the kind that ``format_name`` calls ``name``."""
+        return self._by_name.get((format_name, name))
+
+
+KINDS = NodeKinds()
+
+_dense: Callable[..., Any] | None = None
+
+
+def set_dense(factory: Callable[..., Any]) -> None:
+    """Store how the canonical mapping kind is made; called once, by the module that defines it."""
+    global _dense
+    _dense = factory
+
+
+def dense(
+    children: dict[str, Child],
+    batch_size: torch.Size,
+    device: torch.device | None = None,
+    names: tuple[str | None, ...] | None = None,
+) -> Any:
+    """Return the canonical mapping kind around checked ``children``, without copying them."""
+    assert _dense is not None
+    return _dense(children, batch_size, device, names)
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A whole tree taken apart: a flat table of nodes, the tensors, the opaque values.
+
+    ``nodes`` is JSON: each is ``{"kind", "meta", "entries", "members", "values"}``; an entry is ``[key, i]`` with ``i``
+    the position of a later node, or ``[key, [j]]`` with ``j`` the position of a leaf; a value is ``[name, position]``.
+
+    >>> from td_core import TensorDict
+    >>> encoded = encode(TensorDict({"a": 1, "n": {"b": 2}}))
+    >>> [node["entries"] for node in encoded.nodes], len(encoded.leaves)
+    ([[['a', [0]], ['n', 1]], [['b', [1]]]], 2)
+    """
+
+    nodes: list[dict[str, Any]]
+    leaves: list[Tensor]
+    values: list[Any]
+
+
+def encode(tree: Core, subclasses: list[type] | None = None) -> Encoded:
+    """Take a tree apart into a flat table, however deep it is.
+
+    Args:
+        tree: any collection.
+        subclasses: gets the classes that have to be imported before the tree can be put together.
+
+    Raises:
+        PluginError: a node has no registered kind.
+    """
+    nodes: list[dict[str, Any]] = [{}]
+    leaves: list[Tensor] = []
+    values: list[Any] = []
+    todo: list[tuple[int, Core]] = [(0, tree)]
+    while todo:
+        position, node = todo.pop()
+        kind = KINDS.of(node)
+        record = kind.flatten(node)
+        row: dict[str, Any] = {
+            "kind": kind.tag,
+            "meta": record.meta,
+            "entries": [],
+            "members": [],
+            "values": [],
+        }
+        if kind.tag in KINDS.providers:
+            row["from"] = KINDS.providers[kind.tag]
+        if type(node) is not kind.type:
+            row["class"] = class_name(type(node))
+        if subclasses is not None and (kind.with_class or type(node) is not kind.type):
+            subclasses.append(type(node))
+        for place, group in ((row["entries"], record.entries), (row["members"], record.members)):
+            for key, child in group.items():
+                if isinstance(child, Tensor):
+                    place.append([key, [len(leaves)]])
+                    leaves.append(child)
+                else:
+                    place.append([key, len(nodes)])
+                    todo.append((len(nodes), child))
+                    nodes.append({})
+        for name, value in record.values.items():
+            row["values"].append([name, len(values)])
+            values.append(value)
+        nodes[position] = row
+    return Encoded(nodes, leaves, values)
+
+
+def decode(encoded: Encoded) -> Any:
+    """Put a tree together again; the inverse of :func:`encode`.
+
+    Raises:
+        FormatError: a node names a kind that is not registered, or the table is inconsistent.
+        MissingPluginError: the kind belongs to a package that is not installed; the message names it.
+
+    >>> from td_core import TensorDict
+    >>> decode(encode(TensorDict({"a": 1})))["a"]
+    tensor(1)
+    """
+    nodes: list[Any] = [None] * len(encoded.nodes)
+    # Children stand behind their parent, so walking backwards meets every child first.
+    for position in range(len(encoded.nodes) - 1, -1, -1):
+        row = encoded.nodes[position]
+        try:
+            groups: list[dict[str, Any]] = [
+                {
+                    key: encoded.leaves[ref[0]] if isinstance(ref, list) else _later(nodes, ref, position)
+                    for key, ref in row[group]
+                }
+                for group in ("entries", "members")
+            ]
+            values = {name: encoded.values[ref] for name, ref in row["values"]}
+            tag, meta = row["kind"], row["meta"]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise FormatError(f"node {position} of the encoded tree is damaged: {error!r}") from error
+        if tag not in KINDS:
+            missing = missing_writer(f"node {position}, of the kind {tag!r},", row.get("from"))
+            raise missing or FormatError(
+                f"node {position} is of the kind {tag!r}, which no installed package provides"
+            )
+        kind = KINDS[tag]
+        cls = find_subclass(kind.type, row["class"]) if "class" in row else None
+        nodes[position] = kind.unflatten(Record(meta, groups[0], groups[1], values, cls=cls))
+    return nodes[0]
+
+
+def class_name(cls: type) -> str:
+    """Return the name under which a class is written.
+
+    >>> class_name(NodeKind)
+    'td_core._nodes:NodeKind'
+    """
+    return f"{module_name(cls)}:{cls.__qualname__}"
+
+
+def module_name(cls: type) -> str:
+    """Return the module of a class; a spawned process knows the classes of the main script under another one."""
+    return "__main__" if cls.__module__ == "__mp_main__" else cls.__module__
+
+
+def find_subclass(base: type, name: Any) -> type | None:
+    """Return the subclass of ``base`` of that name, among those defined in this process; nothing is imported."""
+    todo: list[Any] = [base]
+    while todo:
+        for cls in todo.pop().__subclasses__():
+            if class_name(cls) == name:
+                return cls  # type: ignore[no-any-return]
+            todo.append(cls)
+    return None
+
+
+def _later(nodes: list[Any], ref: int, position: int) -> Any:
+    if not position < ref < len(nodes):
+        raise ValueError(f"child {ref} of node {position}")
+    return nodes[ref]

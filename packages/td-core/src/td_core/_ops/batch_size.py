@@ -1,0 +1,79 @@
+"""Batch sizes worked out from the leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._collection import Core
+from ..errors import BatchSizeError
+
+
+def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: bool) -> None:
+    """Give every level the leading dims that all of its leaves share; see ``auto_batch_size_``."""
+    if batch_dims is not None and batch_dims < 0:
+        raise BatchSizeError(f"batch_dims is the number of batch dims; got {batch_dims}")
+    # Sizes are worked out from the deepest level up, and set from the root down.
+    levels: list[tuple[Any, int]] = [(root, -1)]
+    for at, (node, _) in enumerate(levels):
+        if node._stacked() is None:
+            levels.extend(
+                (child, at)
+                for child in node._children().values()
+                if not isinstance(child, Tensor) and not child._opaque
+            )
+    shapes: list[list[tuple[int, ...]]] = [[] for _ in levels]
+    sizes: list[tuple[int, ...] | None] = [None] * len(levels)
+    for at in range(len(levels) - 1, -1, -1):
+        node, parent = levels[at]
+        current = tuple(node.batch_size)
+        if node._stacked() is not None:
+            size: tuple[int, ...] | None = current
+        else:
+            shapes[at] += [
+                tuple(child.shape) for child in node._children().values() if isinstance(child, Tensor)
+            ]
+            size = common_prefix(shapes[at], batch_dims) if shapes[at] else None
+            if (
+                keep_compliant_size
+                and size is not None
+                and batch_dims is not None
+                and len(current) >= batch_dims
+            ):
+                size = current
+        sizes[at] = size
+        if parent >= 0 and size is not None:
+            shapes[parent].append(size)
+    final: list[tuple[int, ...]] = []
+    for (node, parent), size in zip(levels, sizes, strict=True):
+        # A level without leaves has any batch size: that of its parent.
+        final.append(size if size is not None else final[parent] if parent >= 0 else ())
+        if node._stacked() is not None:
+            continue
+        _set_opaque(node, torch.Size(final[-1]))
+        node._set_batch_size(torch.Size(final[-1]))
+
+
+def _set_opaque(node: Core, size: torch.Size) -> None:
+    for key, child in list(node._children().items()):
+        if not isinstance(child, Tensor) and child._opaque and child.batch_size != size:
+            fitted = child._fit(size)
+            if fitted is not child:
+                node._set_child(key, fitted)
+
+
+def common_prefix(shapes: Iterable[tuple[int, ...]], limit: int | None = None) -> tuple[int, ...]:
+    """Return the leading dims that all shapes share, ``limit`` of them at most.
+
+    >>> common_prefix([(3, 4, 5), (3, 4)]), common_prefix([(3, 4), (3, 4)], 1)
+    ((3, 4), (3,))
+    """
+    prefix: list[int] = []
+    for sizes in zip(*shapes, strict=False):
+        if len(prefix) == limit or len(set(sizes)) != 1 or sizes[0] < 0:
+            break
+        prefix.append(sizes[0])
+    return tuple(prefix)

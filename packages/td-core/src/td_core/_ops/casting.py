@@ -1,0 +1,456 @@
+"""Copying, casting to other dtypes, and new collections of the same structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from .._attachments import attachments
+from .._collection import Core, lazy_stack_of
+from .._devices import as_device
+from .._foreach import foreach, op
+from .._nodes import dense
+from .._plans import Along, Shape, ShapePlan
+from ..typing import NO_DEFAULT, DeviceType, NoDefault
+from .moving import Moving, relabel
+from .operands import leaves_of, where
+
+SelfT = TypeVar("SelfT", bound="Casting")
+
+_CLONE = op("clone", torch.clone)
+
+
+class NewBatch(ShapePlan):
+    """New leaves of another batch size, the tails of the old ones behind it."""
+
+    __slots__ = ("_old",)
+    invents = True
+
+    def __init__(self, old: Shape, new: Shape, make: Callable[[Tensor, Shape], Tensor]) -> None:
+        n = len(old)
+        self.leaf = lambda leaf: make(leaf, (*new, *leaf.shape[n:]))
+        self.lead = new
+        self.n = n
+        self._old = old
+
+    def dims(self) -> tuple[int | None, ...]:
+        return tuple(range(self.n)) if len(self.lead) == self.n else (None,) * len(self.lead)
+
+    def along(self, stack_dim: int) -> Along | None:
+        return None
+
+
+class Casting(Moving):
+    """``clone``, ``detach``, dtypes, gradients and ``new_*``."""
+
+    __slots__ = ()
+
+    def clone(self: SelfT, recurse: bool = True, **kwargs: Any) -> SelfT:
+        """Return a copy, unlocked.
+
+        Args:
+            recurse: also copy the leaves; False gives new nested collections around the same leaves.
+            **kwargs: ``memory_format``, as in :meth:`torch.Tensor.clone`.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(2)})
+        >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
+        (False, True)
+        """
+        if kwargs and recurse:
+            return self._map(partial(torch.clone, **kwargs))
+        if kwargs:
+            raise TypeError(f"clone(recurse=False) copies no leaf, so it takes no {', '.join(kwargs)}")
+        if recurse:
+            for attachment in attachments(self):
+                copied: Any = attachment.cloned(self)
+                if copied is not None:
+                    return copied  # type: ignore[no-any-return]
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        return self._with_leaves(foreach(_CLONE, leaves) if recurse else leaves)
+
+    def copy(self: SelfT) -> SelfT:
+        """Return a new collection around the same leaves: ``clone(recurse=False)``.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(2)})
+        >>> td.copy()["a"] is td["a"]
+        True
+        """
+        return self.clone(recurse=False)
+
+    def detach(self: SelfT) -> SelfT:
+        """Return the leaves detached from the autograd graph; they share memory.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).detach()["a"].requires_grad
+        False
+        """
+        return self._map(Tensor.detach)
+
+    def detach_(self: SelfT) -> SelfT:
+        """Detach the leaves from the autograd graph, in place; return self.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).detach_()["a"].requires_grad
+        False
+        """
+        for leaf in leaves_of(self):
+            leaf.detach_()
+        return self
+
+    @property
+    def data(self: SelfT) -> SelfT:
+        """The leaves' ``data``: the same memory, without gradients.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).data["a"].requires_grad
+        False
+        """
+        return self._map(attrgetter("data"))
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether any leaf requires gradients.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).requires_grad
+        True
+        """
+        return any(leaf.requires_grad for leaf in leaves_of(self))
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
+    def requires_grad_(self: SelfT, requires_grad: bool = True) -> SelfT:
+        """Record operations on the leaves for gradients, or stop to; return self.
+
+        Raises:
+            RuntimeError: a leaf is neither floating point nor complex; nothing was changed.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2)}).requires_grad_().requires_grad
+        True
+        """
+        leaves = leaves_of(self)
+        if requires_grad:
+            for leaf in leaves:
+                if not (leaf.is_floating_point() or leaf.is_complex()):
+                    raise RuntimeError(
+                        f"cannot require gradients: {where(self, leaf)} has dtype {leaf.dtype}; only floating point "
+                        "and complex leaves have gradients"
+                    )
+        for leaf in leaves:
+            leaf.requires_grad_(requires_grad)
+        return self
+
+    @property
+    def grad(self: SelfT) -> SelfT | None:
+        """The gradients of the leaves that have one, or None where none has.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.ones(2, requires_grad=True)})
+        >>> td["a"].sum().backward()
+        >>> td.grad["a"]
+        tensor([1., 1.])
+        """
+        leaves = leaves_of(self)
+        grads = [leaf.grad for leaf in leaves]
+        if all(grad is not None for grad in grads):
+            return self._with_leaves(grads) if grads else None  # type: ignore[arg-type]
+        if all(grad is None for grad in grads):
+            return None
+        return self.apply(attrgetter("grad"), filter_empty=True)  # type: ignore[attr-defined, no-any-return]
+
+    def zero_grad(self: SelfT, set_to_none: bool = True) -> SelfT:
+        """Drop the gradients of the leaves, or fill them with zeros; return self.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.ones(2, requires_grad=True)})
+        >>> td["a"].sum().backward()
+        >>> td.zero_grad().grad is None
+        True
+        """
+        for leaf in leaves_of(self):
+            if leaf.grad is not None:
+                if set_to_none:
+                    leaf.grad = None
+                else:
+                    leaf.grad.detach_().zero_()
+        return self
+
+    def backward(
+        self,
+        gradient: Core | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        """Compute the gradients of all leaves that require some, in one pass.
+
+        Args:
+            gradient: a collection of the same structure; None only where those leaves are scalars.
+            retain_graph: keep the graph for another pass.
+            create_graph: make the gradients differentiable.
+            inputs: a collection or sequence of tensors that receive gradients; None: all leaves of the graph.
+
+        Raises:
+            RuntimeError: no leaf requires gradients, or one is no scalar and there is no ``gradient``.
+
+        >>> from td_core import TensorDict
+        >>> x = torch.ones((), requires_grad=True)
+        >>> TensorDict({"a": x * 2, "b": x * 3}).backward()
+        >>> x.grad
+        tensor(5.)
+        """
+        leaves = leaves_of(self)
+        gradients: list[Tensor | None] = [None] * len(leaves)
+        if gradient is not None:
+            given: list[Tensor] = []
+            gradient._collect_like(self, given)
+            gradients = list(given)
+        pairs = [pair for pair in zip(leaves, gradients, strict=True) if pair[0].requires_grad]
+        if not pairs:
+            raise RuntimeError(f"backward: no leaf of this {type(self).__name__} requires gradients")
+        for leaf, given_gradient in pairs:
+            if given_gradient is None and leaf.numel() != 1:
+                raise RuntimeError(
+                    f"backward: {where(self, leaf)} has shape {list(leaf.shape)}, and only scalars have an implicit "
+                    "gradient; give gradient=, a collection of the same structure"
+                )
+        if isinstance(inputs, Core):
+            wanted: list[Tensor] = []
+            inputs._collect(wanted)
+            inputs = wanted
+        torch.autograd.backward(
+            [pair[0] for pair in pairs],
+            [pair[1] for pair in pairs],
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            inputs=inputs,
+        )
+
+    def as_tensor(self: SelfT) -> SelfT:
+        """Return the leaves as plain tensors on the same memory, where they are subclasses (memory-mapped ones).
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.nn.Parameter(torch.zeros(2))}).as_tensor()["a"]
+        Parameter containing:
+        tensor([0., 0.], requires_grad=True)
+        """
+        return self._map(_plain)
+
+    def new_zeros(
+        self: SelfT,
+        *size: Any,
+        dtype: torch.dtype | None = None,
+        device: DeviceType | NoDefault | None = NO_DEFAULT,
+        requires_grad: bool = False,
+        layout: torch.layout = torch.strided,
+        pin_memory: bool | None = None,
+        empty_lazy: bool = False,
+    ) -> SelfT:
+        """Return a collection of the same structure and another batch size, filled with zeros.
+
+        Args:
+            *size: the batch size.
+            dtype: of every leaf; by default each keeps its own.
+            device: of every leaf; by default each keeps its own.
+            requires_grad: whether the leaves require gradients.
+            layout: memory layout of the leaves.
+            pin_memory: whether the leaves are in pinned memory.
+            empty_lazy: give a lazy stack of empty collections where this one is a lazy stack.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.ones(2, 3)}, batch_size=[2]).new_zeros(4)["a"].shape
+        torch.Size([4, 3])
+        """
+        make = _maker(torch.zeros, dtype, requires_grad, layout, pin_memory)
+        return _new(self, size, make, device, empty_lazy)  # type: ignore[no-any-return]
+
+    def new_ones(
+        self: SelfT,
+        *size: Any,
+        dtype: torch.dtype | None = None,
+        device: DeviceType | NoDefault | None = NO_DEFAULT,
+        requires_grad: bool = False,
+        layout: torch.layout = torch.strided,
+        pin_memory: bool | None = None,
+        empty_lazy: bool = False,
+    ) -> SelfT:
+        """Return a collection of the same structure and another batch size, filled with ones; see :meth:`new_zeros`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_ones(3)["a"]
+        tensor([1., 1., 1.])
+        """
+        make = _maker(torch.ones, dtype, requires_grad, layout, pin_memory)
+        return _new(self, size, make, device, empty_lazy)  # type: ignore[no-any-return]
+
+    def new_empty(
+        self: SelfT,
+        *size: Any,
+        dtype: torch.dtype | None = None,
+        device: DeviceType | NoDefault | None = NO_DEFAULT,
+        requires_grad: bool = False,
+        layout: torch.layout = torch.strided,
+        pin_memory: bool | None = None,
+        empty_lazy: bool = False,
+    ) -> SelfT:
+        """Return a collection of the same structure and another batch size, uninitialised; see :meth:`new_zeros`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2]).new_empty(0)["a"]
+        tensor([], size=(0, 3))
+        """
+        make = _maker(torch.empty, dtype, requires_grad, layout, pin_memory)
+        return _new(self, size, make, device, empty_lazy)  # type: ignore[no-any-return]
+
+    def new_full(
+        self: SelfT,
+        size: Any,
+        fill_value: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        device: DeviceType | NoDefault | None = NO_DEFAULT,
+        requires_grad: bool = False,
+        layout: torch.layout = torch.strided,
+        pin_memory: bool | None = None,
+        empty_lazy: bool = False,
+    ) -> SelfT:
+        """Return a collection of the same structure and another batch size, filled with one value.
+
+        ``fill_value`` is what every element gets; the other arguments are those of :meth:`new_zeros`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_full((3,), 7)["a"]
+        tensor([7., 7., 7.])
+        """
+
+        def full(shape: Shape, **options: Any) -> Tensor:
+            return torch.full(shape, fill_value, **options)
+
+        make = _maker(full, dtype, requires_grad, layout, pin_memory)
+        return _new(self, (size,), make, device, empty_lazy)  # type: ignore[no-any-return]
+
+    def new_tensor(
+        self: SelfT,
+        data: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        device: DeviceType | NoDefault | None = NO_DEFAULT,
+        requires_grad: bool = False,
+        pin_memory: bool | None = None,
+    ) -> SelfT:
+        """Return a collection of the same structure with copies of ``data``, in the dtypes of the leaves.
+
+        Args:
+            data: a tensor, array or sequence that every leaf becomes a copy of, its shape the batch size; or a
+                collection of the same structure, copied leaf by leaf.
+            dtype: of every leaf; by default each keeps its own.
+            device: of every leaf; by default each keeps its own.
+            requires_grad: whether the leaves require gradients.
+            pin_memory: whether the leaves are in pinned memory.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, dtype=torch.int64)}).new_tensor([1.0, 2.0])["a"]
+        tensor([1, 2])
+        """
+        shape: Any
+        references: list[Tensor] = []
+        if isinstance(data, Core):
+            shape = data
+            self._collect_like(data, references)
+            values: list[Tensor] = []
+            data._collect(values)
+        else:
+            source = torch.as_tensor(data)
+            shape = self._transform(NewBatch(self.batch_size, tuple(source.shape), lambda leaf, size: leaf))
+            shape._collect(references)
+            values = [source] * len(references)
+        if isinstance(device, NoDefault) or device is None:
+            goal = self.device or (None if isinstance(data, Core) else source.device)
+        else:
+            goal = as_device(device)
+        made = []
+        for reference, value in zip(references, values, strict=True):
+            leaf = value.detach().to(goal or reference.device, dtype or reference.dtype, copy=True)
+            made.append((leaf.pin_memory() if pin_memory else leaf).requires_grad_(requires_grad))
+        result: Any = shape._with_leaves(made)
+        relabel(result, goal)
+        return result  # type: ignore[no-any-return]
+
+
+def _new(node: Any, size: tuple[Any, ...], make: Any, device: Any, empty_lazy: bool) -> Any:
+    """Return what the ``new_`` methods return; ``size`` is ints, or one sequence of them."""
+    flat = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    new = tuple(torch.Size(flat))
+    label = node.device if device is NO_DEFAULT else device if device is None else as_device(device)
+    stacked = node._stacked() if empty_lazy else None
+    if stacked is not None and new:
+        dim = min(stacked[1], len(new) - 1)
+        inner = torch.Size(new[:dim] + new[dim + 1 :])
+        members = [_without_leaves(node._children(), inner, label) for _ in range(new[dim])]
+        return lazy_stack_of(members, dim)
+    result = node._transform(
+        NewBatch(node.batch_size, new, partial(make, None if device is NO_DEFAULT else label))
+    )
+    if label != result.device:
+        relabel(result, label)
+    return result
+
+
+def _without_leaves(children: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None) -> Any:
+    """Return a collection with the nested levels of ``children`` and no leaf."""
+    root = dense({}, batch_size, device)
+    todo = [(children, root)]
+    while todo:
+        source, target = todo.pop()
+        for key, child in source.items():
+            if not isinstance(child, Tensor) and not child._opaque:
+                level = dense({}, batch_size, device)
+                target._set_child(key, level)
+                todo.append((child._children(), level))
+    return root
+
+
+def _maker(
+    function: Callable[..., Tensor],
+    dtype: torch.dtype | None,
+    requires_grad: bool,
+    layout: torch.layout,
+    pin_memory: bool | None,
+) -> Callable[[torch.device | None, Tensor, Shape], Tensor]:
+    """Return the function (device, leaf, shape) -> new leaf."""
+
+    def make(device: torch.device | None, leaf: Tensor, shape: Shape) -> Tensor:
+        return function(
+            shape,
+            dtype=dtype or leaf.dtype,
+            device=device or leaf.device,
+            requires_grad=requires_grad,
+            layout=layout,
+            pin_memory=bool(pin_memory),
+        )
+
+    return make
+
+
+def _plain(leaf: Tensor) -> Tensor:
+    cls = type(leaf)
+    # A subclass that intercepts dispatch (a nested tensor) holds no memory of its own to show as a plain tensor.
+    if (
+        cls is Tensor
+        or isinstance(leaf, Parameter)
+        or cls.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    ):
+        return leaf
+    return leaf.as_subclass(Tensor)

@@ -1,0 +1,193 @@
+"""Plans of the operations that work along batch dims and need all of their elements: reductions and scans."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from operator import methodcaller
+from typing import Any
+
+from torch import Tensor
+
+from .._plans import Along, ExplodePlan, Shape, ShapePlan, without
+
+Leaf = Callable[[Any], Any]
+
+#: Replaces every leading dim there is: what comes out of a leaf has no dims of its own batch size left.
+ALL_DIMS = sys.maxsize
+
+
+class Scan(ShapePlan):
+    """An operation along one dim that keeps the shape; ``make(dim)`` is what is called on a leaf."""
+
+    __slots__ = ("_dim", "_make")
+    invents = True
+
+    def __init__(self, batch: Shape, dim: int, make: Callable[[int], Leaf]) -> None:
+        self.leaf = make(dim)
+        self.lead = batch
+        self.n = len(batch)
+        self._dim = dim
+        self._make = make
+
+    def dims(self) -> tuple[int | None, ...]:
+        return tuple(range(self.n))
+
+    def along(self, stack_dim: int) -> Along | None:
+        if stack_dim == self._dim:
+            return None
+        inner = Scan(without(self.lead, stack_dim), self._dim - (stack_dim < self._dim), self._make)
+        return Along(None, inner, stack_dim)
+
+
+class Reduce(ShapePlan):
+    """An operation that reduces some batch dims, or all there is to a leaf (``dims`` None).
+
+    ``make(dims)`` is what is called on a leaf. ``front`` is the size of a new first dim that it adds, or None.
+    """
+
+    __slots__ = ("_batch", "_dims", "_front", "_keepdim", "_make")
+    invents = True
+
+    def __init__(
+        self,
+        batch: Shape,
+        dims: tuple[int, ...] | None,
+        keepdim: bool,
+        make: Callable[[tuple[int, ...] | None], Leaf],
+        front: int | None = None,
+    ) -> None:
+        self.leaf = make(dims)
+        self.lead = () if front is None else (front,)
+        if dims is None:
+            self.lead += (1,) * len(batch) if keepdim else ()
+            self.n = ALL_DIMS
+        elif len(dims) == 1 and not keepdim:
+            self.lead += without(batch, dims[0])
+            self.n = len(batch)
+        else:
+            kept = enumerate(batch)
+            self.lead += tuple(
+                [1 if dim in dims else size for dim, size in kept if keepdim or dim not in dims]
+            )
+            self.n = len(batch)
+        self._batch = batch
+        self._dims = dims
+        self._keepdim = keepdim
+        self._make = make
+        self._front = front
+
+    def dims(self) -> tuple[int | None, ...]:
+        front = () if self._front is None else (None,)
+        reduced = range(len(self._batch)) if self._dims is None else self._dims
+        return front + tuple([dim for dim in range(len(self._batch)) if self._keepdim or dim not in reduced])
+
+    def along(self, stack_dim: int) -> Along | None:
+        dims = self._dims
+        if dims is None or stack_dim in dims:
+            return None
+        inner_dims = tuple([dim - (stack_dim < dim) for dim in dims])
+        inner = Reduce(without(self._batch, stack_dim), inner_dims, self._keepdim, self._make, self._front)
+        gone = 0 if self._keepdim else sum(dim < stack_dim for dim in dims)
+        return Along(None, inner, stack_dim - gone + (self._front is not None))
+
+
+class ReduceFeatures(ShapePlan):
+    """An operation that reduces everything behind the batch dims; ``call`` takes a tensor and reduces its last dim."""
+
+    __slots__ = ("_call", "_front")
+    invents = True
+
+    def __init__(self, batch: Shape, call: Leaf, front: int | None = None) -> None:
+        n = len(batch)
+        self.leaf = lambda leaf: call(features(leaf, n))
+        self.lead = batch if front is None else (front, *batch)
+        self.n = ALL_DIMS
+        self._call = call
+        self._front = front
+
+    def dims(self) -> tuple[int | None, ...]:
+        kept = tuple(range(len(self.lead) - (self._front is not None)))
+        return kept if self._front is None else (None, *kept)
+
+    def along(self, stack_dim: int) -> Along:
+        batch = self.lead if self._front is None else self.lead[1:]
+        inner = ReduceFeatures(without(batch, stack_dim), self._call, self._front)
+        return Along(None, inner, stack_dim + (self._front is not None))
+
+
+class Pair(ExplodePlan):
+    """A scan or reduction that gives two results, values and indices."""
+
+    __slots__ = ("_plan",)
+    invents = True
+
+    def __init__(self, plan: ShapePlan) -> None:
+        self.leaf = plan.leaf
+        self.lead = plan.lead
+        self.leads = [plan.lead, plan.lead]
+        self.n = plan.n
+        self._plan = plan
+
+    def dims(self) -> tuple[int | None, ...]:
+        return self._plan.dims()
+
+    def along(self, stack_dim: int) -> Along | None:
+        along = self._plan.along(stack_dim)
+        if along is None or along.plan is None:
+            return along
+        return Along(along.picks, Pair(along.plan), along.stack_dim)
+
+
+def features(leaf: Tensor, n: int) -> Tensor:
+    """Return a leaf with everything behind its first ``n`` dims as one dim, of size 1 where there is nothing.
+
+    >>> import torch
+    >>> features(torch.zeros(2, 3, 4), 1).shape, features(torch.zeros(2), 1).shape
+    (torch.Size([2, 12]), torch.Size([2, 1]))
+    """
+    return leaf.flatten(n) if leaf.ndim > n else leaf.unsqueeze(-1)
+
+
+def caller(name: str, keepdim: bool, options: dict[str, Any]) -> Callable[[tuple[int, ...] | None], Leaf]:
+    """Return ``make`` for a method of tensors that takes any number of dims."""
+
+    def make(dims: tuple[int, ...] | None) -> Leaf:
+        if keepdim:
+            if dims is None:
+                return lambda leaf: getattr(leaf, name)(tuple(range(leaf.ndim)), keepdim=True, **options)
+            return methodcaller(name, dims, keepdim=True, **options)
+        if dims is None:
+            return methodcaller(name, **options)
+        return methodcaller(name, dims[0] if len(dims) == 1 else dims, **options)
+
+    return make
+
+
+def caller_of_one(
+    call: Callable[[Tensor, int], Tensor], keepdim: bool, front: bool = False
+) -> Callable[[tuple[int, ...] | None], Leaf]:
+    """Return ``make`` for a function that reduces one dim: several are merged into one first.
+
+    ``front`` tells that the function adds a first dim to what it returns.
+    """
+
+    def make(dims: tuple[int, ...] | None) -> Leaf:
+        def leaf(value: Tensor) -> Tensor:
+            ndim = value.ndim
+            these: Sequence[int] = range(ndim) if dims is None else dims
+            if len(these) == 1:
+                result = call(value, these[0])
+            else:
+                rest = [dim for dim in range(ndim) if dim not in these]
+                result = call(
+                    value.permute(*rest, *these).flatten(len(rest)) if these else value.unsqueeze(-1), -1
+                )
+            if keepdim:
+                for dim in sorted(these):
+                    result = result.unsqueeze(dim + front)
+            return result
+
+        return leaf
+
+    return make

@@ -1,0 +1,127 @@
+"""The methods that cast every leaf, one for each dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import methodcaller
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._collection import Core
+from ..typing import NestedKey
+
+SelfT = TypeVar("SelfT", bound="Dtypes")
+T_co = TypeVar("T_co", covariant=True)
+CastFilter = Callable[[NestedKey, Tensor], bool]
+
+#: The method of a tensor that casts to a dtype parses its arguments faster than ``to`` does.
+CASTS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
+    torch.float64: Tensor.double,
+    torch.float32: Tensor.float,
+    torch.float16: Tensor.half,
+    torch.bfloat16: Tensor.bfloat16,
+    torch.int64: Tensor.long,
+    torch.int32: Tensor.int,
+    torch.int16: Tensor.short,
+    torch.int8: Tensor.char,
+    torch.uint8: Tensor.byte,
+    torch.bool: Tensor.bool,
+}
+
+
+class BoundCast(Protocol[T_co]):
+    """A method that casts."""
+
+    def __call__(self, *, cast_filter: CastFilter | None = None) -> T_co:
+        """Cast the leaves that ``cast_filter`` accepts."""
+
+
+class Cast(Protocol):
+    """How type checkers see what :func:`cast` makes: the result has the type of the collection."""
+
+    def __get__(self, instance: SelfT, owner: Any = None) -> BoundCast[SelfT]:
+        """Bind the method."""
+
+
+def cast(name: str, dtype: torch.dtype) -> Cast:
+    """Return the method ``name`` that casts every leaf to ``dtype``."""
+    leaf = CASTS.get(dtype, methodcaller("to", dtype))
+
+    def method(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
+        cast_filter = self._cast_filter if cast_filter is None else cast_filter
+        return self._map(leaf) if cast_filter is None else cast_some(self, leaf, cast_filter)
+
+    method.__name__ = name
+    method.__qualname__ = f"TensorCollection.{name}"
+    # A quantized dtype also takes a scale, which a cast does not have, so torch refuses it; it warns of complex32.
+    outcome = f"""
+        >>> from td_core import TensorDict
+        >>> TensorDict({{"a": torch.zeros(2)}}).{name}()["a"].dtype
+        {dtype}
+        """
+    method.__doc__ = f"""Return the leaves as ``{dtype}``; those that are already stay the same tensors.
+
+        Args:
+            cast_filter: takes the key (a tuple) and the leaf; where it is false the leaf stays as it is.
+{outcome if name != "complex32" and not name.startswith("q") else ""}"""
+    return method
+
+
+def cast_some(node: Any, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter) -> Any:
+    """Return the collection with ``leaf`` applied to the leaves that ``cast_filter`` accepts."""
+
+    def named(key: NestedKey, value: Tensor) -> Tensor:
+        return leaf(value) if cast_filter((key,) if isinstance(key, str) else key, value) else value
+
+    return node.named_apply(named, nested_keys=True)
+
+
+class Dtypes(Core):
+    """``float()``, ``int64()`` and the like, and ``type``."""
+
+    __slots__ = ()
+
+    #: Which leaves a cast applies to where the call does not say; kinds that declare their fields may.
+    _cast_filter: ClassVar[Any] = None  # a CastFilter; a class variable of a function type would be bound
+
+    bfloat16 = cast("bfloat16", torch.bfloat16)
+    bool = cast("bool", torch.bool)
+    complex128 = cast("complex128", torch.complex128)
+    complex32 = cast("complex32", torch.complex32)
+    complex64 = cast("complex64", torch.complex64)
+    double = cast("double", torch.float64)
+    float = cast("float", torch.float32)
+    float16 = cast("float16", torch.float16)
+    float32 = cast("float32", torch.float32)
+    float64 = cast("float64", torch.float64)
+    half = cast("half", torch.float16)
+    int = cast("int", torch.int32)
+    int16 = cast("int16", torch.int16)
+    int32 = cast("int32", torch.int32)
+    int64 = cast("int64", torch.int64)
+    int8 = cast("int8", torch.int8)
+    qint32 = cast("qint32", torch.qint32)
+    qint8 = cast("qint8", torch.qint8)
+    quint4x2 = cast("quint4x2", torch.quint4x2)
+    quint8 = cast("quint8", torch.quint8)
+    uint16 = cast("uint16", torch.uint16)
+    uint32 = cast("uint32", torch.uint32)
+    uint64 = cast("uint64", torch.uint64)
+    uint8 = cast("uint8", torch.uint8)
+
+    def type(self: SelfT, dst_type: Any, *, cast_filter: CastFilter | None = None) -> SelfT:
+        """Return the leaves cast to a dtype.
+
+        Args:
+            dst_type: a dtype, or what else :meth:`torch.Tensor.type` takes.
+            cast_filter: takes the key (a tuple) and the leaf; where it is false the leaf stays as it is.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2)}).type(torch.int8)["a"].dtype
+        torch.int8
+        """
+        leaf = CASTS.get(dst_type) or methodcaller("type", dst_type)
+        cast_filter = self._cast_filter if cast_filter is None else cast_filter
+        return self._map(leaf) if cast_filter is None else cast_some(self, leaf, cast_filter)

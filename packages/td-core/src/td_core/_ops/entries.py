@@ -1,0 +1,430 @@
+"""Reading and writing single entries, and the views of keys, values and items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from .._coerce import coerce, nest
+from .._collection import Child, Core, missing_key, show_path
+from .._keys import is_key, unravel_key_to_tuple
+from .._locking import refuse_if_locked
+from .._names import take_names
+from .._nodes import dense
+from .._settings import SETTINGS
+from .._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf
+from ..errors import CycleError, KeyPathError, KeyThroughLeafError, StructureError
+from ..typing import NO_DEFAULT, NestedKey
+
+SelfT = TypeVar("SelfT", bound="Entries")
+
+NOT_GIVEN: Any = object()
+
+
+class Entries(Core):
+    """Entries by key: ``td["a"]``, ``td["a", "b"]``, ``get``, ``set``, ``pop`` and their kin."""
+
+    __slots__ = ()
+
+    def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
+        """Return the entry ``key``, or a default where it is missing.
+
+        Args:
+            key: a string or nested tuple of strings.
+            *args: the default, None if not given (see ``set_get_defaults_to_none``).
+            **kwargs: ``default=``, instead of the positional one; lazy stacks also take ``as_nested_tensor``,
+                ``as_padded_tensor``, ``padding_value``, ``padding_side`` and ``layout``.
+
+        Raises:
+            KeyPathError: ``key`` is no key.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": {"b": 1}})
+        >>> td.get(("a", "b")), td.get("c"), td.get("c", 0)
+        (tensor(1), None, 0)
+        """
+        default = _default_of(args, kwargs)
+        if kwargs:
+            return self._get_as(key, None if default is NOT_GIVEN else default, **kwargs)
+        node: Any = self
+        for part in (key,) if type(key) is str else unravel_key_to_tuple(key):
+            if isinstance(node, Tensor):
+                break
+            try:
+                node = node._get_child(part)
+            except KeyError:
+                break
+        else:
+            return node
+        return self._default(key) if default is NOT_GIVEN else default
+
+    def _default(self, key: NestedKey) -> None:
+        """Return what ``get`` gives for a missing key without a default."""
+        if not SETTINGS.get_defaults_to_none:
+            raise missing_key(self, key)
+
+    def _get_as(self, key: NestedKey, default: Any, **kwargs: Any) -> Any:
+        """Return an entry in another form; only kinds with ragged entries have any."""
+        raise TypeError(f"{type(self).__name__}.get() takes no {', '.join(kwargs)}: only lazy stacks do")
+
+    def _get_path(self, path: tuple[str, ...]) -> Child:
+        """Return the entry at a flat path, or raise KeyPathError saying where it ends."""
+        node: Any = self
+        for depth, part in enumerate(path):
+            if isinstance(node, Tensor):
+                raise KeyThroughLeafError(
+                    f"{show_path(path[:depth])} is a tensor, so it has no entry {part!r} (looked up {path!r})"
+                )
+            try:
+                node = node._get_child(part)
+            except KeyError:
+                raise missing_key(node, part, path[:depth]) from None
+        return node
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an entry by key, or the collection of all entries indexed along the batch dims.
+
+        Raises:
+            KeyPathError: no such key; the message names the closest ones.
+            CollectionIndexError: the index does not fit the batch dims.
+
+        >>> import torch
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.arange(6).view(2, 3)}, batch_size=[2])
+        >>> td[1]["a"]
+        tensor([3, 4, 5])
+        """
+        if is_key(index):
+            entry = self._get_path((index,) if type(index) is str else unravel_key_to_tuple(index))
+            return entry if isinstance(entry, Tensor) else entry._unwrap()
+        return self._index(index)
+
+    def set(
+        self: SelfT,
+        key: NestedKey,
+        item: Any,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        **kwargs: Any,
+    ) -> SelfT:
+        """Store an entry, making the nested levels it needs.
+
+        Args:
+            key: a string or nested tuple of strings.
+            item: a tensor whose leading dims are the batch size, a collection, a mapping, a number, an array, or
+                anything else that a coercer takes.
+            inplace: copy into the entry where there is one.
+            non_blocking: as in :meth:`torch.Tensor.to`, where the entry has to change device.
+            **kwargs: no other argument exists; lets subclasses add some.
+
+        Raises:
+            BatchSizeError: the leading dims do not match.
+            LockedError: the collection is locked and the entry is new.
+
+        >>> import torch
+        >>> from td_core import TensorDict
+        >>> TensorDict().set(("a", "b"), torch.ones(2))["a", "b"]
+        tensor([1., 1.])
+        """
+        if kwargs:
+            raise TypeError(f"set() takes no {', '.join(kwargs)}")
+        if inplace and (key if type(key) is str else unravel_key_to_tuple(key)) in self.keys(True):
+            return self.set_(key, item, non_blocking=non_blocking)
+        self._set_path(key, item, non_blocking=non_blocking)
+        return self
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Store an entry by key, or write ``value`` into all entries at an index."""
+        if is_key(index):
+            self._set_path(index, value)
+        else:
+            self._assign(index, value)
+
+    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+        raise NotImplementedError  # the update mixin provides it
+
+    def _set_path(
+        self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+    ) -> None:
+        """Check ``value``, then store it under ``key``; ``at`` is where this node stands, for messages."""
+        if type(key) is str:
+            node: Any = self
+            if self._locked:
+                refuse_if_locked(self, f"set {show_path((*at, key))}")
+            if isinstance(value, Core):
+                refuse_cycle(node, value, (*at, key))
+            node._set_child(key, self._coerced(value, (*at, key), non_blocking))
+            return
+        path = unravel_key_to_tuple(key)
+        node = self
+        for depth, part in enumerate(path[:-1]):
+            try:
+                child = node._get_child(part)
+            except KeyError:
+                node._set_new(path[depth:], value, at + path[:depth], non_blocking)
+                return
+            if isinstance(child, Tensor) or child._opaque:
+                raise KeyThroughLeafError(
+                    f"{show_path(at + path[: depth + 1])} is not a collection, so {show_path(at + path)} cannot be set"
+                )
+            node = child
+        node._set_path(path[-1], value, at + path[:-1], non_blocking=non_blocking)
+
+    def _set_new(self, path: tuple[str, ...], value: Any, at: tuple[str, ...], non_blocking: bool) -> None:
+        """Store a checked value under a path whose first key is new."""
+        refuse_if_locked(self, f"set {show_path(at + path)}")
+        if isinstance(value, Core):
+            refuse_cycle(self, value, at + path)
+        entry = self._coerced(value, at + path, non_blocking)
+        for part in reversed(path[1:]):
+            entry = dense({part: entry}, self.batch_size, self.device, self._names)
+        self._set_child(path[0], entry)
+
+    def _coerced(self, value: Any, path: tuple[str, ...], non_blocking: bool) -> Child:
+        """Return ``value`` as an entry of this collection; a sub-collection takes its dim names."""
+        entry = coerce(value, self.batch_size, self.device, path, non_blocking=non_blocking)
+        names = self._names
+        return (
+            entry if names is None or isinstance(entry, Tensor) else take_names(entry, names, show_path(path))
+        )
+
+    def set_(self: SelfT, key: NestedKey, item: Any, *, non_blocking: bool = False) -> SelfT:
+        """Copy a value into an existing entry, in place; legal on a locked collection.
+
+        Raises:
+            KeyPathError: the entry does not exist.
+            BatchSizeError: the leading dims do not match.
+            StructureError: the value does not fit into the entry.
+
+        >>> import torch
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(2)}).lock_()
+        >>> td.set_("a", torch.ones(2))["a"]
+        tensor([1., 1.])
+        """
+        path = unravel_key_to_tuple(key)
+        node, last = self._get_path(path[:-1]), path[-1]
+        if isinstance(node, Tensor):
+            self._get_path(path)
+        try:
+            held = node._stand_in(last)
+        except KeyError:
+            raise missing_key(node, last, path[:-1]) from None
+        value = coerce(item, node.batch_size, node.device, path, non_blocking=non_blocking)
+        if isinstance(held, Tensor) != isinstance(value, Tensor):
+            raise StructureError(
+                f"cannot write {show_path(path)} in place: it is a {type(held).__name__}, the value a "
+                f"{type(value).__name__}; use set() to replace it"
+            )
+        try:
+            node._write_child(last, value, non_blocking=non_blocking)
+        except RuntimeError as error:
+            raise StructureError(f"cannot write {show_path(path)} in place: {error}") from error
+        return self
+
+    def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:
+        """Return the entry ``key``, storing ``default`` first where it is missing.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict().setdefault("a", 1)
+        tensor(1)
+        """
+        if unravel_key_to_tuple(key) not in self.keys(True):
+            self.set(key, default, inplace=inplace)
+        return self.get(key)
+
+    def del_(self: SelfT, key: NestedKey) -> SelfT:
+        """Remove an entry.
+
+        Raises:
+            KeyPathError: no such key.
+            LockedError: the collection is locked.
+
+        >>> from td_core import TensorDict
+        >>> list(TensorDict({"a": 1, "b": 2}).del_("a").keys())
+        ['b']
+        """
+        path = unravel_key_to_tuple(key)
+        node = self._get_path(path[:-1])
+        if isinstance(node, Tensor):
+            self._get_path(path)
+        refuse_if_locked(node, f"remove {show_path(path)}")
+        try:
+            node._del_child(path[-1])
+        except KeyError:
+            raise missing_key(node, path[-1], path[:-1]) from None
+        return self
+
+    def __delitem__(self, key: NestedKey) -> None:
+        """Remove an entry; the index form of :meth:`del_`."""
+        if not is_key(key):
+            raise KeyPathError(f"only keys can be deleted, not the index {key!r}")
+        self.del_(key)
+
+    def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+        """Remove an entry and return it, or the default where it is missing.
+
+        Raises:
+            KeyPathError: no such key, and no default.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1}).pop("a")
+        tensor(1)
+        """
+        path = unravel_key_to_tuple(key)
+        if default is not NO_DEFAULT and path not in self.keys(True):
+            return default
+        entry = self._get_path(path)
+        self.del_(path)
+        return entry if isinstance(entry, Tensor) else entry._unwrap()
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove the last entry and return its key and value.
+
+        Raises:
+            KeyPathError: the collection is empty.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1}).popitem()
+        ('a', tensor(1))
+        """
+        keys = list(self._children())
+        if not keys:
+            raise KeyPathError(f"popitem: the {type(self).__name__} is empty")
+        return keys[-1], self.pop(keys[-1])
+
+    def clear(self: SelfT) -> SelfT:
+        """Remove every entry.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1}).clear().is_empty()
+        True
+        """
+        refuse_if_locked(self, "clear the collection")
+        for key in list(self._children()):
+            self._del_child(key)
+        return self
+
+    def create_nested(self: SelfT, key: NestedKey) -> SelfT:
+        """Store an empty collection under ``key``.
+
+        >>> from td_core import TensorDict
+        >>> list(TensorDict().create_nested(("a", "b")).keys(include_nested=True))
+        ['a', ('a', 'b')]
+        """
+        self._set_path(key, nest({}, self.batch_size, self.device))
+        return self
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """Return a live view of the keys, in insertion order.
+
+        Args:
+            include_nested: also the keys below, as tuples; a parent comes before its children.
+            leaves_only: only the keys of leaves.
+            is_leaf: class -> whether entries of it are leaves; by default all that are not collections.
+            sort: sort each level by key.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": {"b": 1}})
+        >>> list(td.keys(include_nested=True)), ("a", "b") in td.keys(include_nested=True)
+        (['a', ('a', 'b')], True)
+        """
+        return CollectionKeys(self, include_nested, leaves_only, is_leaf, sort)
+
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """Return a live view of the entries; arguments as for :meth:`keys`.
+
+        >>> from td_core import TensorDict
+        >>> list(TensorDict({"a": {"b": 1}}).values(include_nested=True, leaves_only=True))
+        [tensor(1)]
+        """
+        return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)
+
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """Return a live view of (key, entry) pairs; arguments as for :meth:`keys`.
+
+        >>> from td_core import TensorDict
+        >>> list(TensorDict({"a": {"b": 1}}).items(include_nested=True, leaves_only=True))
+        [(('a', 'b'), tensor(1))]
+        """
+        return CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
+
+    def __contains__(self, key: object) -> bool:
+        """Tell whether there is an entry ``key``, nested or not."""
+        return key in self.keys(include_nested=True)
+
+    def __len__(self) -> int:
+        """Return the first batch dim, 0 without batch dims."""
+        batch_size = self.batch_size
+        return batch_size[0] if batch_size else 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the first batch dim.
+
+        Raises:
+            StructureError: there is no batch dim.
+        """
+        if not self.batch_size:
+            raise StructureError(
+                f"cannot iterate over a {type(self).__name__} without batch dims; use keys()"
+            )
+        return (self._index(i) for i in range(self.batch_size[0]))
+
+    def __reversed__(self) -> Iterator[Any]:
+        """Iterate over the first batch dim, from the last element to the first."""
+        return iter(tuple(self)[::-1])
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Return the collection at these positions of the first batch dim: how a ``DataLoader`` reads a batch at once."""
+        return self._index(indices)
+
+    def __bool__(self) -> bool:
+        """Refuse: what is meant may be emptiness or a comparison."""
+        raise StructureError(
+            f"the truth value of a {type(self).__name__} is ambiguous; use is_empty(), or (a == b).all()"
+        )
+
+
+def _default_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) > 1:
+        raise TypeError(f"get() takes a key and one default, got {len(args)} defaults")
+    if args:
+        return args[0]
+    return kwargs.pop("default", NOT_GIVEN)
+
+
+def refuse_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
+    """Raise StructureError where ``value`` contains the collection it is to be set into."""
+    inner = target._inner()
+    todo = [value._inner()]
+    while todo:
+        node = todo.pop()
+        if node is inner:
+            raise CycleError(
+                f"cannot set {show_path(path)}: the value contains the collection it is set into"
+            )
+        todo.extend(child._inner() for child in node._nested())

@@ -1,0 +1,113 @@
+"""Nested keys as joined ones, and back.
+
+A level is read in one go, so that writers in other threads cannot disturb the walk.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .._collection import Child, Core
+from .._keys import join_key
+from .._nodes import dense
+from .._views import IsLeaf
+from ..errors import KeyTakenError
+
+
+def flat_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str, Child]:
+    """Return the leaves of ``root`` under keys joined by ``separator``.
+
+    Raises:
+        KeyTakenError: two leaves would have one key.
+    """
+    flat: dict[str, Child] = {}
+    count = 0
+    stack = [("", iter(list(root._children().items())))]
+    while stack:
+        prefix, level = stack[-1]
+        for key, child in level:
+            name = prefix + key
+            if isinstance(child, Tensor) or child._opaque or (is_leaf is not None and is_leaf(type(child))):
+                flat[name] = child
+                count += 1
+            else:
+                stack.append((name + separator, iter(list(child._children().items()))))
+                break
+        else:
+            stack.pop()
+    if len(flat) != count:
+        raise _flat_collision(root, separator, is_leaf)
+    return flat
+
+
+def _flat_collision(root: Core, separator: str, is_leaf: IsLeaf | None) -> KeyTakenError:
+    seen: dict[str, tuple[str, ...]] = {}
+    todo: list[tuple[tuple[str, ...], Core]] = [((), root)]
+    while todo:
+        at, node = todo.pop()
+        for key, child in node._children().items():
+            path = (*at, key)
+            if isinstance(child, Tensor) or child._opaque or (is_leaf is not None and is_leaf(type(child))):
+                other = seen.setdefault(separator.join(path), path)
+                if other is not path:
+                    return KeyTakenError(
+                        f"cannot flatten the keys: {join_key(other[:-1], other[-1])!r} and {join_key(at, key)!r} would "
+                        f"both be {separator.join(path)!r}; use another separator than {separator!r}"
+                    )
+            else:
+                todo.append((path, child))
+    # Only a writer in another thread can make a collision vanish.
+    return KeyTakenError(
+        "cannot flatten the keys: another thread changed them meanwhile; lock_() the collection"
+    )
+
+
+def nested_entries(root: Core, separator: str) -> dict[str, Child]:
+    """Return the entries of ``root`` with keys split at ``separator``; new levels are of the canonical kind."""
+    # Levels are plain dicts until all keys are placed: no entry of a collection is one.
+    top: dict[str, Child] = {}
+    levels: list[tuple[dict[str, Child], str, dict[str, Child], Core | None]] = []
+    for key, child in root._children().items():
+        if separator not in key:
+            if key not in top:
+                top[key] = child
+            elif isinstance(child, Tensor) or child._opaque:
+                raise _taken(key, key)
+            else:
+                _add_all(top[key], child, key)
+            continue
+        *parents, last = key.split(separator)
+        level = top
+        for part in parents:
+            below = level.get(part)
+            if type(below) is not dict:
+                if below is None:
+                    levels.append((level, part, inner := {}, None))
+                elif isinstance(below, Tensor) or below._opaque:
+                    raise _taken(key, part)
+                else:
+                    levels.append((level, part, inner := dict(below._children()), below))
+                below = level[part] = inner
+            level = below
+        if last in level:
+            raise _taken(key, last)
+        level[last] = child
+    size, device, names = root.batch_size, root.device, root._names
+    for level, part, entries, origin in reversed(levels):
+        level[part] = (
+            dense(entries, size, device, names) if origin is None else origin._with_children(entries)
+        )
+    return top
+
+
+def _add_all(level: dict[str, Child], node: Core, key: str) -> None:
+    for part, child in node._children().items():
+        if part in level:
+            raise _taken(key, part)
+        level[part] = child
+
+
+def _taken(key: str, part: str) -> KeyTakenError:
+    return KeyTakenError(
+        f"cannot unflatten the keys: key {key!r} needs {part!r} where there is another entry; rename one"
+    )

@@ -1,0 +1,183 @@
+"""The plan of ``td[index] = value``: every value is checked and listed first, then all are written.
+
+Entries that are missing are made, zero elsewhere; they join the collection after everything was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._coerce import NUMBERS, coerce
+from .._collection import Child, Core, show_path
+from .._indexing import IndexPlan
+from .._keys import unravel_key_to_tuple
+from .._locking import refuse_if_locked
+from .._nodes import dense
+from ..errors import BatchSizeError, StructureError
+from .leaf_writes import check_fits, check_writable, copy_all
+
+Path = tuple[str, ...]
+
+_BASIC = {int, slice, type(None)}
+
+
+class IndexedWrite:
+    """The plan of one ``td[index] = value``."""
+
+    __slots__ = ("index", "lead", "made", "n", "non_blocking", "others", "targets", "values")
+
+    def __init__(self, plan: IndexPlan, batch_size: torch.Size, non_blocking: bool) -> None:
+        self.index = plan.index
+        self.lead = (*plan.lead, *batch_size[plan.n :])
+        self.n = len(batch_size)
+        self.non_blocking = non_blocking
+        self.targets: list[Tensor] = []
+        self.values: list[Any] = []
+        self.made: list[tuple[Core, str, Child]] = []
+        self.others: list[tuple[Core, str, Core, Any]] = []
+
+    def read(self, root: Core, value: Any) -> None:
+        """Check ``value`` against ``root`` and list what is to be written."""
+        if isinstance(value, NUMBERS) or (isinstance(value, Tensor) and value.ndim == 0):
+            self._fill(root, value)
+            return
+        if isinstance(value, Core):
+            value = self._broadcast(value, torch.Size(self.lead + tuple(root.batch_size[self.n :])))
+        elif not isinstance(value, Mapping):
+            what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise StructureError(
+                f"a collection takes a collection, a mapping or a number at an index; got {what}"
+            )
+        lead, n = self.lead, self.n
+        targets, values = self.targets, self.values
+        fitting: set[tuple[torch.Size, torch.Size]] = set()
+        todo: list[tuple[Any, Any, Path]] = [(root, value, ())]
+        while todo:
+            node, source, at = todo.pop()
+            children = node._children()
+            for key, entry in (source._children() if isinstance(source, Core) else source).items():
+                if type(key) is not str:
+                    key, *rest = unravel_key_to_tuple(key)
+                    for part in reversed(rest):
+                        entry = {part: entry}
+                target = children.get(key)
+                if isinstance(target, Tensor):
+                    if not isinstance(entry, Tensor):
+                        entry = self._as_leaf(entry, target, (*at, key))
+                    shapes = (entry.shape, target.shape)
+                    if shapes not in fitting:
+                        check_fits(entry, torch.Size(lead + tuple(target.shape[n:])), (*at, key))
+                        fitting.add(shapes)
+                    if target.requires_grad:
+                        check_writable(target, (*at, key))
+                    targets.append(target)
+                    values.append(entry)
+                elif target is None:
+                    refuse_if_locked(node, f"make {show_path((*at, key))}")
+                    self._make(node, key, entry, (*at, key), todo)
+                else:
+                    self._read_level(node, key, target, entry, (*at, key), todo)
+
+    def _fill(self, node: Core, value: Any) -> None:
+        leaves: list[Tensor] = []
+        node._collect(leaves)
+        for leaf in leaves:
+            check_writable(leaf, ())
+        self.targets += leaves
+        self.values += [value] * len(leaves)
+
+    def _read_level(
+        self, node: Core, key: str, target: Any, entry: Any, path: Path, todo: list[tuple[Any, Any, Path]]
+    ) -> None:
+        if isinstance(entry, NUMBERS) and not target._opaque:
+            self._fill(target, entry)
+            return
+        if not isinstance(entry, (Core, Mapping)):
+            entry = coerce(entry, torch.Size(self.lead), target.device, path)
+        if isinstance(entry, Tensor) or (isinstance(entry, Core) and entry._opaque) != target._opaque:
+            raise StructureError(
+                f"cannot write {show_path(path)} at an index: it is a {type(target).__name__}, the value a "
+                f"{type(entry).__name__}"
+            )
+        if target._opaque or target._stacked() is not None:
+            self.others.append((node, key, target, entry))
+        else:
+            todo.append((target, entry, path))
+
+    def _broadcast(self, value: Any, wanted: torch.Size) -> Any:
+        size = value.batch_size
+        if size == wanted:
+            return value
+        try:
+            return value.expand(*wanted) if wanted or not size else value.reshape(())
+        except (RuntimeError, ValueError) as error:
+            raise BatchSizeError(
+                f"the value has batch size {list(size)}, which does not broadcast to that of the indexed "
+                f"collection, {list(wanted)}"
+            ) from error
+
+    def _as_leaf(self, entry: Any, target: Tensor, path: Path) -> Tensor:
+        if isinstance(entry, NUMBERS):
+            return torch.as_tensor(entry, dtype=target.dtype, device=target.device)
+        leaf = (
+            entry if isinstance(entry, (Core, Mapping)) else coerce(entry, torch.Size(self.lead), None, path)
+        )
+        if not isinstance(leaf, Tensor):
+            raise StructureError(
+                f"cannot write {show_path(path)} at an index: it is a tensor, the value a {type(leaf).__name__}"
+            )
+        return leaf
+
+    def _make(self, node: Any, key: str, entry: Any, path: Path, todo: list[tuple[Any, Any, Path]]) -> None:
+        """List a new entry: zeros of the whole batch size, or a new level to be filled."""
+        batch, device = node.batch_size, node.device
+        made: Any
+        if isinstance(entry, Mapping) and not isinstance(entry, Core):
+            made = dense({}, batch, device)
+            todo.append((made, entry, path))
+        else:
+            entry = coerce(entry, torch.Size(self.lead), device, path)
+            tail = tuple(entry.shape[len(self.lead) :])
+            if isinstance(entry, Tensor):
+                made = entry.new_zeros(batch + tail)
+                self.targets.append(made)
+                self.values.append(entry)
+            elif entry._opaque:
+                made = entry._with_children(entry._children(), batch_size=batch + tail, names=None)
+            else:
+                made = dense({}, batch + tail, device)
+                if entry._stacked() is None:
+                    made = entry._with_children({}, batch_size=batch + tail, names=None)
+                todo.append((made, entry, path))
+        self.made.append((node, key, made))
+
+    def apply(self) -> None:
+        """Do what was listed."""
+        index, targets, values = self.index, self.targets, self.values
+        if is_basic(index) and not any(isinstance(value, NUMBERS) for value in values):
+            views = [target[index] for target in targets]
+            copy_all(views, values, self.non_blocking)
+        else:
+            for target, value in zip(targets, values, strict=True):
+                # torch casts and moves what it writes through a view, but not what it scatters.
+                if isinstance(value, Tensor) and (
+                    value.dtype != target.dtype or value.device != target.device
+                ):
+                    value = value.to(target.device, target.dtype, non_blocking=self.non_blocking)
+                target[index] = value
+        for node, key, made in self.made:
+            node._set_child(key, made)
+        for node, key, level, entry in self.others:
+            written = level._written_at(index, entry)
+            if written is not level:
+                node._set_child(key, written)
+
+
+def is_basic(index: Any) -> bool:
+    """Tell whether an index gives views."""
+    items = index if type(index) is tuple else (index,)
+    return {*map(type, items)} <= _BASIC

@@ -1,0 +1,394 @@
+"""Joining: several collections into one, and several entries into one.
+
+``stack`` and ``cat`` are dense and need equal structures; ``lazy_stack`` keeps its members; ``maybe_dense_stack``
+keeps them only where they do not fit together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._collection import Core
+from .._keys import unravel_key_to_tuple
+from .._locking import refuse_if_locked
+from .._plans import without, wrap_dim
+from .._shape_plans import Join, cat_plan, stack_plan
+from ..errors import BatchSizeError, KeyMismatchError, StructureError
+from ..typing import NestedKey
+from .shape import Shaping
+
+SelfT = TypeVar("SelfT", bound="Joining")
+
+
+def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+    """Return collections of one structure stacked along a new batch dim, leaf by leaf.
+
+    Args:
+        input: the collections (or tensors), with equal keys, batch sizes and leaf shapes.
+        dim: the place of the new dim.
+        out: a collection of the resulting batch size to write into, in place where it has the entry.
+
+    Returns:
+        The stack, or ``out``.
+
+    Raises:
+        BatchSizeError: batch sizes differ.
+        StructureError: keys or shapes differ; the message has the key path and both values.
+        DimError: ``dim`` is out of range.
+
+    >>> from td_core import TensorDict
+    >>> stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
+    tensor([0, 1])
+    """
+    items = input if type(input) is list else list(input)
+    first = items[0] if items else None
+    if isinstance(first, Tensor):
+        return torch.stack(items, dim, out=out)
+    sizes = _batch_sizes(items, "stack")
+    size = sizes[0]
+    if sizes.count(size) != len(sizes):
+        i, other = next((i, other) for i, other in enumerate(sizes) if other != size)
+        raise BatchSizeError(
+            f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}; "
+            "use lazy_stack() to keep both"
+        )
+    return _joined(items, stack_plan(size, dim, len(items)), out)
+
+
+def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+    """Return collections of one structure one after the other along a batch dim, leaf by leaf.
+
+    Args:
+        input: the collections (or tensors), with equal keys, and batch sizes that differ along ``dim`` at most.
+        dim: the batch dim.
+        out: a collection of the resulting batch size to write into, in place where it has the entry.
+
+    Returns:
+        The result, or ``out``.
+
+    Raises:
+        BatchSizeError: batch sizes differ along another dim.
+        StructureError: keys or shapes differ; the message has the key path and both values.
+        DimError: ``dim`` is out of range.
+
+    >>> from td_core import TensorDict
+    >>> cat([TensorDict({"a": torch.zeros(1)}, [1]), TensorDict({"a": torch.ones(2)}, [2])])["a"]
+    tensor([0., 1., 1.])
+    """
+    items = input if type(input) is list else list(input)
+    first = items[0] if items else None
+    if isinstance(first, Tensor):
+        return torch.cat(items, dim, out=out)
+    sizes = _batch_sizes(items, "concatenate")
+    size = sizes[0]
+    at = wrap_dim(dim, len(size))
+    if sizes.count(size) != len(sizes):
+        for i, other in enumerate(sizes):
+            if len(other) != len(size) or without(other, at) != without(size, at):
+                raise BatchSizeError(
+                    f"cannot concatenate along dim {at}: item 0 has batch size {list(size)} and item {i} has "
+                    f"{list(other)}; only dim {at} may differ"
+                )
+    return _joined(items, cat_plan(size, at, [other[at] for other in sizes]), out)
+
+
+def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    """Return a lazy stack: it keeps the collections as its members, and stacks an entry when it is read.
+
+    Args:
+        input: the collections, with as many batch dims each; tensors are stacked.
+        dim: the place of the new dim.
+        out: a collection of the resulting batch size to write into, instead of making a stack.
+        **kwargs: ``strict_shape=True`` refuses members of different batch sizes; ``stack_dim_name=`` names the
+            new dim.
+
+    Raises:
+        BatchSizeError: the members have not as many batch dims, or, if strict, other sizes.
+        DimError: ``dim`` is out of range.
+
+    >>> from td_core import TensorDict
+    >>> both = lazy_stack([TensorDict({"a": 0, "b": 0}), TensorDict({"a": 1})])
+    >>> both["a"], list(both.keys())
+    (tensor([0, 1]), ['a'])
+    """
+    strict, name = kwargs.pop("strict_shape", False), kwargs.pop("stack_dim_name", None)
+    if kwargs:
+        raise TypeError(f"lazy_stack() takes strict_shape and stack_dim_name; got {', '.join(kwargs)}")
+    items = list(input)
+    if items and isinstance(items[0], Tensor):
+        return torch.stack(items, dim, out=out)
+    sizes = _batch_sizes(items, "stack")
+    size = sizes[0]
+    for i, other in enumerate(sizes):
+        if len(other) != len(size) or (strict and other != size):
+            raise BatchSizeError(
+                f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}"
+            )
+    at = stack_plan(size, dim, len(items)).dim
+    if out is not None:
+        return _written(
+            out, torch.Size((*size[:at], len(items), *size[at:])), items[0]._keep_together(items, at)
+        )
+    result = items[0]._keep_together(items, at)
+    if name is not None:
+        names = list(result._names or (None,) * len(result.batch_size))
+        names[at] = name
+        result.names = names
+    return result
+
+
+def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+    """Return :func:`stack` where structures and shapes agree, else :func:`lazy_stack`.
+
+    Args:
+        input: the collections, with as many batch dims each.
+        dim: the place of the new dim.
+        out: a collection of the resulting batch size to write into.
+        **kwargs: as for :func:`lazy_stack`.
+
+    >>> from td_core import TensorDict
+    >>> zero, one, other = TensorDict({"a": 0}), TensorDict({"a": 1}), TensorDict({"b": 0})
+    >>> type(maybe_dense_stack([zero, one])).__name__, type(maybe_dense_stack([zero, other])).__name__
+    ('TensorDict', 'LazyStackedTensorDict')
+    """
+    items = list(input)
+    try:
+        return stack(items, dim, out=out)
+    except (StructureError, BatchSizeError):
+        if not items or isinstance(items[0], Tensor):
+            raise
+        return lazy_stack(items, dim, out=out, **kwargs)
+
+
+def dense_stack_tds(td_list: Sequence[Any] | Core, dim: int | None = None) -> Any:
+    """Return the dense stack of a list of collections, or of the members of a lazy stack.
+
+    Args:
+        td_list: the collections, or a lazy stack.
+        dim: the place of the new dim; that of a lazy stack need not be given.
+
+    Raises:
+        ValueError: ``dim`` is missing, or is not that of the lazy stack.
+
+    >>> from td_core import TensorDict
+    >>> type(dense_stack_tds(lazy_stack([TensorDict({"a": 0}), TensorDict({"a": 1})]))).__name__
+    'TensorDict'
+    """
+    if isinstance(td_list, Core):
+        stacked = td_list._stacked()
+        if stacked is None:
+            raise StructureError(
+                f"dense_stack_tds takes a lazy stack or a list; got a {type(td_list).__name__}"
+            )
+        members, stack_dim = stacked
+        if dim is not None and dim != stack_dim:
+            raise ValueError(f"dim {dim} is not the stack dim, {stack_dim}; leave it out")
+        return stack(list(members), stack_dim)
+    if dim is None:
+        raise ValueError("dense_stack_tds needs dim for a list of collections")
+    return stack(td_list, dim)
+
+
+class Joining(Shaping):
+    """``stack``, ``cat`` and their kin, as class methods, and the joining of entries."""
+
+    __slots__ = ()
+
+    @classmethod
+    def stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+        """Return collections stacked along a new batch dim; see :func:`td_core.stack`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict.stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
+        tensor([0, 1])
+        """
+        return stack(input, dim, out=out)
+
+    @classmethod
+    def cat(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+        """Return collections one after the other along a batch dim; see :func:`td_core.cat`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict.cat([TensorDict({"a": [0]}, [1]), TensorDict({"a": [1]}, [1])])["a"]
+        tensor([0, 1])
+        """
+        return cat(input, dim, out=out)
+
+    @classmethod
+    def lazy_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+        """Return a lazy stack around collections; see :func:`td_core.lazy_stack`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict.lazy_stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
+        tensor([0, 1])
+        """
+        return lazy_stack(input, dim, out=out, **kwargs)
+
+    @classmethod
+    def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+        """Return a dense stack where the collections fit together, else a lazy one.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict.maybe_dense_stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
+        tensor([0, 1])
+        """
+        return maybe_dense_stack(input, dim, out=out, **kwargs)
+
+    def stack_tensors(
+        self: SelfT, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
+    ) -> SelfT:
+        """Replace some entries by one, their stack.
+
+        Args:
+            *keys: the entries.
+            out_key: the new entry.
+            dim: the place of the new dim, among all dims of the entries.
+            keep_entries: keep the entries as well.
+
+        Raises:
+            KeyPathError: an entry is missing.
+            LockedError: the collection is locked.
+            BatchSizeError: the result does not start with the batch size.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 0, "b": 1}).stack_tensors("a", "b", out_key="c")["c"]
+        tensor([0, 1])
+        """
+        return self._replace(keys, out_key, keep_entries, lambda entries: stack(entries, dim))
+
+    def cat_tensors(
+        self: SelfT, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
+    ) -> SelfT:
+        """Replace some entries by one, which has them one after the other.
+
+        Args:
+            *keys: the entries.
+            out_key: the new entry.
+            dim: the dim, among all dims of the entries.
+            keep_entries: keep the entries as well.
+
+        Raises:
+            KeyPathError: an entry is missing.
+            LockedError: the collection is locked.
+            BatchSizeError: the result does not start with the batch size.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": [0], "b": [1]}).cat_tensors("a", "b", out_key="c")["c"]
+        tensor([0, 1])
+        """
+        return self._replace(keys, out_key, keep_entries, lambda entries: cat(entries, dim))
+
+    def _replace(
+        self: SelfT,
+        keys: tuple[NestedKey, ...],
+        out_key: NestedKey,
+        keep_entries: bool,
+        join: Callable[[list[Any]], Any],
+    ) -> SelfT:
+        refuse_if_locked(self, "replace entries")
+        paths = [unravel_key_to_tuple(key) for key in keys]
+        target = unravel_key_to_tuple(out_key)
+        self.set(target, join([self._get_path(path) for path in paths]))
+        if not keep_entries:
+            for path in paths:
+                if path != target:
+                    self.del_(path)
+        return self
+
+    def stack_from_tensordict(
+        self, dim: int = 0, *, sorted: bool | list[NestedKey] | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """Return every leaf, stacked into one tensor.
+
+        Args:
+            dim: the place of the new dim, among all dims of the leaves.
+            sorted: in which order: that of insertion by default, True for the order of the keys, or all keys in
+                the wanted order.
+            out: a tensor to write into.
+
+        Raises:
+            KeyMismatchError: ``sorted`` has other keys than the collection.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"b": 1, "a": 0}).stack_from_tensordict(sorted=True)
+        tensor([0, 1])
+        """
+        return torch.stack(self._leaves_in_order(sorted), dim, out=out)
+
+    def cat_from_tensordict(
+        self, dim: int = 0, *, sorted: bool | list[NestedKey] | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """Return every leaf, one after the other in one tensor.
+
+        Args:
+            dim: the dim, among all dims of the leaves.
+            sorted: in which order: that of insertion by default, True for the order of the keys, or all keys in
+                the wanted order.
+            out: a tensor to write into.
+
+        Raises:
+            KeyMismatchError: ``sorted`` has other keys than the collection.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"b": [1], "a": [0]}).cat_from_tensordict(sorted=["a", "b"])
+        tensor([0, 1])
+        """
+        return torch.cat(self._leaves_in_order(sorted), dim, out=out)
+
+    def _leaves_in_order(self, order: bool | list[NestedKey] | None) -> list[Tensor]:
+        if not order:
+            return list(self.values(True, True))
+        if order is True:
+            return list(self.values(True, True, sort=True))
+        wanted = [unravel_key_to_tuple(key) for key in order]
+        present = {unravel_key_to_tuple(key): leaf for key, leaf in self.items(True, True)}
+        if set(wanted) != set(present) or len(wanted) != len(present):
+            raise KeyMismatchError(
+                f"sorted= must have each key of the collection once; got {order}, the keys are {list(present)}"
+            )
+        return [present[path] for path in wanted]
+
+    def to_lazystack(self, dim: int = 0) -> Any:
+        """Return a lazy stack whose members are the parts of this collection along a batch dim.
+
+        Raises:
+            DimError: ``dim`` is out of range.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": [0, 1]}, [2]).to_lazystack()
+        LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: i64[]})
+        """
+        return lazy_stack(self.unbind(dim), wrap_dim(dim, len(self.batch_size)))
+
+
+def _batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
+    """Return the batch size of each item; every one must be a collection."""
+    if not items:
+        raise StructureError(f"cannot {what}: there is nothing in the list; give at least one collection")
+    checked: type | None = None
+    for i, item in enumerate(items):
+        # Most items have the class of the first: asking an abstract class about each takes longer than the rest.
+        if type(item) is not checked:
+            if not isinstance(item, Core):
+                raise TypeError(f"cannot {what}: item {i} is no collection but a {type(item).__name__}")
+            checked = type(item)
+    return [item.batch_size for item in items]
+
+
+def _joined(items: list[Any], plan: Join, out: Any) -> Any:
+    first = items[0]
+    result = first._join(items, plan)
+    names = first._names
+    if names is not None and any(item._names != names for item in items):
+        result.names = None
+    return result if out is None else _written(out, result.batch_size, result)
+
+
+def _written(out: Any, batch_size: torch.Size, result: Any) -> Any:
+    if out.batch_size != batch_size:
+        raise BatchSizeError(f"out= has batch size {list(out.batch_size)}, the result has {list(batch_size)}")
+    return out.update(result, inplace=True)

@@ -1,0 +1,133 @@
+"""Keys as trees: nested dicts in which None marks the end of a key.
+
+Operations on many nested keys visit each level once, from the root down, and copy the visited levels from the deepest
+up, so that each is built once, complete, by its own kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .._collection import Child, Core, missing_key, show_path
+from .._keys import unravel_key_to_tuple
+from .._nodes import dense
+from ..errors import KeyThroughLeafError
+from ..typing import NestedKey
+
+KeyTree = dict[str, Any]
+
+Row = tuple[Core, dict[str, Child], "dict[str, Child] | None", str]
+"""A level to copy: node, entries of the copy, entries of the parent's copy, key there."""
+
+
+def key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
+    """Return keys as a tree; of a key and a prefix of it the longer or the shorter one wins."""
+    tree: KeyTree = {}
+    for key in keys:
+        path = (key,) if type(key) is str else unravel_key_to_tuple(key)
+        level = tree
+        for part in path[:-1]:
+            below = level.setdefault(part, {})
+            if below is None:
+                if not longest:
+                    break
+                below = level[part] = {}
+            level = below
+        else:
+            if longest:
+                level.setdefault(path[-1], None)
+            else:
+                level[path[-1]] = None
+    return tree
+
+
+def build(rows: list[Row]) -> Any:
+    """Return the copy of the first row's node, with the copies of the others inside."""
+    built: Any = None
+    for node, children, parent, key in reversed(rows):
+        built = node._with_children(children)
+        if parent is not None:
+            parent[key] = built
+    return built
+
+
+def shallow(root: Core) -> Any:
+    """Return a copy of every level; leaves are shared."""
+    stacked = root._stacked()
+    if stacked is not None:
+        return root._like([shallow(member) for member in stacked[0]])
+    top = dict(root._children())
+    rows: list[Row] = [(root, top, None, "")]
+    for _, entries, _, _ in rows:
+        for key, child in entries.items():
+            if isinstance(child, Tensor) or child._opaque:
+                continue
+            if child._stacked() is not None:
+                entries[key] = shallow(child)
+            else:
+                rows.append((child, dict(child._children()), entries, key))
+    return build(rows)
+
+
+def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = False) -> Any:
+    """Return a copy of ``root`` with the entries of ``tree`` only."""
+    found = root._stacked()
+    if found is not None:
+        return root._like([restrict(member, tree, strict, as_tensordict) for member in found[0]])
+    top: dict[str, Child] = {}
+    rows: list[Row] = [(root, top, None, "")]
+    todo: list[tuple[Core, KeyTree, dict[str, Child], tuple[str, ...]]] = [(root, tree, top, ())]
+    while todo:
+        node, wanted, target, at = todo.pop()
+        children = node._children()
+        for key, below in wanted.items():
+            child = children.get(key)
+            if child is None:
+                if strict:
+                    raise missing_key(node, key, at)
+            elif below is None:
+                target[key] = child
+            elif isinstance(child, Tensor) or child._opaque:
+                if strict:
+                    raise KeyThroughLeafError(
+                        f"{show_path((*at, key))} has no entries; looked up {list(below)} in it"
+                    )
+            elif child._stacked() is not None:
+                target[key] = restrict(child, below, strict)
+            else:
+                inner: dict[str, Child] = {}
+                target[key] = inner
+                rows.append((child, inner, target, key))
+                todo.append((child, below, inner, (*at, key)))
+    if as_tensordict:
+        rows[0] = (dense({}, root.batch_size, root.device, root._names), top, None, "")
+    return build(rows)
+
+
+def wanted_tree(keys: Sequence[NestedKey] | None) -> KeyTree | None:
+    """Return the tree of the keys that an argument like ``keys_to_update`` names; None stands for all of them."""
+    if keys is None:
+        return None
+    if isinstance(keys, str):
+        raise TypeError(f"keys_to_update is a sequence of keys; got the single key {keys!r}")
+    return key_tree(keys, longest=False)
+
+
+def only(source: Any, tree: KeyTree) -> Any:
+    """Return the entries of a mapping or collection that a tree names."""
+    if isinstance(source, Core):
+        return restrict(source, tree, False)
+    kept: dict[Any, Any] = {}
+    for key, value in source.items():
+        first, *rest = unravel_key_to_tuple(key)
+        below: Any = tree.get(first, {})
+        for part in rest:
+            below = below and below.get(part, {})
+        if below is None:
+            kept[key] = value
+        elif below and isinstance(value, (Core, Mapping)):
+            kept[key] = only(value, below)
+    return kept

@@ -1,0 +1,105 @@
+"""Copying into leaves: what has to hold before, and the fused copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._attachments import attachments
+from .._collection import Core, show_path
+from .._foreach import PLAIN, foreach, op
+from .._torch_private import functorch_level
+from ..errors import StructureError
+
+Path = tuple[str, ...]
+
+COPY = op("copy_", Tensor.copy_)
+
+
+def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> None:
+    """Copy each value into its target."""
+    if non_blocking:
+        foreach(COPY, targets, values, True)
+    else:
+        foreach(COPY, targets, values)
+
+
+def check_fits(value: Tensor, shape: torch.Size, path: Path) -> None:
+    """Raise StructureError unless a value can be broadcast to the shape of its entry."""
+    theirs = value.shape
+    if theirs == shape:
+        return
+    ndim = len(theirs)
+    if ndim <= len(shape) and all(
+        a in (1, b) for a, b in zip(theirs, shape[len(shape) - ndim :], strict=True)
+    ):
+        return
+    raise StructureError(
+        f"cannot write {show_path(path)} in place: it has shape {list(shape)} there, the value {list(theirs)}"
+    )
+
+
+def check_writable(target: Tensor, path: Path) -> None:
+    """Raise StructureError where autograd forbids to write into an entry."""
+    if target.requires_grad and target.is_leaf and torch.is_grad_enabled():
+        raise StructureError(
+            f"cannot write {show_path(path)} in place: it is a leaf that requires grad; write under torch.no_grad(), "
+            "or into td.data"
+        )
+
+
+def copied_whole(
+    target: Core, source: Core, non_blocking: bool, view: Callable[[Tensor], Tensor] | None = None
+) -> bool:
+    """Copy all leaves in one fused call; False, with nothing written, where that takes more care.
+
+    ``view`` gives the part of each leaf of ``target`` that is written.
+    """
+    targets: list[Tensor] = []
+    values: list[Tensor] = []
+    todo: list[tuple[Any, Any]] = [(target._children(), source._children())]
+    while todo:
+        mine, theirs = todo.pop()
+        if mine.__class__ is not dict or theirs.__class__ is not dict:
+            return False
+        if PLAIN.issuperset(map(type, mine.values())) and list(mine) == list(theirs):
+            # A level of leaves in the same order, the usual case, needs no look-ups.
+            if not PLAIN.issuperset(map(type, theirs.values())):
+                return False
+            targets += mine.values()
+            values += theirs.values()
+            continue
+        for key, value in theirs.items():
+            held: Any = mine.get(key)
+            if type(held) in PLAIN:
+                if type(value) not in PLAIN:
+                    return False
+                targets.append(held)
+                values.append(value)
+            elif (
+                held is None
+                or isinstance(held, Tensor)
+                or isinstance(value, Tensor)
+                or held._opaque
+                or value._opaque
+            ):
+                return False
+            else:
+                todo.append((held._children(), value._children()))
+    if COPY.fused is None or not targets or functorch_level() is not None:
+        return False
+    if view is not None:
+        targets = list(map(view, targets))
+    if not all(map(Tensor.is_same_size, targets, values)):
+        return False
+    if any(each.written(target, source, targets, values, non_blocking) for each in attachments(target)):
+        return True
+    try:
+        COPY.fused(targets, values, non_blocking)
+    except RuntimeError:
+        # Autograd protects an entry. torch looks at all of them first; the careful way says which it is.
+        return False
+    return True

@@ -1,0 +1,112 @@
+"""Locking, and undoing the last operation when a ``with`` block ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from .._collection import Core
+from .._locking import lock, unlock
+from ..errors import StructureError
+
+SelfT = TypeVar("SelfT", bound="Locking")
+
+
+def _nothing(node: Core) -> None:
+    """Undo an operation that changed nothing."""
+
+
+class Locking(Core):
+    """``lock_``, ``unlock_`` and the context that undoes the operation which gave a collection."""
+
+    __slots__ = ()
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether structural changes are refused; settable.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(lock=True).is_locked
+        True
+        """
+        return self._locked
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        if value:
+            self.lock_()
+        else:
+            self.unlock_()
+
+    def lock_(self: SelfT) -> SelfT:
+        """Refuse structural changes from now on, here and in sub-collections; in-place writes stay legal.
+
+        As a context (``with td.lock_():``) it unlocks on exit.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": 1}).lock_()
+        >>> td["b"] = 2
+        Traceback (most recent call last):
+        td_core.errors.LockedError: cannot set key 'b': the TensorDict is locked; ...
+        """
+        was = self._locked
+        lock(self)
+        self._undo = _nothing if was else unlock
+        return self
+
+    def unlock_(self: SelfT) -> SelfT:
+        """Allow structural changes again.
+
+        As a context (``with td.unlock_():``) it locks again on exit.
+
+        Raises:
+            LockedError: a locked collection holds this one.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict(lock=True)
+        >>> with td.unlock_():
+        ...     td["a"] = 1
+        >>> td.is_locked
+        True
+        """
+        was = self._locked
+        unlock(self)
+        self._undo = lock if was else _nothing
+        return self
+
+    def _undone_by(self: SelfT, undo: Callable[[Any], Any]) -> SelfT:
+        """Remember what ``with self:`` does on exit; called on the fresh result of an operation."""
+        self._undo = undo
+        return self
+
+    def __enter__(self: SelfT) -> SelfT:
+        """Enter the context in which the operation that gave this collection holds."""
+        return self
+
+    def __exit__(
+        self: Any, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Undo the operation that gave this collection; what was written into it is kept.
+
+        Raises:
+            StructureError: the last operation cannot be undone.
+        """
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo(self)
+        elif kind is None:
+            raise StructureError(
+                f"leaving the context of a {type(self).__name__} that no undoable operation gave: "
+                "use it with lock_(), unlock_(), flatten_keys(), view(), to_module() and the like"
+            )
+
+    def clear_refs_for_compile_(self: SelfT) -> SelfT:
+        """Forget which locked collections hold this one.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict().clear_refs_for_compile_().is_empty()
+        True
+        """
+        self._lock_parents = None
+        return self

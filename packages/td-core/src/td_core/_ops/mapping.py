@@ -1,0 +1,371 @@
+"""Calling a function on every leaf.
+
+One walk with an explicit stack serves every form; only a lazy stack is entered by recursion, member by member, so that
+its leaves need not be stacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._coerce import coerce
+from .._collection import Child, Core, leaf_against_node, missing_key
+from .._devices import as_device
+from .._keys import join_key
+from .._locking import refuse_if_locked
+from .._names import check_names
+from .._views import IsLeaf
+from ..typing import NO_DEFAULT, BatchSize, DeviceType
+from .leaf_writes import check_fits, check_writable, copy_all
+
+SelfT = TypeVar("SelfT", bound="LeafMapping")
+Path = tuple[str, ...]
+
+_MISSING: Any = object()
+"""Stands for a level that another collection lacks."""
+
+
+class LeafMapping(Core):
+    """``apply``, ``apply_`` and ``named_apply``."""
+
+    __slots__ = ()
+
+    def apply(
+        self: SelfT,
+        fn: Callable[..., Any],
+        *others: Any,
+        batch_size: BatchSize | None = None,
+        device: DeviceType | None = NO_DEFAULT,  # type: ignore[assignment]
+        names: Sequence[str | None] | None = NO_DEFAULT,  # type: ignore[assignment]
+        inplace: bool = False,
+        default: Any = NO_DEFAULT,
+        filter_empty: bool | None = None,
+        propagate_lock: bool = False,
+        call_on_nested: bool = False,
+        is_leaf: IsLeaf | None = None,
+        out: Any = None,
+        **constructor_kwargs: Any,
+    ) -> Any:
+        """Return a collection of ``fn(leaf, *leaves_of_others)`` for every leaf.
+
+        Args:
+            fn: gets a leaf, and the leaves of ``others`` under the same key; None drops the entry.
+            *others: collections with the same keys.
+            batch_size: of the result and all its levels; by default each level keeps its own.
+            device: of the result; by default this one's.
+            names: of the result; by default this one's, unless the batch size changes.
+            inplace: copy the results into the leaves, and return this collection.
+            default: passed for entries that one of ``others`` lacks.
+            filter_empty: True drops every level without entries, False none, None those that lost all of theirs. Where
+                nothing remains the result is None.
+            propagate_lock: lock the result if this collection is locked.
+            call_on_nested: call ``fn`` on sub-collections too, instead of on their leaves.
+            is_leaf: class -> whether ``fn`` is called on entries of it.
+            out: written with the results, and returned.
+            **constructor_kwargs: none exist.
+
+        Raises:
+            KeyPathError: one of ``others`` lacks an entry, and there is no ``default``.
+            BatchSizeError: a result does not start with the batch size.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": 1, "b": {"c": 2}})
+        >>> td.apply(lambda leaf: leaf + 1)["b", "c"]
+        tensor(3)
+        """
+        if constructor_kwargs:
+            raise TypeError(f"apply() takes no {', '.join(constructor_kwargs)}")
+        walk = _Walk(fn, False, False, inplace, default, filter_empty, call_on_nested, is_leaf)
+        return walk.run(self, others, batch_size, device, names, propagate_lock, out)
+
+    def named_apply(
+        self: SelfT,
+        fn: Callable[..., Any],
+        *others: Any,
+        nested_keys: bool = False,
+        batch_size: BatchSize | None = None,
+        device: DeviceType | None = NO_DEFAULT,  # type: ignore[assignment]
+        names: Sequence[str | None] | None = NO_DEFAULT,  # type: ignore[assignment]
+        inplace: bool = False,
+        default: Any = NO_DEFAULT,
+        filter_empty: bool | None = None,
+        propagate_lock: bool = False,
+        call_on_nested: bool = False,
+        is_leaf: IsLeaf | None = None,
+        out: Any = None,
+        **constructor_kwargs: Any,
+    ) -> Any:
+        """Return a collection of ``fn(key, leaf, *leaves_of_others)`` for every leaf.
+
+        Args:
+            fn: gets the key of a leaf, then what :meth:`apply` passes.
+            *others: as for :meth:`apply`.
+            nested_keys: pass the whole key, a tuple for nested entries, instead of its last part.
+            batch_size: as for :meth:`apply`.
+            device: as for :meth:`apply`.
+            names: as for :meth:`apply`.
+            inplace: as for :meth:`apply`.
+            default: as for :meth:`apply`.
+            filter_empty: as for :meth:`apply`.
+            propagate_lock: as for :meth:`apply`.
+            call_on_nested: as for :meth:`apply`.
+            is_leaf: as for :meth:`apply`.
+            out: as for :meth:`apply`.
+            **constructor_kwargs: none exist.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": 1, "b": {"c": 2}})
+        >>> td.named_apply(lambda key, leaf: leaf if key == ("b", "c") else None, nested_keys=True)
+        TensorDict(batch_size=[], fields={b: {c: i64[]}})
+        """
+        if constructor_kwargs:
+            raise TypeError(f"named_apply() takes no {', '.join(constructor_kwargs)}")
+        walk = _Walk(fn, True, nested_keys, inplace, default, filter_empty, call_on_nested, is_leaf)
+        return walk.run(self, others, batch_size, device, names, propagate_lock, out)
+
+    def apply_(self: SelfT, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> SelfT:
+        """Copy ``fn(leaf, *leaves_of_others)`` into every leaf, and return this collection.
+
+        Args:
+            fn: as for :meth:`apply`; None leaves a leaf as it is.
+            *others: as for :meth:`apply`.
+            **kwargs: as for :meth:`apply`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1}).apply_(lambda leaf: leaf + 1)["a"]
+        tensor(2)
+        """
+        self.apply(fn, *others, inplace=True, **kwargs)
+        return self
+
+
+class _Walk:
+    """One call of ``apply``."""
+
+    size: torch.Size | None = None
+    device: Any = NO_DEFAULT
+    names: Any = NO_DEFAULT
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        named: bool,
+        nested_keys: bool,
+        inplace: bool,
+        default: Any,
+        filter_empty: bool | None,
+        call_on_nested: bool,
+        is_leaf: IsLeaf | None,
+    ) -> None:
+        self.fn = fn
+        self.named = named
+        self.nested_keys = nested_keys
+        self.inplace = inplace
+        self.default = default
+        self.filter_empty = filter_empty
+        self.is_leaf = _everything if call_on_nested else is_leaf
+        self.writes: list[tuple[Any, str, Child, Child, Path]] = []
+
+    def run(
+        self,
+        root: Any,
+        others: tuple[Any, ...],
+        batch_size: BatchSize | None,
+        device: Any,
+        names: Any,
+        propagate_lock: bool,
+        out: Any,
+    ) -> Any:
+        """Walk ``root`` and return the result."""
+        for other in others:
+            if not isinstance(other, Core):
+                raise TypeError(f"apply() goes through collections side by side; got {type(other).__name__}")
+        if batch_size is not None:
+            self.size = torch.Size((batch_size,) if isinstance(batch_size, int) else batch_size)
+            self.names = None
+        elif out is not None and out.batch_size != root.batch_size:
+            self.size = out.batch_size
+        if device is not NO_DEFAULT:
+            self.device = None if device is None else as_device(device)
+        if names is not NO_DEFAULT:
+            self.names = None
+        result = self.level(root, others, ())
+        if self.inplace:
+            self.write()
+            return root if result is not None else None
+        if result is None:
+            return out
+        if names is not NO_DEFAULT and names is not None:
+            result._set_names(check_names(names, len(result.batch_size)))
+        if out is not None:
+            return out.update(result, inplace=True)
+        if propagate_lock and root._locked:
+            result.lock_()
+        return result
+
+    def level(self, root: Any, others: tuple[Any, ...], path: Path) -> Any:
+        """Return the result for a level and all below it; None where it is dropped."""
+        stacked = root._stacked()
+        if stacked is not None and self.size is None:
+            return self.members(root, stacked, others, path)
+        fn, named, nested_keys, is_leaf = self.fn, self.named, self.nested_keys, self.is_leaf
+        plain = not self.inplace
+        # The levels above, each with what is needed to go on with it.
+        above: list[Any] = []
+        node, entries, name = root, {}, ""
+        items = iter(list(node._children().items()))
+        size = node.batch_size if self.size is None else self.size
+        device = node.device if self.device is NO_DEFAULT else self.device
+        while True:
+            ndim = len(size)
+            fitting: torch.Size | None = None
+            for key, child in items:
+                if isinstance(child, Tensor) or (is_leaf is not None and is_leaf(type(child))):
+                    if not others:
+                        value = (
+                            fn(child)
+                            if not named
+                            else fn((*path, key) if nested_keys and path else key, child)
+                        )
+                    else:
+                        rest = [self.other(other, key, path, child) for other in others]
+                        if named:
+                            rest = [child, *rest]
+                        value = (
+                            fn((*path, key) if nested_keys and path else key, *rest)
+                            if named
+                            else fn(child, *rest)
+                        )
+                    if value is None:
+                        continue
+                    if plain and device is None and isinstance(value, Tensor):
+                        # To compare two sizes is cheaper than to slice one, and most leaves follow one of their shape.
+                        shape = value.shape
+                        if shape == fitting or shape[:ndim] == size:
+                            fitting = shape
+                            entries[key] = value
+                            continue
+                    entries[key] = self.checked(value, child, node, key, size, device, path)
+                elif child._opaque:
+                    # Most such nodes have no leaves, but one may hold a tensor of the whole batch.
+                    kept = child if others or named or not plain else child._map(fn)
+                    entries[key] = (
+                        kept if self.size is None else kept._with_children(kept._children(), batch_size=size)
+                    )
+                else:
+                    inner = tuple([self.other(other, key, path, child) for other in others]) if others else ()
+                    stacked = child._stacked()
+                    if stacked is not None and self.size is None:
+                        value = self.members(child, stacked, inner, (*path, key))
+                        if value is not None:
+                            entries[key] = value
+                        continue
+                    above.append((node, entries, items, others, path, size, device, name))
+                    node, entries, others, path, name = child, {}, inner, (*path, key), key
+                    items = iter(list(node._children().items()))
+                    if self.size is None:
+                        size = node.batch_size
+                    if self.device is NO_DEFAULT:
+                        device = node.device
+                    break
+            else:
+                result = None
+                if entries or not self.dropped(node):
+                    result = self.build(node, entries) if plain else node
+                if not above:
+                    return result
+                key = name
+                node, entries, items, others, path, size, device, name = above.pop()
+                if result is not None:
+                    entries[key] = result
+
+    def members(self, node: Any, stacked: Any, others: tuple[Any, ...], path: Path) -> Any:
+        """Return the result for a lazy stack, member by member."""
+        members, dim = stacked
+        columns = [
+            [other] * len(members) if other is _MISSING else list(other.unbind(dim)) for other in others
+        ]
+        results = [
+            self.level(member, tuple(rest), path) for member, *rest in zip(members, *columns, strict=True)
+        ]
+        if all(result is None for result in results):
+            return None
+        if self.inplace:
+            return node
+        return node._like(
+            [
+                self.build(member, {}) if result is None else result
+                for member, result in zip(members, results, strict=True)
+            ]
+        )
+
+    def other(self, node: Any, key: str, path: Path, child: Child) -> Any:
+        """Return the entry ``key`` of another collection, or what stands for it."""
+        leaf = (
+            isinstance(child, Tensor)
+            or child._opaque
+            or (self.is_leaf is not None and self.is_leaf(type(child)))
+        )
+        if node is _MISSING:
+            return self.default if leaf else _MISSING
+        try:
+            found = node._get_child(key)
+        except KeyError:
+            if self.default is NO_DEFAULT:
+                raise missing_key(node, key, path) from None
+            return self.default if leaf else _MISSING
+        if isinstance(found, Tensor) and not leaf:
+            raise leaf_against_node(child, found, (*path, key))
+        return found
+
+    def checked(
+        self, value: Any, child: Child, node: Any, key: str, size: torch.Size, device: Any, path: Path
+    ) -> Child:
+        """Return a result as an entry; in place, note what is to be written instead."""
+        if self.inplace:
+            if value is not child:
+                if not isinstance(value, (Tensor, Core)):
+                    value = coerce(value, size, device, (*path, key))
+                self.writes.append((node, key, child, value, (*path, key)))
+            return child
+        return coerce(value, size, device, (*path, key))
+
+    def dropped(self, node: Any) -> bool:
+        """Tell whether a level whose result has no entries leaves no trace."""
+        return self.filter_empty is True or (self.filter_empty is None and len(node._children()) > 0)
+
+    def build(self, node: Any, entries: dict[str, Child]) -> Any:
+        """Return the level that holds the results."""
+        return node._with_children(entries, batch_size=self.size, device=self.device, names=self.names)
+
+    def write(self) -> None:
+        """Copy the results of an in-place call into the leaves, after checking all of them."""
+        targets: list[Tensor] = []
+        values: list[Tensor] = []
+        others: list[tuple[Any, str, Any, Any]] = []
+        for node, key, child, value, path in self.writes:
+            if isinstance(child, Tensor) and isinstance(value, Tensor):
+                check_fits(value, child.shape, path)
+                check_writable(child, path)
+                targets.append(child)
+                values.append(value)
+            elif isinstance(child, Tensor) or isinstance(value, Tensor):
+                raise leaf_against_node(child, value, path)
+            else:
+                if child._opaque:
+                    refuse_if_locked(node, f"replace key {join_key(path[:-1], key)!r}")
+                others.append((node, key, child, value))
+        copy_all(targets, values)
+        for node, key, child, value in others:
+            if child._opaque:
+                node._set_child(key, value)
+            else:
+                child.update_(value)
+
+
+def _everything(cls: type) -> bool:
+    return True

@@ -1,0 +1,474 @@
+"""What a collection says about itself: shape, device, dim names, and facts about its leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._collection import Core, missing_key
+from .._keys import unravel_key_to_tuple
+from .._names import Names, check_names
+from .._ragged import merged_shape
+from ..errors import DimNamesError, StructureError
+from ..typing import NestedKey
+from .batch_size import infer_batch_sizes
+
+SelfT = TypeVar("SelfT", bound="Metadata")
+
+
+class Metadata(Core):
+    """What a collection says about itself."""
+
+    __slots__ = ()
+
+    @property
+    def shape(self) -> torch.Size:
+        """The batch size.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(batch_size=[3]).shape
+        torch.Size([3])
+        """
+        return self.batch_size
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """Return the batch size, or one of its dims.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(batch_size=[3, 4]).size(-1)
+        4
+        """
+        return self.batch_size if dim is None else self.batch_size[dim]
+
+    @property
+    def batch_dims(self) -> int:
+        """Number of batch dims.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(batch_size=[3, 4]).batch_dims
+        2
+        """
+        return len(self.batch_size)
+
+    def dim(self) -> int:
+        """Return the number of batch dims.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(batch_size=[3, 4]).dim()
+        2
+        """
+        return len(self.batch_size)
+
+    @property
+    def ndim(self) -> int:
+        """Number of batch dims.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(batch_size=[3, 4]).ndim
+        2
+        """
+        return len(self.batch_size)
+
+    def ndimension(self) -> int:
+        """Return the number of batch dims.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(batch_size=[3, 4]).ndimension()
+        2
+        """
+        return len(self.batch_size)
+
+    def numel(self) -> int:
+        """Return the number of elements of the batch; 1 without batch dims.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(batch_size=[3, 4]).numel()
+        12
+        """
+        return self.batch_size.numel()
+
+    @property
+    def names(self) -> list[str | None]:
+        """Name of each batch dim, None for a dim without; settable.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(batch_size=[3, 4], names=["time", None]).names
+        ['time', None]
+        """
+        return [None] * len(self.batch_size) if self._names is None else list(self._names)
+
+    @names.setter
+    def names(self, names: Sequence[str | None] | None) -> None:
+        self._set_names(check_names(names, len(self.batch_size)))
+
+    def _set_names(self, names: Names | None) -> None:
+        """Store checked names here, and on the leading dims of every level below."""
+        ndim = len(self.batch_size)
+        todo: list[Any] = [self._inner()]
+        while todo:
+            node = todo.pop()
+            tail = (None,) * (len(node.batch_size) - ndim) if node._names is None else node._names[ndim:]
+            full = (names or (None,) * ndim) + tail
+            node._names = full if any(name is not None for name in full) else None
+            todo.extend(child._inner() for child in node._nested())
+
+    def refine_names(self: SelfT, *names: Any) -> SelfT:
+        """Name dims that have no name yet, in place.
+
+        Args:
+            *names: a name or None for each dim; one ``...`` stands for dims that stay as they are.
+
+        Raises:
+            DimNamesError: their number does not fit.
+            StructureError: a dim has another name already.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(batch_size=[2, 3, 4]).refine_names(..., "time").names
+        [None, None, 'time']
+        """
+        mine = self.names
+        if ... in names:
+            at = names.index(...)
+            count = len(mine) - len(names) + 1
+            names = (*names[:at], *mine[at : at + max(count, 0)], *names[at + 1 :])
+        refined = check_names(names, len(mine)) or (None,) * len(mine)
+        for old, new in zip(mine, refined, strict=True):
+            if old is not None and new != old:
+                raise StructureError(
+                    f"cannot refine the names {mine} to {list(refined)}: the dim {old!r} has its name; use rename()"
+                )
+        self._set_names(refined)
+        return self
+
+    def rename(self: SelfT, *names: str | None, **rename_map: str) -> SelfT:
+        """Return a collection with other dim names; leaves are shared.
+
+        Args:
+            *names: the new names, or a single None for none at all.
+            **rename_map: old name -> new name.
+
+        Raises:
+            DimNamesError: names and a map are given, or neither; a name is unknown or not unique.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(batch_size=[2, 3], names=["a", "b"]).rename(a="time").names
+        ['time', 'b']
+        """
+        return self._map(_same).rename_(*names, **rename_map)
+
+    def rename_(self: SelfT, *names: str | None, **rename_map: str) -> SelfT:
+        """Change the dim names in place; arguments as for :meth:`rename`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(batch_size=[2]).rename_("time").names
+        ['time']
+        """
+        if bool(names) == bool(rename_map):
+            raise DimNamesError(
+                f"rename takes the new names or a map from old to new ones; got names {list(names)}, map {rename_map}"
+            )
+        mine = self.names
+        unknown = [name for name in rename_map if name not in mine]
+        if unknown:
+            raise DimNamesError(f"there is no dim named {unknown}; the names are {mine}")
+        new: Sequence[str | None] | None = [rename_map.get(name, name) if name else name for name in mine]
+        if names:
+            new = None if names == (None,) else names
+        self._set_names(check_names(new, len(mine)))
+        return self
+
+    @property
+    def depth(self) -> int:
+        """Number of levels above the deepest leaf; 0 where all leaves are entries of this collection.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1, "b": {"c": 2}}).depth
+        1
+        """
+        deepest = 0
+        todo: list[tuple[Core, int]] = [(self, 0)]
+        while todo:
+            node, level = todo.pop()
+            stacked = node._stacked()
+            if stacked is not None:
+                todo.extend((member, level) for member in stacked[0])
+                continue
+            for child in list(node._children().values()):
+                if isinstance(child, Tensor) or child._opaque:
+                    deepest = max(deepest, level)
+                else:
+                    todo.append((child, level + 1))
+        return deepest
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of every leaf, None where they differ or there is none.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1, "b": 2}).dtype
+        torch.int64
+        """
+        dtypes = {leaf.dtype for leaf in self._leaves()}
+        return dtypes.pop() if len(dtypes) == 1 else None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the device is a CPU; False without a device.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(device="cpu").is_cpu, TensorDict().is_cpu
+        (True, False)
+        """
+        return self.device is not None and self.device.type == "cpu"
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the device is a CUDA GPU; False without a device.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(device="cpu").is_cuda
+        False
+        """
+        return self.device is not None and self.device.type == "cuda"
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether the device is the meta device; False without a device.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict(device="meta").is_meta
+        True
+        """
+        return self.device is not None and self.device.type == "meta"
+
+    def is_floating_point(self) -> bool:
+        """Tell whether every leaf has a floating point dtype.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1.0}).is_floating_point(), TensorDict({"a": 1}).is_floating_point()
+        (True, False)
+        """
+        return all(leaf.is_floating_point() for leaf in self._leaves())
+
+    def is_contiguous(self) -> bool:
+        """Tell whether every leaf is contiguous; a lazy stack never is.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, 3).T}).is_contiguous()
+        False
+        """
+        todo: list[Core] = [self]
+        while todo:
+            node = todo.pop()
+            if node._stacked() is not None:
+                return False
+            for child in list(node._children().values()):
+                if not isinstance(child, Tensor):
+                    todo.append(child)
+                elif not child.is_contiguous():
+                    return False
+        return True
+
+    def _leaves(self) -> list[Tensor]:
+        """Return every tensor leaf, in the order of ``_collect``."""
+        out: list[Tensor] = []
+        self._collect(out)
+        return out
+
+    def is_shared(self) -> bool:
+        """Tell whether every leaf is in shared memory; False where there is none.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1}).is_shared()
+        False
+        """
+        leaves = self._leaves()
+        return bool(leaves) and all(leaf.is_shared() for leaf in leaves)
+
+    def is_empty(self) -> bool:
+        """Tell whether there is no leaf, at any depth.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": {}}).is_empty()
+        True
+        """
+        return next(iter(self._leaf_entries()), None) is None
+
+    def _leaf_entries(self) -> Any:
+        """Iterate over everything that is not a plain sub-collection: tensors and non-tensor entries."""
+        todo: list[Core] = [self]
+        while todo:
+            node = todo.pop()
+            stacked = node._stacked()
+            if stacked is not None:
+                todo.extend(stacked[0])
+                continue
+            for child in list(node._children().values()):
+                if isinstance(child, Tensor) or child._opaque:
+                    yield child
+                else:
+                    todo.append(child)
+
+    def data_ptr(self, *, storage: bool = False) -> Any:
+        """Return a collection of the addresses of the leaves, as int64 tensors without dims.
+
+        Args:
+            storage: the addresses of their storages instead.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(3)})
+        >>> td.data_ptr()["a"].item() == td["a"].data_ptr()
+        True
+        """
+
+        def address(leaf: Tensor) -> Tensor:
+            return torch.tensor(leaf.untyped_storage().data_ptr() if storage else leaf.data_ptr())
+
+        return self.apply(address, batch_size=[], device=torch.device("cpu"))  # type: ignore[attr-defined]
+
+    def bytes(self, *, count_duplicates: bool = True) -> int:
+        """Return the number of bytes of the leaves.
+
+        Args:
+            count_duplicates: count a tensor that stands under several keys each time.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(3)}).bytes()
+        12
+        """
+        leaves = self._leaves() if count_duplicates else _distinct(self._leaves())
+        return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+
+    def param_count(self, *, count_duplicates: bool = True) -> int:
+        """Return the number of elements of the leaves.
+
+        Args:
+            count_duplicates: count a tensor that stands under several keys each time.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(3), "b": torch.zeros(2, 2)}).param_count()
+        7
+        """
+        leaves = self._leaves() if count_duplicates else _distinct(self._leaves())
+        return sum(leaf.numel() for leaf in leaves)
+
+    def entry_class(self, key: NestedKey) -> type:
+        """Return the class of an entry, without building it.
+
+        Raises:
+            KeyPathError: there is no such entry.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1}).entry_class("a")
+        <class 'torch.Tensor'>
+        """
+        node: Any = self
+        path = unravel_key_to_tuple(key)
+        for depth, part in enumerate(path):
+            if isinstance(node, Tensor):
+                raise missing_key(self, key)
+            try:
+                node = node._stand_in(part)
+            except KeyError:
+                raise missing_key(node, part, path[:depth]) from None
+        return type(node)
+
+    def get_item_shape(self, key: NestedKey) -> torch.Size:
+        """Return the shape of an entry; -1 stands for a dim that differs between the members of a lazy stack.
+
+        Raises:
+            KeyPathError: there is no such entry.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3]).get_item_shape("a")
+        torch.Size([3, 2])
+        """
+        *parents, last = unravel_key_to_tuple(key)
+        node = self._get_path(tuple(parents))  # type: ignore[attr-defined]
+        stacked = None if isinstance(node, Tensor) else node._stacked()
+        if stacked is None:
+            return torch.Size(self._get_path((*parents, last)).shape)  # type: ignore[attr-defined]
+        if last not in node._children():
+            raise missing_key(node, last, tuple(parents))
+        return torch.Size(merged_shape([member.get_item_shape(last) for member in stacked[0]], stacked[1]))
+
+    def auto_batch_size_(
+        self: SelfT, batch_dims: int | None = None, keep_compliant_size: bool = False
+    ) -> SelfT:
+        """Set the batch size of every level to the leading dims that all of its leaves share, in place.
+
+        Args:
+            batch_dims: the number of dims at most.
+            keep_compliant_size: leave the batch size of a level that has ``batch_dims`` or more dims as it is.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(3, 4, 5), "b": torch.zeros(3, 4)}).auto_batch_size_().batch_size
+        torch.Size([3, 4])
+        """
+        infer_batch_sizes(self, batch_dims, keep_compliant_size)
+        return self
+
+    def auto_device_(self: SelfT) -> SelfT:
+        """Set the device of every level to that of its leaves, in place; None where they differ.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1}).auto_device_().device
+        device(type='cpu')
+        """
+        levels: list[Core] = [self]
+        for node in levels:
+            stacked = node._stacked()
+            below = node._children().values() if stacked is None else stacked[0]
+            levels.extend(child for child in below if not isinstance(child, Tensor))
+        for node in reversed(levels):
+            stacked = node._stacked()
+            if stacked is not None:
+                continue
+            found = {
+                child.device
+                for child in node._children().values()
+                if isinstance(child, Tensor) or not child._opaque
+            }
+            node._set_device(found.pop() if len(found) == 1 else None)
+        return self
+
+    def clear_device_(self: SelfT) -> SelfT:
+        """Forget the device of every level, in place; leaves stay where they are.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1}, device="cpu").clear_device_().device is None
+        True
+        """
+        todo: list[Core] = [self]
+        while todo:
+            node = todo.pop()
+            stacked = node._stacked()
+            if stacked is None:
+                node._set_device(None)
+                todo.extend(child for child in node._children().values() if not isinstance(child, Tensor))
+            else:
+                todo.extend(stacked[0])
+        return self
+
+    @property
+    def sorted_keys(self) -> list[str]:
+        """The keys of this level in alphabetical order.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"b": 1, "a": 2}).sorted_keys
+        ['a', 'b']
+        """
+        return sorted(self._children())
+
+
+def _distinct(leaves: list[Tensor]) -> list[Tensor]:
+    """Return the leaves without those that are the same view of the same memory."""
+    found = {(leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device): leaf for leaf in leaves}
+    return list(found.values())
+
+
+def _same(leaf: Tensor) -> Tensor:
+    return leaf

@@ -1,0 +1,333 @@
+"""Collections as the parameters of a module: taken out with ``from_module``, put back with ``to_module``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._collection import Child, Core, show_path
+from .._nodes import KINDS, dense
+from .._torch_private import functorch_level
+from ..errors import KeyPathError, StructureError
+
+Move = tuple[dict[str, Any], str, Tensor, Any]  # slots of a module, key, new leaf, what the slot held
+
+
+class Modules(Core):
+    """``from_module``, ``from_modules``, ``to_module``."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        as_module: bool = False,
+        lock: bool = False,
+        use_state_dict: bool = False,
+        filter_empty: bool = True,
+    ) -> Any:
+        """Return the parameters and buffers of a module, one level for each submodule; see :func:`from_module`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict.from_module(nn.Linear(2, 3))["weight"].shape
+        torch.Size([3, 2])
+        """
+        return from_module(module, as_module, lock, use_state_dict, filter_empty)
+
+    @classmethod
+    def from_modules(
+        cls,
+        *modules: nn.Module,
+        as_module: bool = False,
+        lock: bool = True,
+        use_state_dict: bool = False,
+        lazy_stack: bool = False,
+        expand_identical: bool = False,
+    ) -> Any:
+        """Return the stacked parameters of modules of one architecture; see :func:`from_modules`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict.from_modules(nn.Linear(2, 3), nn.Linear(2, 3))["weight"].shape
+        torch.Size([2, 3, 2])
+        """
+        return from_modules(
+            *modules,
+            as_module=as_module,
+            lock=lock,
+            use_state_dict=use_state_dict,
+            lazy_stack=lazy_stack,
+            expand_identical=expand_identical,
+        )
+
+    def to_module(
+        self,
+        module: nn.Module,
+        *,
+        inplace: bool | None = None,
+        return_swap: bool = True,
+        swap_dest: Any = None,
+        use_state_dict: bool = False,
+        non_blocking: bool = False,
+        preserve_module_state: bool = True,
+        memo: Any = None,
+    ) -> Any:
+        """Write the leaves into the parameters and buffers of a module.
+
+        As a context (``with params.to_module(model):``) the module gets its own back on exit, also when the body raises.
+
+        Args:
+            module: a module with a parameter or buffer for each leaf; a level is a submodule.
+            inplace: copy the values into the module's tensors, instead of putting the leaves in their place.
+            return_swap: return what the module held before.
+            swap_dest: a collection that gets what the module held before, and is returned.
+            use_state_dict: go through ``module.load_state_dict``, so that its hooks run.
+            non_blocking: for the copies of ``inplace``.
+            preserve_module_state: a plain leaf becomes a ``Parameter`` (of the same storage) where the module holds
+                one; tensors with a ``grad_fn``, and all of them under ``torch.func`` and ``torch.compile``, are
+                put in as they are.
+            memo: kept for its name only; passing it raises.
+
+        Returns:
+            What the module held before (None if ``return_swap`` is False).
+
+        Raises:
+            KeyPathError: the module has no such parameter, buffer or submodule; nothing was changed.
+
+        >>> from td_core import TensorDict
+        >>> model = nn.Linear(2, 1)
+        >>> zeros = TensorDict.from_module(model).data.clone().zero_()
+        >>> with zeros.to_module(model):
+        ...     model(torch.ones(2)).item()
+        0.0
+        """
+        if memo is not None:
+            raise StructureError(
+                "memo is no argument of the public to_module(): tied modules are found without it"
+            )
+        if use_state_dict:
+            if inplace is not None:
+                raise StructureError(
+                    "inplace has no meaning with use_state_dict=True: load_state_dict copies in place"
+                )
+            return self._load_into(module, swap_dest)
+        moves, swap = self._pair(module, copy=bool(inplace))
+        if inplace:
+            with torch.no_grad():
+                for slots, key, value, _ in moves:
+                    slots[key].copy_(value, non_blocking=non_blocking)
+        else:
+            wrap = preserve_module_state and not torch.compiler.is_compiling() and functorch_level() is None
+            made: dict[int, nn.Parameter] = {}
+            for slots, key, value, held in moves:
+                slots[key] = _as_parameter(value, held, made) if wrap else value
+        if not return_swap:
+            return None
+        if swap_dest is not None:
+            swap = swap_dest.update(swap)
+        return swap._undone_by(lambda _: _copy_back(moves) if inplace else _put_back(moves))
+
+    def _pair(self, module: nn.Module, copy: bool) -> tuple[list[Move], Any]:
+        """Match leaves with the module's slots.
+
+        Returns:
+            A move for each leaf, and the collection of what the slots hold (copies if ``copy``).
+        """
+        moves: list[Move] = []
+        swap = dense({}, torch.Size())
+        todo: list[tuple[Core, nn.Module, Any, tuple[str, ...]]] = [(self, module, swap, ())]
+        while todo:
+            node, owner, old, path = todo.pop()
+            parameters, buffers, modules = owner._parameters, owner._buffers, owner._modules
+            for key, child in node._children().items():
+                if isinstance(child, Tensor):
+                    slots: Any = parameters if key in parameters else buffers
+                    held = slots.get(key)
+                    if held is None:
+                        raise KeyPathError(
+                            f"{show_path((*path, key))}: {type(owner).__name__} has no parameter or buffer {key!r}"
+                        )
+                    if copy:
+                        held = held.detach().clone()
+                    moves.append((slots, key, child, held))
+                    old._set_child(key, held)
+                elif (inner := modules.get(key)) is not None:
+                    below = dense({}, torch.Size())
+                    old._set_child(key, below)
+                    todo.append((child, inner, below, (*path, key)))
+                elif child._children():
+                    raise KeyPathError(
+                        f"{show_path((*path, key))}: {type(owner).__name__} has no submodule {key!r}"
+                    )
+        return moves, swap
+
+    def _load_into(self: Any, module: nn.Module, swap_dest: Any) -> Any:
+        state = {key: value.detach().clone() for key, value in module.state_dict().items()}
+        flat = {
+            ".".join(key) if isinstance(key, tuple) else key: leaf for key, leaf in self.items(True, True)
+        }
+        module.load_state_dict(flat)
+        swap = dense({}, torch.Size())
+        for key, value in state.items():
+            swap._set_path(tuple(key.split(".")), value)
+        if swap_dest is not None:
+            swap = swap_dest.update(swap)
+        return swap._undone_by(lambda _: module.load_state_dict(state))
+
+
+def _put_back(moves: list[Move]) -> None:
+    # Backwards, so that a slot met twice (a shared submodule) ends with what it held first.
+    for slots, key, _, held in reversed(moves):
+        slots[key] = held
+
+
+def _copy_back(moves: list[Move]) -> None:
+    with torch.no_grad():
+        for slots, key, _, held in reversed(moves):
+            slots[key].copy_(held)
+
+
+def _as_parameter(value: Tensor, held: Any, made: dict[int, nn.Parameter]) -> Tensor:
+    """Return a plain leaf as a parameter where a parameter stood; tied leaves stay tied."""
+    if not isinstance(held, nn.Parameter) or isinstance(value, nn.Parameter) or value.grad_fn is not None:
+        return value
+    parameter = made.get(id(value))
+    if parameter is None:
+        floating = value.is_floating_point() or value.is_complex()
+        parameter = made[id(value)] = nn.Parameter(
+            value.detach(), requires_grad=held.requires_grad and floating
+        )
+    return parameter
+
+
+def from_module(
+    module: nn.Module,
+    as_module: bool = False,
+    lock: bool = True,
+    use_state_dict: bool = False,
+    filter_empty: bool = True,
+) -> Any:
+    """Return the parameters and buffers of a module, one level for each submodule.
+
+    Args:
+        module: any module; the leaves are its tensors, not copies.
+        as_module: return a :class:`TensorDictParams`.
+        lock: lock the result.
+        use_state_dict: take the entries of ``module.state_dict()``, so that its hooks run.
+        filter_empty: leave out submodules that hold nothing.
+
+    Returns:
+        A TensorDict of empty batch size (or a TensorDictParams around one).
+
+    >>> from_module(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
+    TensorDict(batch_size=[], fields={0: {bias: f32[3], weight: f32[3,2]}})
+    """
+    if use_state_dict:
+        result = dense({}, torch.Size())
+        for key, value in module.state_dict().items():
+            result._set_path(tuple(key.split(".")), value)
+    else:
+        result = _take(module, filter_empty)
+    if as_module:
+        result = KINDS["TensorDictParams"].type(result, no_convert=True)
+    if lock:
+        result.lock_()
+    return result
+
+
+def _take(root: nn.Module, filter_empty: bool) -> Any:
+    if isinstance(root, Core):
+        return root._inner()
+    size = torch.Size()
+    top = _tensors(root)
+    todo: list[tuple[nn.Module, dict[str, Child], tuple[Any, ...]]] = [(root, top, ())]
+    levels: list[tuple[dict[str, Child], str]] = []
+    while todo:
+        module, entries, above = todo.pop()
+        if module in above:
+            raise StructureError(f"the module {type(module).__name__} contains itself")
+        for key, child in module._modules.items():
+            if child is None:
+                continue
+            levels.append((entries, key))
+            if isinstance(child, Core):
+                entries[key] = child._inner()
+                continue
+            below = _tensors(child)
+            entries[key] = dense(below, size)
+            todo.append((child, below, (*above, module)))
+    if filter_empty:
+        # Levels were listed from the top, so backwards each is looked at after all below it.
+        for entries, key in reversed(levels):
+            if not entries[key]._children():
+                del entries[key]
+    return dense(top, size)
+
+
+def _tensors(module: nn.Module) -> dict[str, Child]:
+    tensors: dict[str, Child] = {key: value for key, value in module._parameters.items() if value is not None}
+    if module._buffers:
+        tensors.update((key, value) for key, value in module._buffers.items() if value is not None)
+    return tensors
+
+
+def from_modules(
+    *modules: nn.Module,
+    as_module: bool = False,
+    lock: bool = True,
+    use_state_dict: bool = False,
+    lazy_stack: bool = False,
+    expand_identical: bool = False,
+) -> Any:
+    """Return the stacked parameters of modules of one architecture, for an ensemble under ``vmap``.
+
+    Args:
+        *modules: at least one module.
+        as_module: return a :class:`TensorDictParams`.
+        lock: lock the result.
+        use_state_dict: as in :func:`from_module`.
+        lazy_stack: keep the modules' own tensors, in a lazy stack.
+        expand_identical: a tensor that all modules share is expanded, not copied.
+
+    Raises:
+        StructureError: the modules' parameters differ in names or shapes.
+
+    >>> from_modules(nn.Linear(2, 3), nn.Linear(2, 3))
+    TensorDict(batch_size=[2], fields={bias: f32[3], weight: f32[3,2]})
+    """
+    if not modules:
+        raise StructureError("from_modules() needs at least one module")
+    items = [from_module(module, lock=False, use_state_dict=use_state_dict) for module in modules]
+    result = items[0]._keep_together(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
+    if as_module:
+        result = KINDS["TensorDictParams"].type(result, no_convert=True)
+    if lock:
+        result.lock_()
+    return result
+
+
+def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
+    columns: list[list[Tensor]] = []
+    for item in items:
+        column: list[Tensor] = []
+        item._collect_like(items[0], column)
+        columns.append(column)
+    stacked: list[Tensor] = []
+    for row in zip(*columns):
+        first = row[0]
+        if expand_identical and all(leaf is first for leaf in row):
+            stacked.append(first.expand(len(row), *first.shape))
+            continue
+        try:
+            value = torch.stack([leaf.detach() if isinstance(leaf, nn.Parameter) else leaf for leaf in row])
+        except RuntimeError as error:
+            shapes = [tuple(leaf.shape) for leaf in row]
+            raise StructureError(f"cannot stack the modules: a parameter has shapes {shapes}") from error
+        if isinstance(first, nn.Parameter):
+            value = nn.Parameter(value, requires_grad=first.requires_grad)
+        stacked.append(value)
+    result = items[0]._with_leaves(stacked)
+    result._change_batch_size(torch.Size((len(items),)))
+    return result

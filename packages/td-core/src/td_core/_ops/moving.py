@@ -1,0 +1,342 @@
+"""Moving collections between devices and kinds of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from operator import methodcaller
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._attachments import attachments
+from .._collection import Core
+from .._devices import as_device
+from .._locking import refuse_if_locked
+from ..typing import DeviceType
+from .dtypes import CASTS, Dtypes, cast_some
+from .operands import leaves_of
+
+SelfT = TypeVar("SelfT", bound="Moving")
+
+
+class Target(NamedTuple):
+    """What ``to`` was asked for."""
+
+    device: torch.device | None
+    dtype: torch.dtype | None
+    non_blocking: bool | None
+    memory_format: torch.memory_format | None
+
+
+def parse_target(
+    args: tuple[Any, ...],
+    device: DeviceType | None,
+    dtype: torch.dtype | None,
+    other: Any,
+    non_blocking: bool | None,
+    memory_format: torch.memory_format | None,
+) -> Target:
+    """Return what the arguments of ``to`` ask for: ``(device)``, ``(dtype)``, ``(device, dtype)`` or ``(other)``.
+
+    Raises:
+        TypeError: an argument that is none of these, or given twice.
+
+    >>> parse_target(("cpu", torch.int8), None, None, None, None, None)[:2]
+    (device(type='cpu'), torch.int8)
+    """
+    for arg in args:
+        if arg is None:
+            continue
+        if isinstance(arg, bool) and non_blocking is None:
+            non_blocking = arg
+        elif isinstance(arg, torch.dtype) and dtype is None:
+            dtype = arg
+        elif isinstance(arg, (str, torch.device, int)) and not isinstance(arg, bool) and device is None:
+            device = arg
+        elif isinstance(arg, torch.memory_format) and memory_format is None:
+            memory_format = arg
+        elif isinstance(arg, (Tensor, Core)) and other is None:
+            other = arg
+        else:
+            raise TypeError(
+                "to() takes a device, a dtype, both, or another tensor or collection, then non_blocking; "
+                f"got {arg!r} in {args!r}"
+            )
+    if other is not None:
+        device = other.device if device is None else device
+        dtype = other.dtype if dtype is None else dtype
+    return Target(None if device is None else as_device(device), dtype, non_blocking, memory_format)
+
+
+def waits_for(source: torch.device, target: torch.device) -> torch.device | None:
+    """Return the device whose stream has to be waited for after an asynchronous copy to or from the host.
+
+    >>> waits_for(torch.device("cpu"), torch.device("cpu")) is None
+    True
+    """
+    if source.type == target.type or "cpu" not in (source.type, target.type):
+        return None  # the order of one stream, or of torch's own events between devices, is enough
+    device = source if target.type == "cpu" else target
+    return device if device.type == "cuda" else None
+
+
+def move(
+    leaves: list[Tensor], target: Target, *, pin: bool = False, threads: int | None = None
+) -> list[Tensor]:
+    """Return the leaves on another device, in another dtype or memory format.
+
+    Unless ``non_blocking`` says otherwise the copies of all leaves overlap, and one wait at the end makes sure that the
+    host neither reads what has not arrived nor overwrites what has not been read.
+    """
+    device, dtype, non_blocking, memory_format = target
+    waiting: set[torch.device] = set()
+    overlap = non_blocking
+    if device is not None:
+        if pin and device.type != "cpu":
+            leaves = pinned(leaves, threads)
+        found = {leaf.device for leaf in leaves}
+        if dtype is None and memory_format is None and found <= {device}:
+            return leaves
+        waiting = {one for one in [waits_for(source, device) for source in found] if one is not None}
+        if non_blocking is None:
+            overlap = bool(waiting)
+    to = _call_to(device, dtype, bool(overlap))
+    if memory_format is None:
+        result = list(map(to, leaves))
+    else:
+        dims = 5 if memory_format is torch.channels_last_3d else 4
+        strided = memory_format in (torch.channels_last, torch.channels_last_3d)
+        result = [
+            to(leaf).contiguous(memory_format=memory_format) if not strided or leaf.ndim == dims else to(leaf)
+            for leaf in leaves
+        ]
+    if non_blocking is None:
+        for one in waiting:
+            torch.cuda.current_stream(one).synchronize()
+    return result
+
+
+def _call_to(
+    device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool
+) -> Callable[[Tensor], Tensor]:
+    if device is None:
+        return _same if dtype is None else CASTS.get(dtype) or methodcaller("to", dtype)
+    if dtype is None:
+        return methodcaller("to", device, non_blocking=non_blocking)
+    if non_blocking:
+        return methodcaller("to", device, dtype, non_blocking=True)
+    return methodcaller("to", device, dtype)
+
+
+def _same(leaf: Tensor) -> Tensor:
+    return leaf
+
+
+def pinned(leaves: list[Tensor], threads: int | None) -> list[Tensor]:
+    """Return the leaves of the host in pinned memory; ``threads`` of them at a time."""
+
+    def pin(leaf: Tensor) -> Tensor:
+        return leaf.pin_memory() if leaf.device.type == "cpu" else leaf
+
+    if not threads:
+        return list(map(pin, leaves))
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(pin, leaves))
+
+
+def relabel(node: Core, device: torch.device | None) -> None:
+    """Store the device label at every level."""
+    todo = [node]
+    while todo:
+        level = todo.pop()
+        level._set_device(device)
+        todo.extend(level._nested())
+
+
+def put_back(target: Any, source: Any) -> None:
+    """Make every leaf of ``source`` the leaf of ``target`` at the same place.
+
+    Raises:
+        LockedError: ``target`` is locked.
+    """
+    refuse_if_locked(target, "replace leaves")
+    todo = [(target, source)]
+    while todo:
+        mine, theirs = todo.pop()
+        stacked = mine._stacked()
+        if stacked is not None:
+            todo.extend(zip(stacked[0], theirs._stacked()[0], strict=True))
+            continue
+        for key, child in list(theirs._children().items()):
+            if isinstance(child, Tensor):
+                mine._set_child(key, child)
+            else:
+                todo.append((mine._get_child(key), child))
+
+
+class Moving(Dtypes):
+    """``to``, ``cpu``, ``cuda``, pinned and shared memory."""
+
+    __slots__ = ()
+
+    def to(
+        self: SelfT,
+        *args: Any,
+        device: DeviceType | None = None,
+        dtype: torch.dtype | None = None,
+        other: Any = None,
+        non_blocking: bool | None = None,
+        memory_format: torch.memory_format | None = None,
+        batch_size: Any = None,
+        inplace: bool = False,
+        non_blocking_pin: bool = False,
+        num_threads: int | None = None,
+    ) -> SelfT:
+        """Return the collection on another device or with another dtype; itself where nothing changes.
+
+        Args:
+            *args: ``(device)``, ``(dtype)``, ``(device, dtype)`` or ``(other)``, then ``non_blocking``.
+            device: where every leaf goes; it becomes the device of the collection.
+            dtype: what every leaf becomes.
+            other: a tensor or collection whose device and dtype are taken (those that it has).
+            non_blocking: do not wait for copies, as in :meth:`torch.Tensor.to`. By default they overlap, and are
+                complete when this returns.
+            memory_format: of the leaves that have as many dims as it needs.
+            batch_size: of the result.
+            inplace: replace the leaves of this collection instead of returning another.
+            non_blocking_pin: copy leaves of the host to pinned memory first.
+            num_threads: how many are pinned at a time.
+
+        Raises:
+            TypeError: an argument that is none of these.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(2)}).to("cpu", torch.float64)
+        >>> td.device, td["a"].dtype, td.to("cpu") is td
+        (device(type='cpu'), torch.float64, True)
+        """
+        target = parse_target(args, device, dtype, other, non_blocking, memory_format)
+        goal = target.device
+        source: Any = self
+        if target.dtype is not None and self._cast_filter is not None:
+            source = cast_some(self, methodcaller("to", target.dtype), self._cast_filter)
+            target = target._replace(dtype=None)
+        elif target.dtype is None and target.memory_format is None and (goal is None or goal == self.device):
+            return self if batch_size is None else self._resized(batch_size)
+        elif goal is not None and not inplace and target.dtype is None and target.memory_format is None:
+            for attachment in attachments(self):
+                whole: Any = attachment.moved(self, goal, non_blocking)
+                if whole is not None:
+                    return whole if batch_size is None else whole._resized(batch_size)  # type: ignore[no-any-return]
+        leaves: list[Tensor] = []
+        source._collect(leaves)
+        moved = move(leaves, target, pin=non_blocking_pin, threads=num_threads)
+        result: Any = source._with_leaves(moved)
+        if inplace:
+            put_back(self, result)
+            result = self
+        if goal is not None and result.device != goal:
+            relabel(result, goal)
+        if batch_size is not None:
+            result.batch_size = batch_size
+        return result  # type: ignore[no-any-return]
+
+    def _resized(self: SelfT, batch_size: Any) -> SelfT:
+        result: Any = self._map(_same)
+        result.batch_size = batch_size
+        return result  # type: ignore[no-any-return]
+
+    def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
+        """Return the collection on a device; what a collection with a device does to what it is given."""
+        return self.to(device, non_blocking=non_blocking or None)
+
+    def cpu(self: SelfT, **kwargs: Any) -> SelfT:
+        """Return the collection in the memory of the host: ``to("cpu", **kwargs)``.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1}).cpu().device
+        device(type='cpu')
+        """
+        return self.to("cpu", **kwargs)
+
+    def cuda(self: SelfT, device: DeviceType | None = None, **kwargs: Any) -> SelfT:
+        """Return the collection on a CUDA device, the current one by default: ``to(device, **kwargs)``.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1}).cuda().device.type  # doctest: +SKIP
+        'cuda'
+        """
+        if device is None:
+            device = "cuda"
+        return self.to(f"cuda:{device}" if isinstance(device, int) else device, **kwargs)
+
+    def pin_memory(self: SelfT, num_threads: int | None = None, inplace: bool = False) -> SelfT:
+        """Return the leaves in pinned memory, from which copies to a GPU are asynchronous.
+
+        Args:
+            num_threads: how many leaves are copied at a time; None or 0: one, in this thread.
+            inplace: replace the leaves of this collection instead of returning another.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2)}).pin_memory()["a"].is_pinned()  # doctest: +SKIP
+        True
+        """
+        if inplace:
+            refuse_if_locked(self, "replace leaves")
+        for attachment in attachments(self):
+            whole: Any = attachment.pinned(self)
+            if whole is not None:
+                return whole  # type: ignore[no-any-return]
+        leaves = leaves_of(self)
+        result = self._with_leaves(pinned(leaves, num_threads))
+        if not inplace:
+            return result
+        put_back(self, result)
+        return self
+
+    def pin_memory_(self: SelfT, num_threads: int = 0) -> SelfT:
+        """Replace the leaves by copies in pinned memory; return self: ``pin_memory(num_threads, inplace=True)``.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2)}).pin_memory_()["a"].is_pinned()  # doctest: +SKIP
+        True
+        """
+        return self.pin_memory(num_threads, inplace=True)
+
+    def share_memory_(self: SelfT) -> SelfT:
+        """Move the leaves to shared memory, in place, and lock the collection; return self.
+
+        Other processes that receive it see the same data, so its structure may not change.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(2)}).share_memory_()
+        >>> td.is_shared(), td.is_locked
+        (True, True)
+        """
+        for leaf in leaves_of(self):
+            leaf.share_memory_()
+        return self.lock_()  # type: ignore[attr-defined, no-any-return]
+
+    def is_shared(self) -> bool:
+        """Tell whether every leaf is in shared memory; CUDA memory is; False without leaves.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2)}).is_shared()
+        False
+        """
+        leaves = leaves_of(self)
+        return bool(leaves) and all(leaf.is_shared() for leaf in leaves)
+
+    def record_stream(self: SelfT, stream: torch.cuda.Stream) -> SelfT:
+        """Tell the CUDA allocator that a stream uses the leaves; return self. See :meth:`torch.Tensor.record_stream`.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(2)}).cuda()  # doctest: +SKIP
+        >>> td.record_stream(torch.cuda.current_stream()) is td  # doctest: +SKIP
+        True
+        """
+        for leaf in leaves_of(self):
+            leaf.record_stream(stream)
+        return self

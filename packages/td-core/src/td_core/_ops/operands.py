@@ -1,0 +1,333 @@
+"""Operands: what the leaves of a collection are combined with, and how an operation on them fails.
+
+An operand is a number, a tensor that broadcasts against the *batch dims* (not the trailing dims of each leaf), or a
+collection of the same structure whose batch size broadcasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._collection import Core, show_path
+from .._foreach import Op, foreach, op
+from ..errors import BatchSizeError, StructureError
+
+Operand = Any  # Core | Tensor | numpy array | number
+
+NUMBERS = (int, float, complex, np.generic, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+#: What torch raises for a leaf that an operation cannot take; the message gets the key, the type stays.
+LEAF_ERRORS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
+
+
+def spread(value: Tensor, leaves: list[Tensor], ndim: int) -> list[Tensor]:
+    """Return, for each leaf, ``value`` with a dim of size 1 for each dim that the leaf has beyond ``ndim``.
+
+    >>> [v.shape for v in spread(torch.ones(3), [torch.zeros(3), torch.zeros(3, 4)], 1)]
+    [torch.Size([3]), torch.Size([3, 1])]
+    """
+    if value.ndim == 0:
+        return [value] * len(leaves)
+    shaped: dict[int, Tensor] = {}
+    out = []
+    for leaf in leaves:
+        extra = leaf.ndim - ndim
+        if extra not in shaped:
+            shaped[extra] = value.reshape(*value.shape, *[1] * extra)
+        out.append(shaped[extra])
+    return out
+
+
+def combine(
+    node: Any, name: str, this: Op, other: Operand, default: Any = None, foreign: list[Core] | None = None
+) -> Any:
+    """Return ``node`` combined with an operand, or NotImplemented where it is none.
+
+    ``foreign`` collects what :meth:`Core._collect_both` does.
+    """
+    leaves: list[Tensor] = []
+    operand = other
+    # A type check is several times faster than isinstance with an abstract class.
+    if type(other) is type(node) or not isinstance(other, NUMBERS):
+        if type(other) is type(node) or isinstance(other, Core):
+            if default is not None:
+                node, other = _aligned(node, other, default)
+            if other.batch_size != node.batch_size:
+                node, other = _same_batch(name, node, other)
+            operand = []
+            node._collect_both(other, leaves, operand, foreign)
+        else:
+            if isinstance(other, np.ndarray):
+                other = torch.as_tensor(other)
+            elif not isinstance(other, Tensor):
+                return NotImplemented
+            if other.ndim and other.shape != node.batch_size:
+                size = _broadcast(name, other.shape, node.batch_size)
+                if size != node.batch_size:
+                    node = node.expand(size)
+            operand = []
+            node._spread(other, operand)
+    elif isinstance(other, np.generic):
+        operand = other.item()
+    if not leaves:
+        node._collect(leaves)
+    try:
+        return node._with_leaves(foreach(this, leaves, operand))
+    except LEAF_ERRORS as error:
+        raise at_leaf(error, name, node, this, leaves, operand) from error
+
+
+def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
+    """Combine ``node`` with an operand in place, or return NotImplemented where it is none."""
+    leaves: list[Tensor] = []
+    if type(other) is type(node) and other.batch_size == node.batch_size:
+        operand: Any = []
+        node._collect_both(other, leaves, operand)
+    else:
+        operand = operand_inplace(node, name, other)
+        if operand is NotImplemented:
+            return operand
+        node._collect(leaves)
+    check_writes(name, node, this, leaves, operand)
+    foreach(this, leaves, operand)
+    return node
+
+
+def operand_inplace(node: Any, name: str, other: Operand) -> Any:
+    """Return a number, or one tensor for each leaf; all must fit the batch size of ``node``."""
+    if isinstance(other, np.generic):
+        return other.item()
+    if isinstance(other, NUMBERS):
+        return other
+    operand: list[Tensor] = []
+    if isinstance(other, np.ndarray):
+        other = torch.as_tensor(other)
+    is_tensor = isinstance(other, Tensor)
+    if not is_tensor and not isinstance(other, Core):
+        return NotImplemented
+    size, shape = node.batch_size, other.shape if is_tensor else other.batch_size
+    if shape != size and len(shape) + (not is_tensor):
+        if _broadcast(name, shape, size) != size:
+            raise BatchSizeError(
+                f"cannot compute {name} in place: an operand of batch size {list(shape)} does not fit into {list(size)}"
+            )
+        if not is_tensor:
+            other = other.expand(size)
+    if is_tensor:
+        node._spread(other, operand)
+    else:
+        other._collect_like(node, operand)
+    return operand
+
+
+def operand_for(node: Any, name: str, other: Operand) -> Any:
+    """Return a number, or one tensor for each leaf, for the second operand of an operation with three.
+
+    Raises:
+        TypeError: ``other`` is no operand.
+        BatchSizeError: its batch size does not fit.
+    """
+    operand = operand_inplace(node, name, other)
+    return checked(operand, name, other)
+
+
+def check_writes(name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any) -> None:
+    """Refuse an in-place operation that would fail on a later leaf, before the first one is written.
+
+    Where all leaves have one dtype the first leaf tells; where they do not, each combination is tried on empty tensors.
+    """
+    if torch.compiler.is_compiling():
+        return  # tracing runs on tensors without data, so it fails before anything is written
+    for operand in operands:
+        if type(operand) is list and not all(map(Tensor.is_same_size, leaves, operand)):
+            _check_shapes(name, node, leaves, operand)
+    if len({leaf.dtype for leaf in leaves}) > 1:
+        _check_dtypes(name, node, this, leaves, operands)
+
+
+def _check_shapes(name: str, node: Core, leaves: list[Tensor], operand: list[Tensor]) -> None:
+    for leaf, other in zip(leaves, operand, strict=True):
+        if leaf.shape != other.shape and _fits(leaf.shape, other.shape) != leaf.shape:
+            raise StructureError(
+                f"cannot compute {name} in place: {where(node, leaf)} has shape {list(leaf.shape)} "
+                f"and the operand {list(other.shape)}"
+            )
+
+
+def _check_dtypes(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
+    tried = set()
+    for i, leaf in enumerate(leaves):
+        others = [operand[i] if type(operand) is list else operand for operand in operands]
+        combination = (
+            leaf.dtype,
+            *[(other.dtype, other.ndim > 0) for other in others if isinstance(other, Tensor)],
+        )
+        if combination in tried:
+            continue
+        tried.add(combination)
+        trial = [
+            torch.empty((0,) if other.ndim else (), dtype=other.dtype) if isinstance(other, Tensor) else other
+            for other in others
+        ]
+        try:
+            this.single(torch.empty((0,), dtype=leaf.dtype), *trial)
+        except LEAF_ERRORS as error:
+            raise _named(error, f"cannot compute {name} in place: {where(node, leaf)}: {error}") from error
+
+
+_COPY_ = op("copy_", Tensor.copy_)
+
+
+def leaves_of(node: Core) -> list[Tensor]:
+    """Return every tensor leaf, in the order of ``_collect``."""
+    leaves: list[Tensor] = []
+    node._collect(leaves)
+    return leaves
+
+
+def write_out(name: str, result: Any, out: Any) -> Any:
+    """Copy a result into ``out``, a collection of the same structure, and return that."""
+    leaves = leaves_of(result)
+    targets: list[Tensor] = []
+    out._collect_like(result, targets)
+    check_writes(name, result, _COPY_, targets, leaves)
+    foreach(_COPY_, targets, leaves)
+    return out
+
+
+def checked(result: Any, name: str, other: Any) -> Any:
+    """Return a result, or raise TypeError where it says that ``other`` is no operand."""
+    if result is NotImplemented:
+        raise TypeError(
+            f"{name}() takes a number, a tensor or a collection; got {type(other).__name__}: {other!r}"
+        )
+    return result
+
+
+def _fits(first: torch.Size, second: torch.Size) -> torch.Size | None:
+    try:
+        return torch.Size(torch.broadcast_shapes(first, second))
+    except RuntimeError:
+        return None
+
+
+def _broadcast(name: str, shape: torch.Size, size: torch.Size) -> torch.Size:
+    result = _fits(shape, size)
+    if result is None:
+        raise BatchSizeError(
+            f"cannot compute {name}: an operand of shape {list(shape)} does not broadcast against the batch "
+            f"size {list(size)}"
+        )
+    return result
+
+
+def _same_batch(name: str, first: Any, second: Any) -> tuple[Any, Any]:
+    size = _broadcast(name, second.batch_size, first.batch_size)
+    both = [item if item.batch_size == size else item.expand(size) for item in (first, second)]
+    return both[0], both[1]
+
+
+def where(node: Any, leaf: Tensor) -> str:
+    """Return where a leaf stands, for messages."""
+    for path, entry in node.items(include_nested=True, leaves_only=True):
+        if entry is leaf:
+            return show_path(path if isinstance(path, tuple) else (path,))
+    return "a leaf"
+
+
+def _named(error: Exception, message: str) -> Exception:
+    """Return an error of the same type, where that is a plain one, with the key in its message."""
+    return type(error)(message) if type(error) in LEAF_ERRORS else error
+
+
+def at_leaf(
+    error: Exception, name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any
+) -> Exception:
+    """Return the error that says at which leaf an operation fails."""
+    for i, leaf in enumerate(leaves):
+        others = [operand[i] if type(operand) is list else operand for operand in operands]
+        try:
+            this.single(leaf, *others)
+        except LEAF_ERRORS as again:
+            shapes = [list(item.shape) for item in (leaf, *others) if isinstance(item, Tensor)]
+            return _named(again, f"cannot compute {name}: {where(node, leaf)}: {again} (shapes {shapes})")
+    return error
+
+
+def _aligned(first: Any, second: Any, default: Any) -> tuple[Any, Any]:
+    """Return both collections with the same keys: the common ones, or all with ``default`` filled in."""
+    if isinstance(default, str):
+        if default != "intersection":
+            raise TypeError(f"default= is a number, a tensor, 'intersection' or None; got {default!r}")
+        filler = None
+    else:
+        filler = torch.as_tensor(default)
+    roots = first._with_children({}), second._with_children({})
+    todo = [(first, second, *roots)]
+    while todo:
+        mine, theirs, left, right = todo.pop()
+        a, b = mine._children(), theirs._children()
+        for key in dict.fromkeys((*a, *b)):
+            if key in a and key in b:
+                if isinstance(a[key], Tensor) or isinstance(b[key], Tensor):
+                    left._set_child(key, a[key])
+                    right._set_child(key, b[key])
+                else:
+                    shells = a[key]._with_children({}), b[key]._with_children({})
+                    left._set_child(key, shells[0])
+                    right._set_child(key, shells[1])
+                    todo.append((a[key], b[key], *shells))
+            elif filler is not None:
+                only = a[key] if key in a else b[key]
+                fill = filler if isinstance(only, Tensor) else only._map(lambda leaf: filler)
+                left._set_child(key, only if key in a else fill)
+                right._set_child(key, fill if key in a else only)
+    return roots
+
+
+def compare_values(result: Any, first: Any, second: Any, single: Callable[..., Any]) -> Any:
+    """Return ``result`` with the comparison of the entries that hold a value and no tensors put in."""
+    if first._opaque:
+        return first._compare(second, single)
+    todo = [(result, first, second)]
+    while todo:
+        target, mine, theirs = todo.pop()
+        stacked = mine._stacked()
+        if stacked is not None:
+            members, dim = stacked
+            todo.extend(zip(target._stacked()[0], members, parts_along(theirs, dim), strict=True))
+            continue
+        for key, a in mine._children().items():
+            if isinstance(a, Tensor):
+                continue
+            if a._opaque:
+                target._set_child(key, a._compare(theirs._get_child(key), single))
+            else:
+                todo.append((target._get_child(key), a, theirs._get_child(key)))
+    return result
+
+
+def parts_along(node: Any, dim: int) -> Sequence[Any]:
+    """Return what a collection is made of along a batch dim: its members, or slices."""
+    stacked = node._stacked()
+    return stacked[0] if stacked is not None and stacked[1] == dim else node.unbind(dim)  # type: ignore[no-any-return]
+
+
+def compare_opaque(first: Any, second: Any, single: Callable[..., Any]) -> Tensor:
+    """Return the comparison of two nodes that hold values, as a tensor of their batch size."""
+    for node, other in ((first, second), (second, first)):
+        stacked = node._stacked()
+        if stacked is not None:
+            members, dim = stacked
+            if not members:
+                return torch.empty(node.batch_size, dtype=torch.bool)
+            pairs = zip(members, parts_along(other, dim), strict=True)
+            return torch.stack([compare_opaque(*pair, single) for pair in pairs], dim)
+    equal = first._unwrap() == second._unwrap()
+    equal = bool(equal.all() if hasattr(equal, "all") else equal)
+    return torch.full(first.batch_size, equal if single is torch.eq else not equal)

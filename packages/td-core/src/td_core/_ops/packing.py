@@ -1,0 +1,266 @@
+"""Packing all leaves into one tensor and back, and padding ragged entries to one shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .._collection import Child, Core, show_path
+from .._keys import unravel_key_to_tuple
+from .._nodes import dense
+from .._plans import Shape, wrap_dim
+from ..errors import BatchSizeError, KeyMismatchError, StructureError
+from ..typing import NestedKey
+from .shape import Shaping
+
+SelfT = TypeVar("SelfT", bound="Packing")
+
+
+@dataclass(frozen=True)
+class PackLayout:
+    """Where each leaf stands in a packed tensor: what :meth:`TensorDict.pack` returns beside it.
+
+    Attributes:
+        keys: the keys of the leaves, in the order in which they are packed.
+        shapes: for each leaf, its shape behind the batch dims.
+        dim: the packed dim, negative.
+        nested: for each nested collection its key, its batch dims behind those of the root, and its class (None:
+            a plain collection).
+        device: the device of the collection.
+        cls: the class of the root; None: a plain collection.
+        offsets: for each leaf, where it starts along the packed dim.
+        numel: the size of the packed dim.
+
+    >>> from td_core import TensorDict
+    >>> packed, layout = TensorDict({"a": torch.zeros(2, 3), "b": torch.ones(2)}, [2]).pack()
+    >>> layout.offsets, layout.numel, layout.unpack(packed)["b"]
+    ((0, 3), 4, tensor([1., 1.]))
+    """
+
+    keys: tuple[NestedKey, ...]
+    shapes: tuple[torch.Size, ...]
+    dim: int = -1
+    nested: tuple[tuple[NestedKey, torch.Size, type | None], ...] = ()
+    device: torch.device | None = None
+    cls: type | None = None
+    offsets: tuple[int, ...] = field(init=False)
+    numel: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        offsets, end = [], 0
+        for shape in self.shapes:
+            offsets.append(end)
+            end += math.prod(shape)
+        object.__setattr__(self, "offsets", tuple(offsets))
+        object.__setattr__(self, "numel", end)
+
+    def unpack(self, tensor: Tensor) -> Any:
+        """Return the collection that a packed tensor holds; its batch size is that of the tensor without ``dim``.
+
+        Raises:
+            ValueError: the packed dim has another size.
+
+        >>> PackLayout(("a", "b"), (torch.Size([2]), torch.Size([]))).unpack(torch.arange(3))["a"]
+        tensor([0, 1])
+        """
+        found = tensor.shape[self.dim] if -tensor.ndim <= self.dim else 0
+        if found != self.numel:
+            raise ValueError(
+                f"the packed tensor must have {self.numel} entries along dim {self.dim}; got {found}"
+            )
+        packed = tensor.movedim(self.dim, -1)
+        batch_size = packed.shape[:-1]
+        sizes = [math.prod(shape) for shape in self.shapes]
+        leaves = [
+            part.unflatten(-1, shape) if shape else part.squeeze(-1)
+            for part, shape in zip(packed.split_with_sizes(sizes, -1), self.shapes, strict=True)
+        ]
+        nodes: dict[tuple[str, ...], Any] = {(): dense({}, batch_size, self.device)}
+        for key, tail, _ in self.nested:
+            path = unravel_key_to_tuple(key)
+            nodes[path] = dense({}, torch.Size((*batch_size, *tail)), self.device)
+            nodes[path[:-1]]._set_child(path[-1], nodes[path])
+        for key, leaf in zip(self.keys, leaves, strict=True):
+            *parents, last = unravel_key_to_tuple(key)
+            nodes[tuple(parents)]._set_child(last, leaf)
+        # From the inside out, so that each class finds its entries in their own class.
+        for key, _, cls in reversed(self.nested):
+            if cls is not None:
+                path = unravel_key_to_tuple(key)
+                nodes[path[:-1]]._set_child(path[-1], cls.from_tensordict(nodes[path]))  # type: ignore[attr-defined]
+        return nodes[()] if self.cls is None else self.cls.from_tensordict(nodes[()])  # type: ignore[attr-defined]
+
+
+class Packing(Shaping):
+    """``pack`` and ``to_padded_tensor``."""
+
+    __slots__ = ()
+
+    def pack(self, dim: int = -1, *, layout: PackLayout | None = None) -> tuple[Tensor, PackLayout]:
+        """Return all leaves in one tensor of the batch size and one more dim, and where each of them is in it.
+
+        Leaves stand in the order of their keys, each flattened behind the batch dims.
+
+        Args:
+            dim: the place of the packed dim.
+            layout: one that an earlier ``pack`` returned; the leaves must be those it has.
+
+        Raises:
+            TypeError: leaves have different dtypes.
+            KeyMismatchError: the leaves are not those of ``layout``.
+            BatchSizeError: a leaf has another shape than in ``layout``.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, 3), "b": torch.ones(2)}, [2]).pack()[0]
+        tensor([[0., 0., 0., 1.],
+                [0., 0., 0., 1.]])
+        """
+        size = self.batch_size
+        at = wrap_dim(dim, len(size) + 1) - len(size) - 1
+        mine = _layout(self, at)
+        if layout is not None:
+            _check_layout(layout, mine)
+            mine = PackLayout(layout.keys, layout.shapes, at, layout.nested, layout.device, layout.cls)
+        leaves = [self.get(key) for key in mine.keys]
+        for key, leaf in zip(mine.keys, leaves, strict=True):
+            if leaf.dtype != leaves[0].dtype:
+                raise TypeError(
+                    f"cannot pack leaves of different dtypes: key {mine.keys[0]!r} has {leaves[0].dtype}, key {key!r} "
+                    f"has {leaf.dtype}; convert them first, for example with float()"
+                )
+        if not leaves:
+            packed = torch.zeros((*size, 0), device=self.device)
+        else:
+            # A reshape to -1 would be ambiguous for a batch without elements.
+            packed = torch.cat(
+                [leaf.reshape(*size, math.prod(leaf.shape[len(size) :])) for leaf in leaves], -1
+            )
+        return packed.movedim(-1, at), mine
+
+    def to_padded_tensor(self, padding: float = 0.0, mask_key: NestedKey | None = None) -> Any:
+        """Return a dense collection in which ragged entries are padded to the largest shape.
+
+        Args:
+            padding: what the new elements are.
+            mask_key: an entry to add: True where the batch has elements, False where it was padded.
+
+        >>> from td_core import LazyStackedTensorDict, TensorDict
+        >>> members = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]
+        >>> padded = LazyStackedTensorDict(*members).to_padded_tensor(mask_key="mask")
+        >>> padded["a"], padded["mask"]
+        (tensor([[1., 0.],
+                [1., 1.]]), tensor([[ True, False],
+                [ True,  True]]))
+        """
+        result = _padded(self, padding)
+        if mask_key is not None:
+            result.set(mask_key, _mask(self))
+        return result
+
+
+def _layout(root: Packing, dim: int) -> PackLayout:
+    ndim = len(root.batch_size)
+    keys: list[NestedKey] = []
+    shapes: list[torch.Size] = []
+    nested: list[tuple[NestedKey, torch.Size, type | None]] = []
+    for key, entry in root.items(True, sort=True):
+        if isinstance(entry, Tensor):
+            keys.append(key)
+            shapes.append(entry.shape[ndim:])
+        elif entry._opaque:
+            raise StructureError(f"cannot pack {show_path(unravel_key_to_tuple(key))}: it is non-tensor data")
+        else:
+            nested.append((key, entry.batch_size[ndim:], _class_of(entry)))
+    return PackLayout(tuple(keys), tuple(shapes), dim, tuple(nested), root.device, _class_of(root))
+
+
+def _class_of(node: Core) -> type | None:
+    """Return the class that makes nodes from plain collections; None for those that are plain."""
+    return type(node) if hasattr(type(node), "from_tensordict") else None
+
+
+def _check_layout(layout: PackLayout, mine: PackLayout) -> None:
+    wanted = {unravel_key_to_tuple(key): shape for key, shape in zip(layout.keys, layout.shapes, strict=True)}
+    found = {unravel_key_to_tuple(key): shape for key, shape in zip(mine.keys, mine.shapes, strict=True)}
+    if wanted.keys() != found.keys():
+        raise KeyMismatchError(
+            f"the leaves are not those of the layout: missing keys {[key for key in wanted if key not in found]}, "
+            f"extra keys {[key for key in found if key not in wanted]}"
+        )
+    for path, shape in wanted.items():
+        if found[path] != shape:
+            raise BatchSizeError(
+                f"{show_path(path)} has shape {list(found[path])} behind the batch dims, the layout has {list(shape)}"
+            )
+
+
+def _padded(node: Any, padding: float) -> Any:
+    """Return a node without lazy stacks or nested tensors."""
+    if node._opaque:
+        return node
+    stacked = node._stacked()
+    if stacked is not None:
+        members, dim = stacked
+        return _pad_and_stack([_padded(member, padding) for member in members], dim, padding)
+    children: dict[str, Child] = {}
+    for key, child in node._children().items():
+        if not isinstance(child, Tensor):
+            children[key] = _padded(child, padding)
+        else:
+            children[key] = torch.nested.to_padded_tensor(child, padding) if child.is_nested else child
+    return node._with_children(children)
+
+
+def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
+    """Return dense nodes of one number of batch dims stacked, with the keys that all of them have."""
+    columns = [node._children() for node in nodes]
+    children: dict[str, Child] = {}
+    for key, first in columns[0].items():
+        if not all(key in column for column in columns):
+            continue
+        values = [column[key] for column in columns]
+        if all(isinstance(value, Tensor) for value in values):
+            children[key] = torch.stack(_one_shape(values, padding), dim)
+        elif first._opaque:
+            children[key] = first._keep_together(values, dim)
+        else:
+            children[key] = _pad_and_stack(values, dim, padding)
+    size = _largest(node.batch_size for node in nodes)
+    return nodes[0]._with_children(
+        children, batch_size=torch.Size((*size[:dim], len(nodes), *size[dim:])), names=None
+    )
+
+
+def _mask(node: Any) -> Tensor:
+    """Return where the batch of a padded node has elements."""
+    stacked = node._stacked()
+    if stacked is None:
+        return torch.ones(node.batch_size, dtype=torch.bool, device=node.device)
+    members, dim = stacked
+    return torch.stack(_one_shape([_mask(member) for member in members], False), dim)
+
+
+def _one_shape(values: Sequence[Tensor], padding: float) -> list[Tensor]:
+    """Return tensors padded behind, in each dim, to the largest size."""
+    shape = _largest(value.shape for value in values)
+    padded = []
+    for value in values:
+        missing = [full - size for size, full in zip(value.shape, shape, strict=True)]
+        amounts = [amount for extra in reversed(missing) for amount in (0, extra)]
+        padded.append(pad(value, amounts, value=padding) if any(missing) else value)
+    return padded
+
+
+def _largest(shapes: Iterable[Shape]) -> Shape:
+    shapes = list(shapes)
+    if len({len(shape) for shape in shapes}) > 1:
+        raise StructureError(
+            f"cannot pad to one shape what has different numbers of dims: {[list(s) for s in shapes]}"
+        )
+    return tuple([max(sizes) for sizes in zip(*shapes, strict=True)])

@@ -1,0 +1,282 @@
+"""Running a function on parts of a collection, in worker processes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from .._collection import Core
+from .._workers import run, run_task
+from .joining import cat, stack
+
+SelfT = TypeVar("SelfT", bound="Parallel")
+
+
+class Parallel(Core):
+    """``map`` and ``map_iter``."""
+
+    __slots__ = ()
+
+    def map(
+        self,
+        fn: Callable[[Any], Any],
+        dim: int = 0,
+        num_workers: int | None = None,
+        *,
+        out: Any = None,
+        chunksize: int | None = None,
+        num_chunks: int | None = None,
+        pool: Any = None,
+        generator: torch.Generator | None = None,
+        max_tasks_per_child: int | None = None,
+        worker_threads: int = 1,
+        index_with_generator: bool = False,
+        pbar: bool = False,
+        mp_start_method: str | None = None,
+    ) -> Any:
+        """Return the concatenation of ``fn(chunk)`` over chunks along a batch dim, worked out in worker processes.
+
+        Task ``i`` runs with a seed that follows from ``generator`` and ``i`` alone. An exception in a worker is raised
+        here, with the worker's traceback as its cause.
+
+        Args:
+            fn: gets a chunk and returns a collection or tensor with the same batch dim, or None for nothing. It must be
+                importable where workers are not forked.
+            dim: a batch dim.
+            num_workers: how many processes; as many as CPUs by default, 0 for none, in this process.
+            out: written with the results; by the workers where it is in shared memory or memory-mapped.
+            chunksize: elements in a chunk; 0 for single elements without the dim, whose results are stacked.
+            num_chunks: number of chunks, instead of ``chunksize``; by default one for each worker.
+            pool: a ``multiprocessing.Pool`` to run in, instead of processes of this call's own.
+            generator: where seeds come from; torch's default generator if not given.
+            max_tasks_per_child: chunks that a process works on before another one takes its place.
+            worker_threads: the number of threads that torch uses in each worker.
+            index_with_generator: cut each chunk when a worker is free for it, rather than all of them first.
+            pbar: show a progress bar (needs tqdm).
+            mp_start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"``; the platform's default if not given.
+
+        Raises:
+            WorkerError: a worker was killed.
+            IndexError: there is no such batch dim.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.arange(4)}, batch_size=[4])
+        >>> td.map(lambda chunk: chunk + 1, num_workers=0, chunksize=2)["a"]
+        tensor([1, 2, 3, 4])
+        """
+        dim = _batch_dim(self, dim)
+        workers = _workers(num_workers, pool)
+        positions = _positions(self.batch_size[dim], chunksize, num_chunks, workers)
+        in_workers = out is not None and (out.is_shared() or (hasattr(out, "is_memmap") and out.is_memmap()))
+        targets: list[Any] = (
+            [_part(out, dim, position) for position in positions]
+            if out is not None
+            else [None] * len(positions)
+        )
+        chunks: Iterable[Any] = (_part(self, dim, position) for position in positions)
+        if not index_with_generator:
+            chunks = list(chunks)
+        results = _run(
+            fn,
+            chunks,
+            targets if in_workers else None,
+            len(positions),
+            workers=workers,
+            pool=pool,
+            generator=generator,
+            max_tasks_per_child=max_tasks_per_child,
+            worker_threads=worker_threads,
+            pbar=pbar,
+            start_method=mp_start_method,
+        )
+        if out is not None:
+            for target, result in zip(targets, results, strict=True):
+                if not in_workers and result is not None:
+                    target.update_(result)
+            return out
+        found = [result for result in results if result is not None]
+        if not found:
+            return None
+        return stack(found, dim) if chunksize == 0 else cat(found, dim)
+
+    def map_iter(
+        self,
+        fn: Callable[[Any], Any],
+        dim: int = 0,
+        num_workers: int | None = None,
+        *,
+        shuffle: bool = False,
+        chunksize: int | None = None,
+        num_chunks: int | None = None,
+        pool: Any = None,
+        generator: torch.Generator | None = None,
+        max_tasks_per_child: int | None = None,
+        worker_threads: int = 1,
+        index_with_generator: bool = True,
+        pbar: bool = False,
+        mp_start_method: str | None = None,
+    ) -> Iterator[Any]:
+        """Iterate over ``fn(chunk)`` for chunks along a batch dim, in order, worked out in worker processes.
+
+        Args:
+            fn: as for :meth:`map`.
+            dim: as for :meth:`map`.
+            num_workers: as for :meth:`map`.
+            shuffle: take the elements in a random order.
+            chunksize: as for :meth:`map`.
+            num_chunks: as for :meth:`map`.
+            pool: as for :meth:`map`.
+            generator: as for :meth:`map`; it also makes the random order.
+            max_tasks_per_child: as for :meth:`map`.
+            worker_threads: as for :meth:`map`.
+            index_with_generator: as for :meth:`map`.
+            pbar: as for :meth:`map`.
+            mp_start_method: as for :meth:`map`.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.arange(3)}, batch_size=[3])
+        >>> [int(part["a"]) for part in td.map_iter(lambda part: part * 2, num_workers=0, chunksize=0)]
+        [0, 2, 4]
+        """
+        dim = _batch_dim(self, dim)
+        workers = _workers(num_workers, pool)
+        size = self.batch_size[dim]
+        positions = _positions(size, chunksize, num_chunks, workers)
+        if shuffle:
+            order = torch.randperm(size, generator=generator)
+            positions = [order[position] for position in positions]
+        chunks: Iterable[Any] = (_part(self, dim, position) for position in positions)
+        if not index_with_generator:
+            chunks = list(chunks)
+        return _run(
+            fn,
+            chunks,
+            None,
+            len(positions),
+            workers=workers,
+            pool=pool,
+            generator=generator,
+            max_tasks_per_child=max_tasks_per_child,
+            worker_threads=worker_threads,
+            pbar=pbar,
+            start_method=mp_start_method,
+        )
+
+
+def _batch_dim(td: Core, dim: int) -> int:
+    ndim = len(td.batch_size)
+    if not -ndim <= dim < ndim:
+        raise IndexError(f"dim {dim} is no batch dim of a collection of batch size {list(td.batch_size)}")
+    return dim % ndim
+
+
+def _workers(num_workers: int | None, pool: Any) -> int:
+    if pool is not None:
+        if num_workers is not None:
+            raise ValueError(
+                f"a pool has its own workers: give pool or num_workers, not both; got {num_workers}"
+            )
+        return getattr(pool, "_processes", None) or os.cpu_count() or 1
+    if num_workers is None:
+        return os.cpu_count() or 1
+    if num_workers < 0:
+        raise ValueError(f"num_workers is a number of processes, or 0 for none; got {num_workers}")
+    return num_workers
+
+
+def _positions(size: int, chunksize: int | None, num_chunks: int | None, workers: int) -> list[Any]:
+    """Return the index of each chunk along its dim."""
+    if chunksize is not None and num_chunks is not None:
+        raise ValueError(f"give chunksize or num_chunks, not both; got {chunksize} and {num_chunks}")
+    if chunksize == 0:
+        return list(range(size))
+    if chunksize is None:
+        count = max(workers, 1) if num_chunks is None else num_chunks
+        if count < 1:
+            raise ValueError(f"num_chunks is 1 or more; got {num_chunks}")
+        chunksize = max(-(-size // count), 1)
+    if chunksize < 0:
+        raise ValueError(f"chunksize is 0 or more; got {chunksize}")
+    return [slice(start, min(start + chunksize, size)) for start in range(0, max(size, 1), chunksize)]
+
+
+def _part(td: Any, dim: int, position: Any) -> Any:
+    return td._index((slice(None),) * dim + (position,))
+
+
+def _run(
+    fn: Callable[[Any], Any],
+    chunks: Iterable[Any],
+    targets: list[Any] | None,
+    count: int,
+    *,
+    workers: int,
+    pool: Any,
+    generator: torch.Generator | None,
+    max_tasks_per_child: int | None,
+    worker_threads: int,
+    pbar: bool,
+    start_method: str | None,
+) -> Iterator[Any]:
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+    outs = [None] * count if targets is None else targets
+    results: Iterator[Any]
+    if pool is not None:
+        results = pool.imap(
+            _Call(fn, seed), ((i, chunk, out) for i, (chunk, out) in enumerate(zip(chunks, outs)))
+        )
+    elif workers == 0:
+        results = _here(fn, seed, zip(chunks, outs))
+    else:
+        results = run(
+            fn,
+            ((_detached(chunk), out) for chunk, out in zip(chunks, outs)),
+            num_workers=min(workers, max(count, 1)),
+            seed=seed,
+            max_tasks_per_child=max_tasks_per_child,
+            worker_threads=worker_threads,
+            start_method=start_method,
+        )
+    return iter(_tqdm()(results, total=count)) if pbar else results
+
+
+def _here(fn: Callable[[Any], Any], seed: int, tasks: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
+    for i, (chunk, out) in enumerate(tasks):
+        with torch.random.fork_rng(devices=[]):
+            yield run_task(fn, (seed + i) % 2**63, chunk, out)
+
+
+class _Call:
+    """A function that a pool can be given: it seeds torch, and writes into a target."""
+
+    def __init__(self, fn: Callable[[Any], Any], seed: int) -> None:
+        self.fn = fn
+        self.seed = seed
+
+    def __call__(self, task: tuple[int, Any, Any]) -> Any:
+        i, chunk, out = task
+        return run_task(self.fn, (self.seed + i) % 2**63, chunk, out)
+
+
+def _detached(chunk: Any) -> Any:
+    """Return a chunk that can be sent: sending moves memory into shared memory, which is not done to the caller's."""
+    if chunk.is_shared() or (hasattr(chunk, "is_memmap") and chunk.is_memmap()):
+        return chunk
+    return chunk._map(_copied)
+
+
+def _copied(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.detach().clone()
+
+
+def _tqdm() -> Any:
+    try:
+        return importlib.import_module("tqdm").tqdm
+    except ImportError:
+        raise ImportError(
+            "pbar=True needs the package 'tqdm', which is not installed: pip install tqdm"
+        ) from None

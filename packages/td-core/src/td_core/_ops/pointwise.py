@@ -1,0 +1,594 @@
+"""Pointwise operations: one assignment for each regular one, a plain method for each irregular one.
+
+An operand is a number, a tensor that broadcasts against the *batch dims* (not the trailing dims of each leaf), or a
+collection of the same structure whose batch size broadcasts.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._coerce import nest
+from .._collection import Core
+from .._foreach import Op, foreach, op
+from .operands import (
+    LEAF_ERRORS,
+    NUMBERS,
+    Operand,
+    at_leaf,
+    check_writes,
+    checked,
+    combine,
+    combine_inplace,
+    compare_opaque,
+    compare_values,
+    leaves_of,
+    operand_for,
+    spread,
+    write_out,
+)
+
+SelfT = TypeVar("SelfT", bound="Pointwise")
+F = TypeVar("F", bound=Callable[..., Any])
+T_co = TypeVar("T_co", covariant=True)
+
+
+def _largest(leaf: Tensor, other: Any) -> Tensor:
+    return torch.maximum(leaf, other) if isinstance(other, Tensor) else torch.clamp_min(leaf, other)
+
+
+def _smallest(leaf: Tensor, other: Any) -> Tensor:
+    return torch.minimum(leaf, other) if isinstance(other, Tensor) else torch.clamp_max(leaf, other)
+
+
+def _both(leaf: Tensor, other: Any) -> Tensor:
+    return torch.logical_and(leaf, torch.as_tensor(other, device=leaf.device))
+
+
+def _swapped(function: Callable[[Any, Any], Any]) -> Op:
+    def single(leaf: Tensor, other: Any) -> Any:
+        return function(other, leaf)
+
+    return Op(None, single)
+
+
+#: Every operation by name. Methods look theirs up here: torch.compile can trace what a global holds, but not an object
+#: that only the closure of a method knows.
+OPS: dict[str, Op] = {
+    "add": op("add", torch.add),
+    "add_": op("add_", Tensor.add_),
+    "addcdiv": op("addcdiv", torch.addcdiv),
+    "addcdiv_": op("addcdiv_", Tensor.addcdiv_),
+    "addcmul": op("addcmul", torch.addcmul),
+    "addcmul_": op("addcmul_", Tensor.addcmul_),
+    "bitwise_and": Op(None, torch.bitwise_and),
+    "bitwise_not": Op(None, torch.bitwise_not),
+    "bitwise_or": Op(None, torch.bitwise_or),
+    "bitwise_xor": Op(None, torch.bitwise_xor),
+    "clamp_max": op("clamp_max", torch.clamp_max),
+    "clamp_max_": op("clamp_max_", Tensor.clamp_max_),
+    "clamp_min": op("clamp_min", torch.clamp_min),
+    "clamp_min_": op("clamp_min_", Tensor.clamp_min_),
+    "div": op("div", torch.div),
+    "div_": op("div_", Tensor.div_),
+    "eq": Op(None, torch.eq),
+    "ge": Op(None, torch.ge),
+    "gt": Op(None, torch.gt),
+    "le": Op(None, torch.le),
+    "lerp": op("lerp", torch.lerp),
+    "lerp_": op("lerp_", Tensor.lerp_),
+    "logical_and": Op(None, _both),
+    "lt": Op(None, torch.lt),
+    "maximum": op("maximum", _largest),
+    "maximum_": op("maximum_", Tensor.clamp_min_),
+    "minimum": op("minimum", _smallest),
+    "minimum_": op("minimum_", Tensor.clamp_max_),
+    "mod": Op(None, torch.remainder),
+    "mul": op("mul", torch.mul),
+    "mul_": op("mul_", Tensor.mul_),
+    "ne": Op(None, torch.ne),
+    "pow": op("pow", torch.pow),
+    "pow_": op("pow_", Tensor.pow_),
+    "rdiv": _swapped(operator.truediv),
+    "rpow": _swapped(operator.pow),
+    "rsub": Op(None, torch.rsub),
+    "sub": op("sub", torch.sub),
+    "sub_": op("sub_", Tensor.sub_),
+}
+
+
+class BoundBinary(Protocol[T_co]):
+    """A method that takes an operand."""
+
+    def __call__(self, other: Operand, *, default: Any = None) -> T_co:
+        """Combine with ``other``."""
+
+
+class Binary(Protocol):
+    """How type checkers see what :func:`binary` makes: the result has the type of the collection."""
+
+    def __get__(self, instance: SelfT, owner: Any = None) -> BoundBinary[SelfT]:
+        """Bind the method."""
+
+
+def _document(method: F, name: str, summary: str, example: str) -> F:
+    """Give a function made by a factory its name and documentation."""
+    method.__name__ = name
+    method.__qualname__ = f"TensorCollection.{name}"
+    method.__doc__ = f"""{summary}
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({{"a": torch.tensor([0.25, 0.5])}})
+        >>> {example}
+        True
+        """
+    return method
+
+
+def unary(name: str, what: str) -> Callable[[SelfT], SelfT]:
+    """Return the method ``name`` that gives a collection of ``torch.<name>(leaf)``."""
+    OPS[name] = op(name, getattr(torch, name))
+
+    def method(self: SelfT) -> SelfT:
+        this = OPS[name]
+        leaves: list[Tensor] = []
+        try:
+            if this.fused is None:
+                return self._map(this.single)
+            self._collect(leaves)
+            return self._with_leaves(foreach(this, leaves))
+        except LEAF_ERRORS as error:
+            raise at_leaf(error, name, self, this, leaves_of(self)) from error
+
+    example = f'torch.equal(td.{name}()["a"], torch.{name}(td["a"]))'
+    return _document(method, name, f"Return {what} of each element.", example)
+
+
+def unary_inplace(name: str, what: str) -> Callable[[SelfT], SelfT]:
+    """Return the method ``name`` (ending in ``_``) that writes ``torch.<name>(leaf)`` into each leaf."""
+    OPS[name] = op(name, getattr(Tensor, name))
+
+    def method(self: SelfT) -> SelfT:
+        this = OPS[name]
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        check_writes(name, self, this, leaves)
+        foreach(this, leaves)
+        return self
+
+    example = f'torch.equal(td.clone().{name}()["a"], td["a"].{name[:-1]}())'
+    return _document(method, name, f"Replace each element by its {what}, in place; return self.", example)
+
+
+def binary(name: str, what: str, like: str | None = None) -> Binary:
+    """Return the method ``name`` that combines each leaf with an operand; ``like`` is what torch calls it."""
+
+    def method(self: SelfT, other: Operand, *, default: Any = None) -> SelfT:
+        return checked(combine(self, name, OPS[name], other, default), name, other)  # type: ignore[no-any-return]
+
+    summary = f"""Return {what}.
+
+        Args:
+            other: a number, a tensor that broadcasts against the batch size, or a collection.
+            default: stands for an entry that one of two collections lacks; ``"intersection"`` drops such entries.
+
+        Raises:
+            StructureError: the keys differ and there is no ``default``.
+            BatchSizeError: ``other`` does not broadcast.
+"""
+    example = f'torch.equal(td.{name}(td)["a"], torch.{like or name}(td["a"], td["a"]))'
+    if name.startswith(("bitwise", "logical")):
+        example = f'torch.equal((td > 0).{name}(td > 0.3)["a"], torch.{name}(td["a"] > 0, td["a"] > 0.3))'
+    return _document(method, name, summary, example)
+
+
+def binary_inplace(name: str, what: str) -> Callable[[SelfT, Operand], SelfT]:
+    """Return the method ``name`` (ending in ``_``) that combines each leaf with an operand, in place."""
+
+    def method(self: SelfT, other: Operand) -> SelfT:
+        return checked(combine_inplace(self, name, OPS[name], other), name, other)  # type: ignore[no-any-return]
+
+    summary = f"""Replace each element by {what}, in place; return self.
+
+        Args:
+            other: a number, a tensor that broadcasts to the batch size, or a collection.
+
+        Raises:
+            StructureError: the keys or shapes differ; nothing was written.
+            BatchSizeError: ``other`` does not fit the batch size; nothing was written.
+"""
+    example = f'torch.equal(td.clone().{name}(td)["a"], td.{name[:-1]}(td)["a"])'
+    return _document(method, name, summary, example)
+
+
+def dunder(name: str, key: str, symbol: str) -> Callable[[SelfT, Operand], SelfT]:
+    """Return the special method ``name`` of an operator; ``symbol`` is an expression of ``td`` and ``x``."""
+
+    def method(self: SelfT, other: Operand) -> Any:
+        return combine(self, symbol, OPS[key], other)
+
+    if any(sign in symbol for sign in "&|^"):
+        example = (
+            f'(lambda td, x: torch.equal(({symbol})["a"], (lambda td: {symbol})(td["a"])))(td > 0, True)'
+        )
+    else:
+        example = f'(lambda x: torch.equal(({symbol})["a"], (lambda td: {symbol})(td["a"])))(2.0)'
+    return _document(method, name, f"Return ``{symbol}`` for each element.", example)
+
+
+def dunder_inplace(name: str, key: str, symbol: str) -> Callable[[SelfT, Operand], SelfT]:
+    """Return the special method ``name`` of an augmented assignment."""
+
+    def method(self: SelfT, other: Operand) -> Any:
+        return combine_inplace(self, symbol, OPS[key], other)
+
+    return _document(
+        method, name, f"Compute ``{symbol}`` on each element, in place.", f"td.{name}(2.0) is td"
+    )
+
+
+def comparison(name: str, symbol: str) -> Callable[..., Any]:
+    """Return the special method ``name`` of a comparison, which gives a collection of bools."""
+    key = name.strip("_")
+
+    def method(self: SelfT, other: Operand) -> Any:
+        if isinstance(other, dict):
+            other = nest(other, self.batch_size, None)
+        this = OPS[key]
+        foreign: list[Core] = []
+        result = combine(self, symbol, this, other, None, foreign)
+        if foreign and key in ("eq", "ne"):
+            return compare_values(result, self, other, this.single)
+        return result
+
+    example = f'(lambda x: torch.equal(({symbol})["a"], (lambda td: {symbol})(td["a"])))(0.3)'
+    return _document(method, name, f"Return a collection of bools: ``{symbol}`` for each element.", example)
+
+
+def _scaled(this: Op, alpha: float | None, other: Operand) -> tuple[Op, Operand]:
+    """Return an operation and operand that take ``alpha`` times ``other``."""
+    if alpha is None:
+        return this, other
+    if not isinstance(other, (Tensor, Core)):
+        return this, other * alpha
+    # The kernels of torch that take lists have no alpha for lists of tensors of different dtypes.
+    return Op(None, partial(this.single, alpha=alpha)), other
+
+
+class Pointwise(Core):
+    """Pointwise operations, their operators and comparisons."""
+
+    __slots__ = ()
+
+    #: numpy leaves operators with arrays and numpy scalars to us.
+    __array_ufunc__ = None
+
+    def _spread(self, value: Tensor, out: list[Tensor]) -> None:
+        """Append, for each leaf of ``_collect``, ``value`` shaped so that it broadcasts along the batch dims.
+
+        ``value`` broadcasts against the batch size. A lazy stack hands a slice of it to each member.
+        """
+        inner: Any = self._inner()
+        if inner is not self:
+            inner._spread(value, out)
+            return
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        out.extend(spread(value, leaves, len(self.batch_size)))
+
+    def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
+        """Return whether values are equal (or differ, for ``torch.ne``); only for kinds that hold values."""
+        return compare_opaque(self, other, single)
+
+    abs = unary("abs", "the absolute value")
+    acos = unary("acos", "the arc cosine")
+    asin = unary("asin", "the arc sine")
+    atan = unary("atan", "the arc tangent")
+    ceil = unary("ceil", "the smallest integer not below the value")
+    cos = unary("cos", "the cosine")
+    cosh = unary("cosh", "the hyperbolic cosine")
+    erf = unary("erf", "the error function")
+    erfc = unary("erfc", "the complementary error function")
+    exp = unary("exp", "the exponential")
+    expm1 = unary("expm1", "the exponential minus one")
+    floor = unary("floor", "the largest integer not above the value")
+    frac = unary("frac", "the fractional part")
+    isfinite = unary("isfinite", "whether it is finite")
+    isnan = unary("isnan", "whether it is not a number")
+    isneginf = unary("isneginf", "whether it is minus infinity")
+    isposinf = unary("isposinf", "whether it is plus infinity")
+    isreal = unary("isreal", "whether its imaginary part is zero")
+    lgamma = unary("lgamma", "the logarithm of the gamma function")
+    log = unary("log", "the natural logarithm")
+    log10 = unary("log10", "the logarithm to base 10")
+    log1p = unary("log1p", "the natural logarithm of one plus the value")
+    log2 = unary("log2", "the logarithm to base 2")
+    neg = unary("neg", "the negative")
+    reciprocal = unary("reciprocal", "the reciprocal")
+    round = unary("round", "the nearest integer (halves to even)")
+    sigmoid = unary("sigmoid", "the logistic function")
+    sign = unary("sign", "the sign")
+    sin = unary("sin", "the sine")
+    sinh = unary("sinh", "the hyperbolic sine")
+    sqrt = unary("sqrt", "the square root")
+    tan = unary("tan", "the tangent")
+    tanh = unary("tanh", "the hyperbolic tangent")
+    trunc = unary("trunc", "the integer part")
+
+    abs_ = unary_inplace("abs_", "absolute value")
+    acos_ = unary_inplace("acos_", "arc cosine")
+    asin_ = unary_inplace("asin_", "arc sine")
+    atan_ = unary_inplace("atan_", "arc tangent")
+    ceil_ = unary_inplace("ceil_", "ceiling")
+    cos_ = unary_inplace("cos_", "cosine")
+    cosh_ = unary_inplace("cosh_", "hyperbolic cosine")
+    erf_ = unary_inplace("erf_", "error function")
+    erfc_ = unary_inplace("erfc_", "complementary error function")
+    exp_ = unary_inplace("exp_", "exponential")
+    expm1_ = unary_inplace("expm1_", "exponential minus one")
+    floor_ = unary_inplace("floor_", "floor")
+    frac_ = unary_inplace("frac_", "fractional part")
+    lgamma_ = unary_inplace("lgamma_", "logarithm of the gamma function")
+    log_ = unary_inplace("log_", "natural logarithm")
+    log10_ = unary_inplace("log10_", "logarithm to base 10")
+    log1p_ = unary_inplace("log1p_", "natural logarithm of one plus the value")
+    log2_ = unary_inplace("log2_", "logarithm to base 2")
+    neg_ = unary_inplace("neg_", "negative")
+    reciprocal_ = unary_inplace("reciprocal_", "reciprocal")
+    round_ = unary_inplace("round_", "nearest integer")
+    sigmoid_ = unary_inplace("sigmoid_", "logistic function")
+    sign_ = unary_inplace("sign_", "sign")
+    sin_ = unary_inplace("sin_", "sine")
+    sinh_ = unary_inplace("sinh_", "hyperbolic sine")
+    sqrt_ = unary_inplace("sqrt_", "square root")
+    tan_ = unary_inplace("tan_", "tangent")
+    tanh_ = unary_inplace("tanh_", "hyperbolic tangent")
+    trunc_ = unary_inplace("trunc_", "integer part")
+
+    bitwise_and = binary("bitwise_and", "the bitwise and")
+    clamp_max = binary("clamp_max", "the smaller of the element and ``other``")
+    div = binary("div", "the quotient")
+    logical_and = binary("logical_and", "the logical and")
+    maximum = binary("maximum", "the larger of the element and ``other``")
+    minimum = binary("minimum", "the smaller of the element and ``other``")
+    mod = binary("mod", "the remainder, with the sign of ``other``", like="remainder")
+    mul = binary("mul", "the product")
+    pow = binary("pow", "the element to the power of ``other``")
+
+    clamp_max_ = binary_inplace("clamp_max_", "the smaller of it and ``other``")
+    clamp_min_ = binary_inplace("clamp_min_", "the larger of it and ``other``")
+    div_ = binary_inplace("div_", "the quotient")
+    maximum_ = binary_inplace("maximum_", "the larger of it and ``other``")
+    minimum_ = binary_inplace("minimum_", "the smaller of it and ``other``")
+    mul_ = binary_inplace("mul_", "the product")
+    pow_ = binary_inplace("pow_", "its power")
+
+    __add__ = dunder("__add__", "add", "td + x")
+    __radd__ = dunder("__radd__", "add", "x + td")
+    __sub__ = dunder("__sub__", "sub", "td - x")
+    __rsub__ = dunder("__rsub__", "rsub", "x - td")
+    __mul__ = dunder("__mul__", "mul", "td * x")
+    __rmul__ = dunder("__rmul__", "mul", "x * td")
+    __truediv__ = dunder("__truediv__", "div", "td / x")
+    __rtruediv__ = dunder("__rtruediv__", "rdiv", "x / td")
+    __pow__ = dunder("__pow__", "pow", "td ** x")
+    __rpow__ = dunder("__rpow__", "rpow", "x ** td")
+    __mod__ = dunder("__mod__", "mod", "td % x")
+    __and__ = dunder("__and__", "bitwise_and", "td & x")
+    __rand__ = dunder("__rand__", "bitwise_and", "x & td")
+    __or__ = dunder("__or__", "bitwise_or", "td | x")
+    __ror__ = dunder("__ror__", "bitwise_or", "x | td")
+    __xor__ = dunder("__xor__", "bitwise_xor", "td ^ x")
+    __rxor__ = dunder("__rxor__", "bitwise_xor", "x ^ td")
+
+    __iadd__ = dunder_inplace("__iadd__", "add_", "td += x")
+    __isub__ = dunder_inplace("__isub__", "sub_", "td -= x")
+    __imul__ = dunder_inplace("__imul__", "mul_", "td *= x")
+    __itruediv__ = dunder_inplace("__itruediv__", "div_", "td /= x")
+    __ipow__ = dunder_inplace("__ipow__", "pow_", "td **= x")
+
+    __eq__ = comparison("__eq__", "td == x")
+    __ne__ = comparison("__ne__", "td != x")
+    __lt__ = comparison("__lt__", "td < x")
+    __le__ = comparison("__le__", "td <= x")
+    __gt__ = comparison("__gt__", "td > x")
+    __ge__ = comparison("__ge__", "td >= x")
+
+    def __neg__(self: SelfT) -> SelfT:
+        """Return the negative of each element."""
+        return self.neg()
+
+    def __abs__(self: SelfT) -> SelfT:
+        """Return the absolute value of each element."""
+        return self.abs()
+
+    def __invert__(self: SelfT) -> SelfT:
+        """Return the bitwise not of each element, the logical one of bools."""
+        try:
+            return self._map(torch.bitwise_not)
+        except LEAF_ERRORS as error:
+            raise at_leaf(error, "~td", self, OPS["bitwise_not"], leaves_of(self)) from error
+
+    def add(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
+        """Return the sum with ``alpha`` times ``other``; operands and errors as for :meth:`mul`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.ones(2)}).add(1, alpha=2)["a"]
+        tensor([3., 3.])
+        """
+        this, operand = _scaled(OPS["add"], alpha, other)
+        return checked(combine(self, "add", this, operand, default), "add", other)  # type: ignore[no-any-return]
+
+    def add_(self: SelfT, other: Operand, *, alpha: float | None = None) -> SelfT:
+        """Add ``alpha`` times ``other`` in place; return self.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.ones(2)}).add_(1)["a"]
+        tensor([2., 2.])
+        """
+        this, operand = _scaled(OPS["add_"], alpha, other)
+        return checked(combine_inplace(self, "add_", this, operand), "add_", other)  # type: ignore[no-any-return]
+
+    def sub(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
+        """Return the difference with ``alpha`` times ``other``; operands and errors as for :meth:`mul`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.ones(2)}).sub(1, alpha=2)["a"]
+        tensor([-1., -1.])
+        """
+        this, operand = _scaled(OPS["sub"], alpha, other)
+        return checked(combine(self, "sub", this, operand, default), "sub", other)  # type: ignore[no-any-return]
+
+    def sub_(self: SelfT, other: Operand, alpha: float | None = None) -> SelfT:
+        """Subtract ``alpha`` times ``other`` in place; return self.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.ones(2)}).sub_(1)["a"]
+        tensor([0., 0.])
+        """
+        this, operand = _scaled(OPS["sub_"], alpha, other)
+        return checked(combine_inplace(self, "sub_", this, operand), "sub_", other)  # type: ignore[no-any-return]
+
+    def rsub(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
+        """Return ``other`` minus ``alpha`` times each element; operands and errors as for :meth:`mul`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.ones(2)}).rsub(3, alpha=2)["a"]
+        tensor([1., 1.])
+        """
+        this = OPS["rsub"] if alpha is None else Op(None, partial(torch.rsub, alpha=alpha))
+        return checked(combine(self, "rsub", this, other, default), "rsub", other)  # type: ignore[no-any-return]
+
+    def clamp_min(self: SelfT, other: Operand, default: Any = None) -> SelfT:
+        """Return the larger of the element and ``other``; operands and errors as for :meth:`mul`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.arange(3)}).clamp_min(1)["a"]
+        tensor([1, 1, 2])
+        """
+        return checked(combine(self, "clamp_min", OPS["clamp_min"], other, default), "clamp_min", other)  # type: ignore[no-any-return]
+
+    def clamp(
+        self: SelfT, min: Operand | None = None, max: Operand | None = None, *, out: Any = None
+    ) -> SelfT:
+        """Return each element limited to an interval.
+
+        Args:
+            min: lower limit: a number, a tensor that broadcasts against the batch size, a collection, or None.
+            max: upper limit, likewise; where the limits cross it wins.
+            out: a collection of the same structure that takes the result, in place.
+
+        Raises:
+            TypeError: there is no limit.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.arange(4)}).clamp(1, 2)["a"]
+        tensor([1, 1, 2, 2])
+        """
+        if min is None and max is None:
+            raise TypeError("clamp() needs min, max or both; got neither")
+        if isinstance(min, NUMBERS) and isinstance(max, NUMBERS):
+            result = self._map(methodcaller("clamp", min, max))
+        else:
+            result = self if min is None else self.clamp_min(min)
+            result = result if max is None else result.clamp_max(max)
+        if out is None:
+            return result
+        return write_out("clamp", result, out)  # type: ignore[no-any-return]
+
+    def lerp(self: SelfT, end: Operand, weight: Operand) -> SelfT:
+        """Return ``self + weight * (end - self)``, leaf by leaf.
+
+        Args:
+            end: a collection, or a tensor or number for all leaves.
+            weight: a number, a tensor that broadcasts to the batch size, or a collection.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2)}).lerp(TensorDict({"a": torch.ones(2)}), 0.25)["a"]
+        tensor([0.2500, 0.2500])
+        """
+        return self._ternary("lerp", OPS["lerp"], end, weight, keep_number=True)
+
+    def lerp_(self: SelfT, end: Operand, weight: Operand) -> SelfT:
+        """Move each element towards ``end`` in place; return self. Arguments as for :meth:`lerp`.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2)}).lerp_(TensorDict({"a": torch.ones(2)}), 0.25)["a"]
+        tensor([0.2500, 0.2500])
+        """
+        return self._ternary("lerp_", OPS["lerp_"], end, weight, keep_number=True)
+
+    def addcmul(self: SelfT, other1: Operand, other2: Operand, *, value: float | None = 1) -> SelfT:
+        """Return ``self + value * other1 * other2``, leaf by leaf.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.ones(2)})
+        >>> td.addcmul(td, td, value=2)["a"]
+        tensor([3., 3.])
+        """
+        return self._ternary("addcmul", _valued(OPS["addcmul"], value), other1, other2)
+
+    def addcmul_(self: SelfT, other1: Operand, other2: Operand, *, value: float | None = 1) -> SelfT:
+        """Add ``value * other1 * other2`` in place; return self.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.ones(2)})
+        >>> td.addcmul_(td.clone(), td.clone())["a"]
+        tensor([2., 2.])
+        """
+        return self._ternary("addcmul_", _valued(OPS["addcmul_"], value), other1, other2)
+
+    def addcdiv(self: SelfT, other1: Operand, other2: Operand, value: float | None = 1) -> SelfT:
+        """Return ``self + value * other1 / other2``, leaf by leaf.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.ones(2)})
+        >>> td.addcdiv(td, td * 2)["a"]
+        tensor([1.5000, 1.5000])
+        """
+        return self._ternary("addcdiv", _valued(OPS["addcdiv"], value), other1, other2)
+
+    def addcdiv_(self: SelfT, other1: Operand, other2: Operand, *, value: float | None = 1) -> SelfT:
+        """Add ``value * other1 / other2`` in place; return self.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.ones(2)})
+        >>> td.addcdiv_(td.clone(), td * 2)["a"]
+        tensor([1.5000, 1.5000])
+        """
+        return self._ternary("addcdiv_", _valued(OPS["addcdiv_"], value), other1, other2)
+
+    def _ternary(
+        self: SelfT, name: str, this: Op, first: Operand, second: Operand, *, keep_number: bool = False
+    ) -> SelfT:
+        """Apply an operation of three tensors; a name that ends in ``_`` works in place."""
+        operands = [operand_for(self, name, first), operand_for(self, name, second)]
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        for i, operand in enumerate(operands):
+            if type(operand) is not list and not (keep_number and i == 1):
+                operands[i] = [
+                    torch.as_tensor(operand, dtype=leaf.dtype, device=leaf.device) for leaf in leaves
+                ]
+        if name.endswith("_"):
+            check_writes(name, self, this, leaves, *operands)
+            foreach(this, leaves, *operands)
+            return self
+        try:
+            return self._with_leaves(foreach(this, leaves, *operands))
+        except LEAF_ERRORS as error:
+            raise at_leaf(error, name, self, this, leaves, *operands) from error
+
+
+def _valued(this: Op, value: float | None) -> Op:
+    """Return the operation with ``value=`` given, where it is not the default."""
+    if value is None or value == 1:
+        return this
+    return Op(partial(this.fused, value=value) if this.fused else None, partial(this.single, value=value))

@@ -1,0 +1,463 @@
+"""Reductions and scans over batch dims, over the features of each element, or over everything.
+
+All of them take ``dim`` alike: nothing or None reduces each leaf to one number (and the batch size to nothing); a
+dim, a tuple of dims or names of dims reduce batch dims; ``"feature"`` reduces what is behind the batch dims.
+With ``reduce=True`` the leaves are reduced together, to one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._collection import Core
+from .._nodes import dense
+from .._plans import ShapePlan, wrap_dim
+from ..errors import DimNamesError, StructureError
+from ..typing import NO_DEFAULT, NestedKey, NoDefault
+from .dim_plans import Pair, Reduce, ReduceFeatures, Scan, caller, caller_of_one, features
+from .operands import write_out
+
+SelfT = TypeVar("SelfT", bound="Reductions")
+F = TypeVar("F", bound=Callable[..., Any])
+Dims = Any  # int | str | tuple[int | str, ...] | None | NO_DEFAULT
+KeyTransform = Callable[[NestedKey], NestedKey]
+
+
+def reduction(name: str, what: str) -> Callable[..., Any]:
+    """Return the method ``name`` of a reduction that takes ``dtype``."""
+
+    def method(
+        self: Any,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool | NoDefault = NO_DEFAULT,
+        *,
+        dtype: torch.dtype | None = None,
+        reduce: bool | None = None,
+        key_transform: KeyTransform | None = None,
+    ) -> Any:
+        options = {} if dtype is None else {"dtype": dtype}
+        return _reduce(self, name, dim, keepdim, reduce, key_transform, options)
+
+    return _document(method, name, what, "dtype: the dtype to compute in.")
+
+
+def deviation(name: str, what: str) -> Callable[..., Any]:
+    """Return the method ``name`` of a reduction that takes ``correction``."""
+
+    def method(
+        self: Any,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool | NoDefault = NO_DEFAULT,
+        *,
+        correction: int = 1,
+        reduce: bool | None = None,
+        key_transform: KeyTransform | None = None,
+    ) -> Any:
+        return _reduce(self, name, dim, keepdim, reduce, key_transform, {"correction": correction})
+
+    return _document(method, name, what, "correction: what is subtracted from the number of elements.")
+
+
+def extreme(name: str, what: str) -> Callable[..., Any]:
+    """Return the method ``name`` of a reduction that takes nothing more."""
+
+    def method(
+        self: Any, dim: Dims = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None
+    ) -> Any:
+        return _reduce(self, name, dim, keepdim, reduce, None, {})
+
+    return _document(method, name, what, None)
+
+
+def with_indices(name: str, what: str) -> Callable[..., Any]:
+    """Return the method ``name`` of a reduction that also tells where the result was found."""
+
+    def method(
+        self: Any,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool = False,
+        *,
+        reduce: bool | None = None,
+        return_indices: bool = True,
+    ) -> Any:
+        if dim is NO_DEFAULT or dim is None:
+            return _reduce(self, f"a{name}", dim, keepdim, reduce, None, {})
+        result_type = getattr(torch.return_types, name) if return_indices else None
+        if dim == "feature":
+            call = methodcaller(name, -1)
+            joined = call(_features_together(self, name)) if reduce else None
+            plan: ShapePlan = ReduceFeatures(tuple(self.batch_size), call)
+        else:
+            place = _one_dim(self, name, dim)
+            call = methodcaller(name, place, keepdim)
+            joined = call(_together(self, name, place)) if reduce else None
+
+            def make(dims: Any) -> Callable[[Tensor], Any]:
+                return methodcaller(name, dims[0], keepdim)
+
+            plan = Reduce(tuple(self.batch_size), (place,), keepdim, make)
+        return _pair(self, plan, joined, result_type)
+
+    example = f"""
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({{"a": torch.tensor([[1.0, 2.0], [3.0, 0.0]])}}, batch_size=[2])
+        >>> torch.equal(td.{name}(0).values["a"], td["a"].{name}(0).values)
+        True
+        """
+    method.__name__ = name
+    method.__qualname__ = f"TensorCollection.{name}"
+    method.__doc__ = f"""Return {what}, and where it was found.
+
+        Args:
+            dim: a batch dim or its name; ``"feature"`` for what is behind the batch dims; nothing to reduce each
+                leaf to one number, without indices.
+            keepdim: keep the reduced dim, with size 1.
+            reduce: reduce all leaves together, to tensors.
+            return_indices: give ``torch.return_types.{name}`` of values and indices; otherwise only the values.
+{example}"""
+    return method
+
+
+def scan(name: str, what: str) -> Callable[..., Any]:
+    """Return the method ``name`` of a cumulative operation with indices."""
+
+    def method(self: Any, dim: int | str, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+        place = _one_dim(self, name, dim)
+        joined = methodcaller(name, place)(_together(self, name, place)) if reduce else None
+        result_type = getattr(torch.return_types, name) if return_indices else None
+        plan = Scan(tuple(self.batch_size), place, partial(methodcaller, name))
+        return _pair(self, plan, joined, result_type)
+
+    method.__name__ = name
+    method.__qualname__ = f"TensorCollection.{name}"
+    method.__doc__ = f"""Return {what} along a batch dim, and where it was found.
+
+        Args:
+            dim: a batch dim or its name.
+            reduce: put the leaves behind each other along ``dim`` first, and give tensors.
+            return_indices: give ``torch.return_types.{name}`` of values and indices; otherwise only the values.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({{"a": torch.tensor([1, 3, 2])}}, batch_size=[3])
+        >>> torch.equal(td.{name}(0).values["a"], td["a"].{name}(0).values)
+        True
+        """
+    return method
+
+
+def _document(method: F, name: str, what: str, option: str | None) -> F:
+    method.__name__ = name
+    method.__qualname__ = f"TensorCollection.{name}"
+    more = f"\n            {option}" if option else ""
+    transform = (
+        "\n            key_transform: takes the key of an entry within its level, and gives its new key."
+        if option
+        else ""
+    )
+    method.__doc__ = f"""Return {what}.
+
+        Args:
+            dim: a batch dim, its name or a tuple of them; ``"feature"`` for what is behind the batch dims; nothing to
+                reduce each leaf to one number.
+            keepdim: keep the reduced dims, with size 1.{more}
+            reduce: reduce all leaves together, to one tensor.{transform}
+
+        Raises:
+            IndexError: a dim is out of range.
+            DimNamesError: no dim has this name.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({{"a": torch.tensor([[1.0, 2.0], [3.0, 0.0]])}}, batch_size=[2])
+        >>> torch.equal(td.{name}(0)["a"], td["a"].{name}(0)), torch.equal(td.{name}(reduce=True), td["a"].{name}())
+        (True, True)
+        """
+    return method
+
+
+_NO_KEEPDIM = "{name}: dim='feature' has no keepdim=True, for leaves differ in how many dims that is"
+
+#: torch reduces one dim at a time with these.
+_ONE_DIM = frozenset({"prod"})
+
+
+def _reduce(
+    node: Any,
+    name: str,
+    dim: Dims,
+    keepdim: bool | NoDefault,
+    reduce: bool | None,
+    key_transform: KeyTransform | None,
+    options: dict[str, Any],
+) -> Any:
+    keep = keepdim is True
+    if dim == "feature":
+        if keep:
+            raise TypeError(_NO_KEEPDIM.format(name=name))
+        call = methodcaller(name, -1, **options)
+        if reduce:
+            return call(_features_together(node, name))
+        plan: ShapePlan = ReduceFeatures(tuple(node.batch_size), call)
+    else:
+        dims = _dims_of(node, name, dim)
+        if name in _ONE_DIM:
+            make = caller_of_one(lambda value, place: getattr(value, name)(place, **options), keep)
+        else:
+            make = caller(name, keep, options)
+        if reduce:
+            return make(dims)(_together(node, name, None if dims is None else dims[0]))
+        plan = Reduce(tuple(node.batch_size), dims, keep, make)
+    result = node._transform(plan)
+    return result if key_transform is None else _with_keys(result, key_transform)
+
+
+def _pair(node: Any, plan: ShapePlan, joined: Any, result_type: Any) -> Any:
+    """Return values and indices, of tensors that were reduced together or of the collection."""
+    values, indices = node._explode(Pair(plan)) if joined is None else joined
+    return values if result_type is None else result_type((values, indices))
+
+
+def _dims_of(node: Any, name: str, dim: Dims) -> tuple[int, ...] | None:
+    """Return batch dims as non-negative ints; None for everything."""
+    if type(dim) is int and 0 <= dim < len(node.batch_size):
+        return (dim,)
+    if dim is NO_DEFAULT or dim is None or dim == ():
+        return None
+    given = dim if isinstance(dim, (tuple, list)) else (dim,)
+    dims = tuple([_one_dim(node, name, one) for one in given])
+    if len(set(dims)) != len(dims):
+        raise IndexError(f"{name}: a dim appears twice in {dim!r}")
+    return dims
+
+
+def _one_dim(node: Any, name: str, dim: Any) -> int:
+    if isinstance(dim, str):
+        names = node.names
+        if dim not in names:
+            raise DimNamesError(f"{name}: no batch dim is named {dim!r}; the names are {names}")
+        return int(names.index(dim))
+    if not isinstance(dim, int):
+        raise TypeError(f"{name}: dim is an int, a name of a dim, or 'feature'; got {dim!r}")
+    return wrap_dim(dim, len(node.batch_size))
+
+
+def _tensors(node: Any, name: str) -> list[Tensor]:
+    entries = node.values(include_nested=True, leaves_only=True)
+    leaves = [entry for entry in entries if isinstance(entry, Tensor)]
+    if not leaves:
+        raise ValueError(f"{name}(reduce=True) needs a leaf; this {type(node).__name__} has none")
+    return leaves
+
+
+def _features_together(node: Any, name: str) -> Tensor:
+    """Return the features of all leaves in one last dim."""
+    n = len(node.batch_size)
+    return torch.cat([features(leaf, n) for leaf in _tensors(node, name)], -1)
+
+
+def _together(node: Any, name: str, dim: int | None) -> Tensor:
+    """Return all elements of all leaves in one dim, or the leaves behind each other along ``dim``."""
+    leaves = _tensors(node, name)
+    if dim is None:
+        return torch.cat([leaf.flatten() for leaf in leaves])
+    shapes = [list(leaf.shape) for leaf in leaves]
+    try:
+        return torch.cat(leaves, dim)
+    except RuntimeError as error:
+        raise StructureError(
+            f"{name}(dim={dim}, reduce=True) puts the leaves behind each other along dim {dim}, and their other sizes "
+            f"differ: {shapes}"
+        ) from error
+
+
+def _with_keys(result: Any, key_transform: KeyTransform) -> Any:
+    """Return plain collections with every entry, nested ones too, under another key."""
+    renamed = dense({}, result.batch_size, result.device, result._names)
+    todo = [(result, renamed)]
+    while todo:
+        source, target = todo.pop()
+        for key, child in source._children().items():
+            if isinstance(child, Tensor) or child._opaque:
+                target._set_path(key_transform(key), child)
+            else:
+                level = dense({}, child.batch_size, child.device, child._names)
+                target._set_path(key_transform(key), level)
+                todo.append((child, level))
+    return renamed
+
+
+class Reductions(Core):
+    """``sum``, ``mean``, ``max``, ``all`` and their kin."""
+
+    __slots__ = ()
+
+    sum = reduction("sum", "the sum")
+    mean = reduction("mean", "the mean")
+    prod = reduction("prod", "the product")
+    nansum = reduction("nansum", "the sum of the elements that are numbers")
+    nanmean = reduction("nanmean", "the mean of the elements that are numbers")
+    std = deviation("std", "the standard deviation")
+    var = deviation("var", "the variance")
+    amax = extreme("amax", "the largest element")
+    amin = extreme("amin", "the smallest element")
+    max = with_indices("max", "the largest element")
+    min = with_indices("min", "the smallest element")
+    cummax = scan("cummax", "the largest element so far")
+    cummin = scan("cummin", "the smallest element so far")
+
+    def all(self, dim: int | str | None = None) -> Any:
+        """Tell whether all elements are true, as one bool; with ``dim`` return a collection of bools.
+
+        Args:
+            dim: a batch dim or its name.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.tensor([True, False])}, batch_size=[2])
+        >>> td.all(), td.all(0)["a"]
+        (False, tensor(False))
+        """
+        if dim is None:
+            leaves: list[Tensor] = []
+            self._collect(leaves)
+            return all(map(Tensor.all, leaves))
+        return self._transform(_truth_plan(self, "all", dim))
+
+    def any(self, dim: int | str | None = None) -> Any:
+        """Tell whether any element is true, as one bool; with ``dim`` return a collection of bools.
+
+        Args:
+            dim: a batch dim or its name.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.tensor([True, False])}, batch_size=[2])
+        >>> td.any(), td.any(0)["a"]
+        (True, tensor(True))
+        """
+        if dim is None:
+            leaves: list[Tensor] = []
+            self._collect(leaves)
+            return any(map(Tensor.any, leaves))
+        return self._transform(_truth_plan(self, "any", dim))
+
+    def norm(
+        self: SelfT,
+        *,
+        out: Any = None,
+        dtype: torch.dtype | None = None,
+        key_transform: KeyTransform | None = None,
+    ) -> SelfT:
+        """Return the 2-norm of each leaf, over all its dims; the batch size is empty.
+
+        Args:
+            out: a collection of the same structure that takes the result, in place.
+            dtype: the dtype to compute in.
+            key_transform: takes the key of an entry within its level, and gives its new key.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.tensor([3.0, 4.0])}).norm()["a"]
+        tensor(5.)
+        """
+        leaf = partial(torch.linalg.vector_norm, dtype=dtype)
+        result = self._transform(Reduce(tuple(self.batch_size), None, False, lambda dims: leaf))
+        if key_transform is not None:
+            result = _with_keys(result, key_transform)
+        return result if out is None else write_out("norm", result, out)
+
+    def logsumexp(self: SelfT, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> SelfT:
+        """Return the logarithm of the sum of exponentials, over batch dims.
+
+        Args:
+            dim: a batch dim, its name or a tuple of them; None for all batch dims.
+            keepdim: keep the reduced dims, with size 1.
+            out: a collection of the same structure that takes the result, in place.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).logsumexp(0)["a"]
+        tensor(0.6931)
+        """
+        dims = _dims_of(self, "logsumexp", dim)
+        if dims is None:
+            dims = tuple(range(len(self.batch_size)))
+        make = caller("logsumexp", keepdim, {})
+        result = self._transform(Reduce(tuple(self.batch_size), dims, keepdim, make))
+        return result if out is None else write_out("logsumexp", result, out)
+
+    def quantile(
+        self: SelfT,
+        q: float | Tensor,
+        dim: Dims = NO_DEFAULT,
+        keepdim: bool | NoDefault = NO_DEFAULT,
+        *,
+        interpolation: str = "linear",
+        reduce: bool | None = None,
+        key_transform: KeyTransform | None = None,
+    ) -> Any:
+        """Return quantiles.
+
+        Args:
+            q: a number between 0 and 1, or a 1-d tensor of them, which adds a first dim to every leaf (and to the batch
+                size, unless each leaf is reduced to one number).
+            dim: a batch dim, its name or a tuple of them; ``"feature"`` for what is behind the batch dims; nothing to
+                reduce each leaf to one number.
+            keepdim: keep the reduced dims, with size 1.
+            interpolation: as in :func:`torch.quantile`.
+            reduce: reduce all leaves together, to one tensor.
+            key_transform: takes the key of an entry within its level, and gives its new key.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.tensor([1.0, 2.0, 4.0])}, batch_size=[3])
+        >>> td.quantile(0.5, 0)["a"]
+        tensor(2.)
+        """
+        keep = keepdim is True
+        many = isinstance(q, Tensor) and q.ndim == 1
+
+        def call(value: Tensor, place: int) -> Tensor:
+            level = q.to(value.device, value.dtype) if isinstance(q, Tensor) else q
+            return torch.quantile(value, level, place, interpolation=interpolation)
+
+        front = len(q) if many else None  # type: ignore[arg-type]
+        if dim == "feature":
+            if keep:
+                raise TypeError(_NO_KEEPDIM.format(name="quantile"))
+            if reduce:
+                return call(_features_together(self, "quantile"), -1)
+            plan: ShapePlan = ReduceFeatures(tuple(self.batch_size), lambda value: call(value, -1), front)
+        else:
+            dims = _dims_of(self, "quantile", dim)
+            make = caller_of_one(call, keep, many)
+            if reduce:
+                return make(dims)(_together(self, "quantile", None if dims is None else dims[0]))
+            # Reduced to one number for each level, the leaves have a dim that is no batch dim.
+            plan = Reduce(
+                tuple(self.batch_size), dims, keep, make, None if dims is None and not keep else front
+            )
+        result = self._transform(plan)
+        return result if key_transform is None else _with_keys(result, key_transform)
+
+    def softmax(self: SelfT, dim: int | str, dtype: torch.dtype | None = None) -> SelfT:
+        """Return the softmax along a batch dim.
+
+        Args:
+            dim: a batch dim or its name.
+            dtype: the dtype to compute in.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).softmax(0)["a"]
+        tensor([0.5000, 0.5000])
+        """
+        place = _one_dim(self, "softmax", dim)
+
+        def make(at: int) -> Callable[[Tensor], Tensor]:
+            return methodcaller("softmax", at, dtype)
+
+        return self._transform(Scan(tuple(self.batch_size), place, make))
+
+
+def _truth_plan(node: Any, name: str, dim: Any) -> ShapePlan:
+    return Reduce(tuple(node.batch_size), _dims_of(node, name, dim), False, caller(name, False, {}))

@@ -1,0 +1,265 @@
+"""Operations that choose or replace elements by an index, a mask or a condition, and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import _element_plans as elements
+from .._collection import Core
+from .._locking import refuse_if_locked
+from ..errors import BatchSizeError
+from .shape import Shaping
+
+SelfT = TypeVar("SelfT", bound="Selecting")
+
+
+class Selecting(Shaping):
+    """``gather``, ``masked_select``, ``masked_fill``, ``where`` and ``pad``."""
+
+    __slots__ = ()
+
+    def gather(self: SelfT, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Any:
+        """Return elements of a batch dim chosen for each position, as :func:`torch.gather` does.
+
+        Args:
+            dim: the batch dim.
+            index: int64, one dim for each batch dim; broadcast over the other dims of each leaf.
+            out: a collection of the shape of ``index`` to write into.
+            inplace: change this collection instead of returning a new one.
+
+        Raises:
+            BatchSizeError: ``index`` has not one dim for each batch dim.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.tensor([[1, 2], [3, 4]])}, [2, 2])
+        >>> td.gather(1, torch.tensor([[0], [1]]))["a"]
+        tensor([[1],
+                [4]])
+        """
+        result = self._transform(elements.gather_plan(self.batch_size, dim, index))
+        if out is not None:
+            if out.batch_size != result.batch_size:
+                raise BatchSizeError(
+                    f"out= has batch size {list(out.batch_size)}, the result has {list(result.batch_size)}"
+                )
+            return out.update(result, inplace=True)
+        return self._become(result, "gather") if inplace else result
+
+    def masked_select(self: SelfT, mask: Tensor, *, inplace: bool = False) -> SelfT:
+        """Return the elements where a mask is true, in one batch dim.
+
+        Args:
+            mask: bool, of the shape of the first batch dims.
+            inplace: change this collection instead of returning a new one.
+
+        Raises:
+            CollectionIndexError: the shape of the mask is another.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.arange(3)}, [3]).masked_select(torch.tensor([True, False, True]))["a"]
+        tensor([0, 2])
+        """
+        result: SelfT = self._index(mask.bool())
+        return self._become(result, "masked_select") if inplace else result
+
+    def masked_fill(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
+        """Return a copy in which every leaf has ``value`` where a mask is true.
+
+        Args:
+            mask: bool; its dims are the first batch dims, or of size one.
+            value: the number.
+
+        Raises:
+            BatchSizeError: the mask does not fit the batch.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill(torch.tensor([True, False, True]), -1)["a"]
+        tensor([-1,  1, -1])
+        """
+        return self._map(torch.clone).masked_fill_(mask, value)
+
+    def masked_fill_(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
+        """Write ``value`` into every leaf, in place, where a mask is true.
+
+        Args:
+            mask: bool; its dims are the first batch dims, or of size one.
+            value: the number.
+
+        Raises:
+            BatchSizeError: the mask does not fit the batch.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill_(torch.tensor([True, False, True]), -1)["a"]
+        tensor([-1,  1, -1])
+        """
+        todo: list[tuple[Core, Tensor]] = [(self, _over_batch(mask, self.batch_size))]
+        while todo:
+            node, part = todo.pop()
+            stacked = node._stacked()
+            if stacked is not None:
+                members, dim = stacked
+                parts = part.unbind(dim) if dim < part.ndim else [part] * len(members)
+                todo += zip(members, parts, strict=True)
+                continue
+            spread = elements.spread_over(part)
+            for child in node._children().values():
+                if isinstance(child, Tensor):
+                    child.masked_fill_(spread(child), value)
+                else:
+                    todo.append((child, part))
+        return self
+
+    def where(
+        self: SelfT,
+        condition: Tensor,
+        other: Tensor | Core | float,
+        *,
+        out: Any = None,
+        pad: float | bool | None = None,
+        update_batch_size: bool = False,
+    ) -> Any:
+        """Return the elements of this collection where a condition is true, and those of another elsewhere.
+
+        Args:
+            condition: bool; its dims are the first batch dims, or of size one.
+            other: a collection of the same batch size, a number, or a tensor that broadcasts with every leaf.
+            out: a collection to write into.
+            pad: stands in for the entries that one of the collections lacks; without it they must not.
+            update_batch_size: give ``out`` the batch size of the result.
+
+        Raises:
+            KeyMismatchError: one collection has a key that the other lacks, and there is no ``pad``.
+            BatchSizeError: batch sizes differ.
+            BatchSizeError: the condition does not fit the batch.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.arange(3)}, [3])
+        >>> td.where(torch.tensor([True, False, True]), -1)["a"]
+        tensor([ 0, -1,  2])
+        """
+        size = self.batch_size
+        condition = _over_batch(condition, size)
+        if condition.ndim != len(size):
+            condition = condition[(...,) + (None,) * (len(size) - condition.ndim)].expand(size)
+        mine: Any = self
+        if not isinstance(other, Core):
+            if isinstance(other, Tensor) and other.ndim:
+                mine = self.contiguous()
+            theirs = mine._map(_filled_with(other))
+        else:
+            if other.batch_size != size:
+                raise BatchSizeError(
+                    f"where: the other collection has batch size {list(other.batch_size)}, this one {list(size)}"
+                )
+            theirs = other
+            if pad is not None:
+                mine, theirs = _completed(self, other, pad), _completed(other, self, pad)
+        result = _choose(mine, theirs, condition)
+        if out is None:
+            return result
+        if update_batch_size:
+            out.batch_size = size
+        elif out.batch_size != size:
+            raise BatchSizeError(f"out= has batch size {list(out.batch_size)}, the result has {list(size)}")
+        return out.update(result, inplace=True)
+
+    def pad(
+        self: SelfT, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
+    ) -> SelfT:
+        """Return a copy with constant elements before and behind those of batch dims.
+
+        Args:
+            pad_size: two numbers for each of the first batch dims: how many before, how many behind.
+            value: what the new elements are.
+            inplace: change this collection instead of returning a new one.
+            safe: in place, compute every entry before the first one is replaced, so that an error changes
+                nothing; otherwise old and new entries are never all in memory together.
+
+        Raises:
+            BatchSizeError: there are not two numbers for each dim, or for more dims than there are.
+            StructureError: non-tensor data has one value for each element.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.arange(2)}, [2]).pad([1, 2], value=9)["a"]
+        tensor([9, 0, 1, 9, 9])
+        """
+        plan = elements.pad_plan(self.batch_size, pad_size, value)
+        if inplace and not safe:
+            refuse_if_locked(self, "pad in place")
+            for key, child in list(self._children().items()):
+                self._set_child(
+                    key, plan.leaf(child) if isinstance(child, Tensor) else child._transform(plan)
+                )
+            self._set_batch_size(torch.Size(plan.lead))
+            return self
+        result = self._transform(plan)
+        return self._become(result, "pad") if inplace else result
+
+
+def pad(
+    tensordict: SelfT, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
+) -> SelfT:
+    """Return a collection with constant elements added along its batch dims; see :meth:`TensorDict.pad`.
+
+    >>> from td_core import TensorDict
+    >>> pad(TensorDict({"a": torch.arange(2)}, [2]), [1, 0], value=9)["a"]
+    tensor([9, 0, 1])
+    """
+    return tensordict.pad(pad_size, value, inplace, safe)
+
+
+def _over_batch(mask: Tensor, batch_size: torch.Size) -> Tensor:
+    """Return a mask expanded to the first batch dims."""
+    if mask.shape == batch_size:
+        return mask
+    covered = batch_size[: mask.ndim]
+    if mask.ndim > len(batch_size) or any(a not in (1, b) for a, b in zip(mask.shape, covered, strict=True)):
+        raise BatchSizeError(
+            f"the dims of a mask must be the first batch dims, or of size one: got shape {list(mask.shape)} for the "
+            f"batch size {list(batch_size)}"
+        )
+    return mask.expand(covered)
+
+
+def _filled_with(value: Any) -> Any:
+    """Return a function that gives a number or tensor the shape of a leaf, and the dtype of both together."""
+
+    def fill(leaf: Tensor) -> Tensor:
+        dtype = torch.result_type(leaf, value)
+        return torch.as_tensor(value, dtype=dtype, device=leaf.device).expand(leaf.shape)
+
+    return fill
+
+
+def _choose(mine: Any, theirs: Any, condition: Tensor) -> Any:
+    """Return the elements of ``mine`` where ``condition`` is true; lazy stacks stay what they are."""
+    stacked, other = mine._stacked(), theirs._stacked()
+    if stacked is None or other is None or stacked[1] != other[1]:
+        return mine._join([mine, theirs], elements.Where(condition))
+    members, dim = stacked
+    return mine._like(
+        [
+            _choose(member, partner, part)
+            for member, partner, part in zip(members, other[0], condition.unbind(dim), strict=True)
+        ]
+    )
+
+
+def _completed(node: Core, ref: Core, value: float) -> Any:
+    """Return ``node`` with the entries that only ``ref`` has, filled with ``value``."""
+
+    def fill(leaf: Tensor) -> Tensor:
+        return torch.full_like(leaf, value)
+
+    children = dict(node._children())
+    for key, theirs in ref._children().items():
+        mine = children.get(key)
+        if mine is None:
+            children[key] = fill(theirs) if isinstance(theirs, Tensor) else theirs._map(fill)
+        elif isinstance(mine, Core) and isinstance(theirs, Core) and not mine._opaque:
+            children[key] = _completed(mine, theirs, value)
+    return node._with_children(children)

@@ -1,0 +1,516 @@
+"""Operations that move, cut or expand batch dims: each makes a plan and applies it.
+
+Arguments are parsed as torch does; dims count from the batch dims. Results are views where a tensor's would
+be. As contexts, the operations that move elements without losing any write back on exit what was written into
+their result; they refer to their source weakly, so a chain of results does not keep its first one alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from operator import methodcaller
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import _shape_plans as shapes
+from .._collection import Core
+from .._indexing import plan_index
+from .._locking import refuse_if_locked
+from .._nodes import dense
+from ..errors import StructureError
+from .entries import Entries
+from .locking import Locking
+
+SelfT = TypeVar("SelfT", bound="Shaping")
+
+
+class Shaping(Entries, Locking):
+    """``view``, ``permute``, ``expand``, ``unbind`` and their kin, and indexing."""
+
+    __slots__ = ()
+
+    def _index(self, index: Any) -> Any:
+        return self._transform(plan_index(index, self.batch_size))
+
+    def view(
+        self: SelfT,
+        *shape: Any,
+        size: Sequence[int] | None = None,
+        batch_size: torch.Size | None = None,
+    ) -> SelfT:
+        """Return a view with other batch dims around the same elements.
+
+        As a context, what was written is written back on exit.
+
+        Args:
+            *shape: the new batch dims, as ints or one sequence; one may be -1. A dtype instead reinterprets
+                the bits of every leaf.
+            size: the new batch dims, by keyword.
+            batch_size: with a dtype, the batch size of the result.
+
+        Raises:
+            BatchSizeError: the batch has another number of elements.
+            RuntimeError: a leaf's strides allow no such view; use ``reshape``.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).view(-1)["a"].shape
+        torch.Size([6, 4])
+        """
+        if size is not None or not shape or type(shape[0]) is not int:
+            if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+                viewed = self._map(methodcaller("view", shape[0]))
+                if batch_size is not None:
+                    viewed._change_batch_size(torch.Size(batch_size))
+                return viewed
+            shape = ints_of("view", shape, size)
+        if batch_size is not None:
+            raise TypeError("view() takes batch_size= with a dtype only; give the new batch dims as size=")
+        result = self._transform(shapes.reshape_plan(self.batch_size, shape))
+        return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
+
+    def reshape(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+        """Return other batch dims around the same elements, as a view where possible.
+
+        Args:
+            *args: the new batch dims, as ints or one sequence; one may be -1.
+            **kwargs: ``size=``, the same by keyword.
+
+        Raises:
+            BatchSizeError: the batch has another number of elements.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).reshape(3, 2)["a"].shape
+        torch.Size([3, 2, 4])
+        """
+        shape = ints_of("reshape", args, **kwargs)
+        return self._transform(shapes.reshape_plan(self.batch_size, shape, copy=True))
+
+    def flatten(
+        self: SelfT, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
+    ) -> SelfT:
+        """Return the batch dims from ``start_dim`` to ``end_dim`` as one; all of them by default.
+
+        As a context, what was written is written back on exit.
+
+        Args:
+            start_dim: the first dim, 0 by default.
+            end_dim: the last dim, -1 by default.
+            inplace: change this collection instead of returning a new one.
+
+        Raises:
+            DimError: a dim is out of range.
+            DimError: ``start_dim`` comes after ``end_dim``.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).flatten()["a"].shape
+        torch.Size([6, 4])
+        """
+        start = 0 if start_dim is None else start_dim
+        end = -1 if end_dim is None else end_dim
+        result = self._transform(shapes.flatten_plan(self.batch_size, start, end))
+        if inplace:
+            return self._become(result, "flatten")
+        return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
+
+    def unflatten(self: SelfT, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> SelfT:
+        """Return one batch dim as several.
+
+        As a context, what was written is written back on exit.
+
+        Args:
+            dim: the dim.
+            unflattened_size: what it becomes; one size may be -1.
+            inplace: change this collection instead of returning a new one.
+
+        Raises:
+            DimError: ``dim`` is out of range.
+            BatchSizeError: the sizes do not multiply up to the dim.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(6, 4)}, [6]).unflatten(0, (2, 3))["a"].shape
+        torch.Size([2, 3, 4])
+        """
+        result = self._transform(shapes.unflatten_plan(self.batch_size, dim, unflattened_size))
+        if inplace:
+            return self._become(result, "unflatten")
+        return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
+
+    def squeeze(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+        """Return the collection without batch dims of size one.
+
+        As a context, what was written is written back on exit.
+
+        Args:
+            *args: the dim or a tuple of dims; those of another size stay. All dims by default.
+            **kwargs: ``dim=``, the same by keyword.
+
+        Raises:
+            DimError: a dim is out of range.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(1, 3, 1)}, [1, 3]).squeeze()["a"].shape
+        torch.Size([3, 1])
+        """
+        result = self._transform(shapes.squeeze_plan(self.batch_size, _one_dim(*args, **kwargs)))
+        return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
+
+    def unsqueeze(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+        """Return the collection with a new batch dim of size one.
+
+        As a context, what was written is written back on exit.
+
+        Args:
+            *args: the place of the new dim.
+            **kwargs: ``dim=``, the same by keyword.
+
+        Raises:
+            DimError: the dim is out of range.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(3, 4)}, [3]).unsqueeze(-1)["a"].shape
+        torch.Size([3, 1, 4])
+        """
+        dim = args[0] if len(args) == 1 and not kwargs else _one_dim(*args, **kwargs)
+        if dim is None:
+            raise TypeError("unsqueeze() needs the place of the new dim")
+        result = self._transform(shapes.unsqueeze_plan(self.batch_size, dim))
+        return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
+
+    def permute(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+        """Return a view with the batch dims in another order.
+
+        As a context, what was written is written back on exit.
+
+        Args:
+            *args: each batch dim once, as ints or one sequence; nothing leaves them in order.
+            **kwargs: ``dims=``, the same by keyword.
+
+        Raises:
+            DimError: a dim is out of range.
+            DimError: a dim is missing or given twice.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
+        torch.Size([3, 2, 4])
+        """
+        size = self.batch_size
+        dims = ints_of("permute", args, **kwargs) if args or kwargs else range(len(size))
+        return self._permuted(shapes.permute_plan(size, dims))
+
+    def transpose(self: SelfT, dim0: int, dim1: int) -> SelfT:
+        """Return a view with two batch dims swapped.
+
+        As a context, what was written is written back on exit.
+
+        Raises:
+            DimError: a dim is out of range.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).transpose(0, 1)["a"].shape
+        torch.Size([3, 2, 4])
+        """
+        return self._permuted(shapes.transpose_plan(self.batch_size, dim0, dim1))
+
+    def swapaxes(self: SelfT, axis0: int, axis1: int) -> SelfT:
+        """Return :meth:`transpose` of two batch dims, under the name that numpy gives it.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).swapaxes(0, 1).batch_size
+        torch.Size([3, 2])
+        """
+        return self.transpose(axis0, axis1)
+
+    def swapdims(self: SelfT, axis0: int, axis1: int) -> SelfT:
+        """Return :meth:`transpose` of two batch dims.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).swapdims(0, 1).batch_size
+        torch.Size([3, 2])
+        """
+        return self.transpose(axis0, axis1)
+
+    def movedim(self: SelfT, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> SelfT:
+        """Return a view with some batch dims at new places and the others in their order.
+
+        As a context, what was written is written back on exit.
+
+        Raises:
+            DimError: a dim is out of range.
+            DimError: a dim is given twice, or there are not as many places as dims.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4]).movedim(0, -1).batch_size
+        torch.Size([3, 4, 2])
+        """
+        return self._permuted(shapes.movedim_plan(self.batch_size, source, destination))
+
+    def moveaxis(self: SelfT, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> SelfT:
+        """Return :meth:`movedim`, under the name that numpy gives it.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4]).moveaxis(0, -1).batch_size
+        torch.Size([3, 4, 2])
+        """
+        return self.movedim(source, destination)
+
+    def _permuted(self: SelfT, plan: shapes.Permute) -> SelfT:
+        result = self._transform(plan)
+        return result._undone_by(partial(_write_permuted, weakref.ref(self), plan.order))
+
+    def expand(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+        """Return a view in which batch dims of size one, and new ones in front, repeat without a copy.
+
+        Args:
+            *args: the new batch dims, as ints or one sequence; -1 leaves a dim as it is.
+            **kwargs: ``size=``, the same by keyword.
+
+        Raises:
+            BatchSizeError: a dim of another size than one would change.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).expand(5, 2)["a"].shape
+        torch.Size([5, 2, 3])
+        """
+        return self._transform(shapes.expand_plan(self.batch_size, ints_of("expand", args, **kwargs)))
+
+    def expand_as(self: SelfT, other: Core | Tensor) -> SelfT:
+        """Return the collection expanded to the batch size of another, or to the shape of a tensor.
+
+        Raises:
+            BatchSizeError: a dim of another size than one would change.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).expand_as(torch.zeros(4)).batch_size
+        torch.Size([4])
+        """
+        return self.expand(other.shape if isinstance(other, Tensor) else other.batch_size)
+
+    def broadcast_to(self: SelfT, shape: Sequence[int]) -> SelfT:
+        """Return :meth:`expand` of the collection, under the name that numpy gives it.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).broadcast_to((5, 2)).batch_size
+        torch.Size([5, 2])
+        """
+        return self.expand(shape)
+
+    def split(self: SelfT, split_size: int | Sequence[int], dim: int = 0) -> tuple[SelfT, ...]:
+        """Return views of consecutive parts of a batch dim.
+
+        Args:
+            split_size: the size of each part, the last one shorter where it must be; or a list of sizes.
+            dim: the dim.
+
+        Raises:
+            DimError: the dim is out of range.
+            BatchSizeError: the sizes do not sum to that of the dim.
+
+        >>> from td_core import TensorDict
+        >>> [part["a"] for part in TensorDict({"a": torch.arange(3)}, [3]).split(2)]
+        [tensor([0, 1]), tensor([2])]
+        """
+        return self._explode(shapes.split_plan(self.batch_size, split_size, dim))
+
+    def chunk(self: SelfT, chunks: int, dim: int = 0) -> tuple[SelfT, ...]:
+        """Return at most ``chunks`` views of parts of one size, the last one shorter where it must be.
+
+        Raises:
+            DimError: the dim is out of range.
+            ValueError: ``chunks`` is not positive.
+
+        >>> from td_core import TensorDict
+        >>> [part["a"] for part in TensorDict({"a": torch.arange(5)}, [5]).chunk(2)]
+        [tensor([0, 1, 2]), tensor([3, 4])]
+        """
+        return self._explode(shapes.chunk_plan(self.batch_size, chunks, dim))
+
+    def tensor_split(
+        self: SelfT, indices_or_sections: int | Sequence[int] | Tensor, dim: int = 0
+    ) -> tuple[SelfT, ...]:
+        """Return views of parts whose sizes differ by one at most, or of those between given positions.
+
+        Raises:
+            DimError: the dim is out of range.
+            BatchSizeError: no section is asked for, or the positions decrease.
+
+        >>> from td_core import TensorDict
+        >>> [part["a"] for part in TensorDict({"a": torch.arange(3)}, [3]).tensor_split([1])]
+        [tensor([0]), tensor([1, 2])]
+        """
+        return self._explode(shapes.tensor_split_plan(self.batch_size, indices_or_sections, dim))
+
+    def unbind(self: SelfT, dim: int) -> tuple[SelfT, ...]:
+        """Return one view for each position of a batch dim, without that dim.
+
+        Raises:
+            DimError: the dim is out of range.
+
+        >>> from td_core import TensorDict
+        >>> [part["a"] for part in TensorDict({"a": torch.arange(2)}, [2]).unbind(0)]
+        [tensor(0), tensor(1)]
+        """
+        return self._explode(shapes.unbind_plan(self.batch_size, dim))
+
+    def atleast_1d(self: SelfT) -> SelfT:
+        """Return the collection with one batch dim at least; new ones come first.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1}).atleast_1d().batch_size
+        torch.Size([1])
+        """
+        return self._at_least(1)
+
+    def atleast_2d(self: SelfT) -> SelfT:
+        """Return the collection with two batch dims at least; new ones come first.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_2d().batch_size
+        torch.Size([1, 3])
+        """
+        return self._at_least(2)
+
+    def atleast_3d(self: SelfT) -> SelfT:
+        """Return the collection with three batch dims at least; new ones come first.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_3d().batch_size
+        torch.Size([1, 1, 3])
+        """
+        return self._at_least(3)
+
+    def _at_least(self: SelfT, ndim: int) -> SelfT:
+        result: SelfT = self._index((None,) * (ndim - len(self.batch_size)))
+        return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
+
+    def contiguous(self: SelfT, *, canonical: bool = False, inplace: bool = False) -> SelfT:
+        """Return a dense collection whose leaves are contiguous; those that are already are shared.
+
+        Args:
+            canonical: also give dims of size one the strides of a fresh tensor; torch leaves them alone.
+            inplace: change this collection instead of returning a new one.
+
+        Raises:
+            StructureError: a lazy stack has ragged entries; see :meth:`densify`.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(2, 3).T}, [3])
+        >>> td.contiguous()["a"].is_contiguous()
+        True
+        """
+        result = self._transform(shapes.Dense(_canonical if canonical else Tensor.contiguous))
+        return self._become(result, "make contiguous") if inplace else result
+
+    def densify(self: SelfT, layout: torch.layout = torch.strided) -> SelfT:
+        """Return the collection with every lazy stack stacked; ragged entries become nested tensors.
+
+        Entries that some member of a stack lacks are left out, as the stack itself hides them.
+
+        Args:
+            layout: the layout of those nested tensors: ``torch.strided`` or ``torch.jagged``.
+
+        >>> from td_core import LazyStackedTensorDict, TensorDict
+        >>> stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(1)}), TensorDict({"a": torch.zeros(2)}))
+        >>> stack.densify(torch.jagged)["a"].is_nested
+        True
+        """
+        todo: list[Core] = [self]
+        while todo:
+            node = todo.pop()
+            if node._stacked() is not None and not node._opaque:
+                return self._densify(layout)  # type: ignore[no-any-return]
+            todo.extend(node._nested())
+        return self._with_children(self._children())
+
+    def _densify(self, layout: torch.layout) -> Any:
+        if self._opaque:
+            return self
+        stacked = self._stacked()
+        children = self._children()
+        entries: dict[str, Any] = {}
+        for key in children:
+            if stacked is not None and len({_shape_of(member._get_child(key)) for member in stacked[0]}) > 1:
+                entries[key] = self._get_as(key, None, as_nested_tensor=True, layout=layout)
+            else:
+                child = children[key]
+                entries[key] = child if isinstance(child, Tensor) else child._densify(layout)
+        if stacked is None:
+            return self._with_children(entries)
+        return dense(entries, self.batch_size, self.device, self._names)
+
+    def _become(self: SelfT, result: SelfT, what: str) -> SelfT:
+        """Take over the entries, batch size and names of a result of this structure.
+
+        Raises:
+            LockedError: the collection is locked.
+            StructureError: it is a lazy stack, whose members hold the entries.
+        """
+        refuse_if_locked(self, f"{what} in place")
+        if self._stacked() is not None:
+            raise StructureError(
+                f"cannot {what} in place: the members of a {type(self).__name__} hold its entries; leave inplace out"
+            )
+        for key, child in result._children().items():
+            self._set_child(key, child)
+        self._set_batch_size(result.batch_size)
+        self._names = result._names
+        return self
+
+
+def ints_of(what: str, args: tuple[Any, ...], size: Any = None, dims: Any = None) -> tuple[int, ...]:
+    """Return ints given one by one, as one sequence, or by keyword."""
+    named = size if dims is None else dims
+    if named is not None:
+        if args:
+            raise TypeError(
+                f"{what}() takes its sizes by position or by keyword, not both; got {args} and {named}"
+            )
+        return tuple(named)
+    if len(args) == 1 and not isinstance(args[0], (int, torch.SymInt)):
+        return tuple(args[0])
+    return args
+
+
+def _shape_of(entry: Any) -> Any:
+    return entry.shape if isinstance(entry, Tensor) else None
+
+
+def _one_dim(dim: Any = None) -> Any:
+    return dim
+
+
+def _canonical(leaf: Tensor) -> Tensor:
+    leaf = leaf.contiguous()
+    return leaf.view(-1).view(leaf.shape) if 1 in leaf.shape else leaf
+
+
+def _write_reshaped(source: weakref.ref[Any], result: Any) -> None:
+    owner = source()
+    if owner is not None:
+        write_back(owner, result.reshape(owner.batch_size))
+
+
+def _write_permuted(source: weakref.ref[Any], order: tuple[int, ...], result: Any) -> None:
+    owner = source()
+    if owner is not None:
+        write_back(owner, result.permute(sorted(range(len(order)), key=order.__getitem__)))
+
+
+def write_back(owner: Any, result: Any) -> None:
+    """Write the leaves that are not views of the owner's own; a locked owner gets them in place."""
+    for key, value in result.items(True, True):
+        mine = owner.get(key)
+        if isinstance(mine, Tensor) and isinstance(value, Tensor):
+            if (
+                mine.data_ptr() == value.data_ptr()
+                and mine.shape == value.shape
+                and mine.dtype == value.dtype
+            ):
+                continue
+            if owner.is_locked:
+                owner.set_(key, value)
+                continue
+        owner.set(key, value)

@@ -1,0 +1,371 @@
+"""state_dict and load_state_dict, laid out as the reference implementation does since 0.12; its older ones are read.
+
+Flat (the default): dotted keys; the batch size and device of each level are in the ``_metadata`` attribute of the
+OrderedDict, under its dotted key. Nested (``flatten=False``): an OrderedDict with a ``_metadata`` for each level.
+Releases 0.1 to 0.11 had no ``_metadata`` but sentinel entries ``__batch_size`` and ``__device``, and wrote a tensorclass
+as the pair ``_tensordict``, ``_non_tensordict``.
+
+A kind that holds values brings the layout ``"state_dict/2"``: its record's ``meta`` and ``values`` go into the level's
+metadata (``values`` under ``_non_tensor``), its ``entries`` are the level's entries.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._collection import Core, show_path
+from .._locking import refuse_if_locked
+from .._nodes import KINDS, Record, dense
+from ..errors import FormatError, KeyPathError, StructureError
+from .leaf_writes import copy_all
+
+SelfT = TypeVar("SelfT", bound="State")
+
+FORMAT = "state_dict/2"
+_SENTINELS = ("__batch_size", "__device")
+
+
+class _Level:
+    """One level of a state dict that was read: entries (tensors, levels) and metadata."""
+
+    __slots__ = ("entries", "meta")
+
+    def __init__(self, meta: Mapping[str, Any] | None = None) -> None:
+        self.entries: dict[str, Any] = {}
+        self.meta: dict[str, Any] = dict(meta or {})
+
+
+class State(Core):
+    """``state_dict`` and ``load_state_dict``."""
+
+    __slots__ = ()
+
+    def state_dict(
+        self, destination: Any = None, prefix: str = "", keep_vars: bool = False, flatten: bool = True
+    ) -> OrderedDict[str, Any]:
+        """Return the leaves in an OrderedDict, as :meth:`torch.nn.Module.state_dict` does.
+
+        Args:
+            destination: an OrderedDict that gets the entries and is returned.
+            prefix: put before every key (of the top level, if nested).
+            keep_vars: return the leaves as they are, not detached.
+            flatten: dotted keys; False nests an OrderedDict for each level.
+
+        Raises:
+            KeyPathError: two leaves have the same dotted key.
+
+        >>> from td_core import TensorDict
+        >>> list(TensorDict({"a": 1, "b": {"c": 2}}).state_dict())
+        ['a', 'b.c']
+        """
+        target: Any = OrderedDict() if destination is None else destination
+        if not hasattr(target, "_metadata"):
+            target._metadata = OrderedDict()
+        where = prefix.removesuffix(".")
+        levels = [(_enter(self, target, where), target, prefix)]
+        while levels:
+            entries, out, before = levels[-1]
+            for key, child in entries:
+                name = before + key
+                if isinstance(child, Tensor):
+                    if name in out:
+                        raise KeyPathError(f"two leaves have the dotted key {name!r}; use flatten=False")
+                    out[name] = child if keep_vars else child.detach()
+                    continue
+                if flatten:
+                    if name in out._metadata and child._children():
+                        raise KeyPathError(f"two levels have the dotted key {name!r}; use flatten=False")
+                    levels.append((_enter(child, out, name), out, name + "."))
+                else:
+                    nested: Any = OrderedDict()
+                    nested._metadata = OrderedDict()
+                    out[name] = nested
+                    levels.append((_enter(child, nested, ""), nested, ""))
+                break
+            else:
+                levels.pop()
+        return target  # type: ignore[no-any-return]
+
+    def load_state_dict(
+        self: SelfT,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        assign: bool = False,
+        from_flatten: bool | None = None,
+    ) -> SelfT:
+        """Copy a state dict into the leaves, in place.
+
+        Args:
+            state_dict: flat or nested, of any release; batch sizes are taken over where it has them.
+            strict: raise unless the keys are exactly those of the collection; else extra keys are added.
+            assign: put the state dict's tensors in, instead of copying.
+            from_flatten: whether the keys are dotted; None tells by the metadata.
+
+        Raises:
+            StructureError: keys are missing or unexpected, or a shape differs; nothing was changed.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(2)})
+        >>> td.load_state_dict(TensorDict({"a": torch.ones(2)}).state_dict())["a"]
+        tensor([1., 1.])
+        """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"a state dict is a mapping; got {type(state_dict).__name__}")
+        root = _parse(self, state_dict, from_flatten)
+        steps = _compare(self, root, strict, assign)
+        targets: list[Tensor] = []
+        values: list[Tensor] = []
+        for node, key, value in steps:
+            held = None if assign or not isinstance(value, Tensor) else _stored_leaf(node, key)
+            if held is None:
+                _apply(node, key, value, assign)
+            else:
+                targets.append(held)
+                values.append(value)
+        with torch.no_grad():
+            copy_all(targets, values)
+        for node, meta in _levels(self, root):
+            size = meta.get("batch_size")
+            if size is not None and tuple(node.batch_size) != tuple(size):
+                node._change_batch_size(torch.Size(size))
+        return self
+
+
+def _enter(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
+    """Write the metadata of a level and return its entries."""
+    meta: dict[str, Any] = {"batch_size": node.batch_size, "device": node.device}
+    out._metadata[level] = meta
+    record = _record(node)
+    if record is None:
+        return iter(node._children().items())
+    meta.update(record.meta)
+    if record.values:
+        meta["_non_tensor"] = dict(record.values)
+    return iter(record.entries.items())
+
+
+def _record(node: Core) -> Record | None:
+    """Return how a node stands in a state dict, None where its entries say all."""
+    kind = KINDS.of(node)
+    layout = kind.layouts.get(FORMAT)
+    if layout is not None:
+        return layout.flatten(node)
+    return kind.flatten(node) if node._opaque else None
+
+
+def _entries(node: Core) -> Mapping[str, Any]:
+    """Return the entries of a node in a state dict."""
+    record = _record(node)
+    return node._children() if record is None else record.entries
+
+
+def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | None) -> _Level:
+    """Return a state dict of any layout as levels."""
+    metadata = getattr(state_dict, "_metadata", None)
+    if from_flatten is None:
+        differ = {key for key in state_dict if key not in _SENTINELS} != set(target._children())
+        nested = any(
+            not isinstance(value, Tensor) and isinstance(value, Mapping) for value in state_dict.values()
+        )
+        from_flatten = (
+            differ and not nested and (metadata is not None or any("." in key for key in state_dict))
+        )
+    if from_flatten:
+        return _parse_flat(target, state_dict, metadata)
+    root = _Level()
+    todo: list[tuple[Mapping[str, Any], _Level, tuple[str, ...]]] = [(state_dict, root, ())]
+    while todo:
+        source, level, path = todo.pop()
+        level.meta.update((getattr(source, "_metadata", None) or {}).get("", {}))
+        if set(source) == {"_tensordict", "_non_tensordict"}:
+            level.meta["_non_tensor"] = dict(source["_non_tensordict"])
+            source = source["_tensordict"]
+        for key, value in source.items():
+            if key in _SENTINELS:
+                level.meta[key.strip("_")] = value
+            elif isinstance(value, Mapping):
+                level.entries[key] = below = _Level()
+                todo.append((value, below, (*path, key)))
+            else:
+                level.entries[key] = _checked_tensor(value, (*path, key))
+    return root
+
+
+def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _Level:
+    # Keys of the target may hold dots themselves, so its own dotted names are tried before splitting.
+    known: dict[str, tuple[str, ...]] = {}
+    todo: list[tuple[Core, tuple[str, ...]]] = [(target, ())]
+    while todo:
+        node, path = todo.pop()
+        known.setdefault(".".join(path), path)
+        for key, child in _entries(node).items():
+            if isinstance(child, Tensor):
+                known.setdefault(".".join((*path, key)), (*path, key))
+            else:
+                todo.append((child, (*path, key)))
+    root = _Level()
+    for name, value in state_dict.items():
+        if name in _SENTINELS:
+            root.meta[name.strip("_")] = value
+            continue
+        path = known.get(name) or tuple(name.split("."))
+        level = _descend(root, path[:-1], name)
+        if path[-1] in level.entries:
+            raise StructureError(f"the state dict has both a leaf and a level {name!r}")
+        level.entries[path[-1]] = _checked_tensor(value, path)
+    # The leaves come first, so that their order is that of the levels.
+    for name, meta in (metadata or {}).items():
+        level = _descend(root, known.get(name) or tuple(name.split(".")) if name else (), name)
+        level.meta.update(meta)
+    return root
+
+
+def _descend(level: _Level, path: tuple[str, ...], name: str) -> _Level:
+    for part in path:
+        below = level.entries.setdefault(part, _Level())
+        if not isinstance(below, _Level):
+            raise StructureError(f"the state dict has both a leaf and a level at {part!r} of {name!r}")
+        level = below
+    return level
+
+
+def _checked_tensor(value: Any, path: tuple[str, ...]) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise FormatError(f"{show_path(path)} of the state dict is a {type(value).__name__}, not a tensor")
+    return value
+
+
+def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tuple[Core, str, Any]]:
+    """Check everything, and return what to write where: (node, key, tensor, level or value)."""
+    steps: list[tuple[Core, str, Any]] = []
+    missing: list[str] = []
+    unexpected: list[str] = []
+    wrong: list[str] = []
+    todo: list[tuple[Core, _Level, tuple[str, ...]]] = [(target, root, ())]
+    while todo:
+        node, level, path = todo.pop()
+        device = level.meta.get("device")
+        if device is not None and node.device is not None and torch.device(device) != node.device:
+            wrong.append(f"{show_path(path)} is on {node.device}, in the state dict on {device}")
+        entries = _entries(node)
+        for key, child in entries.items():
+            at = (*path, key)
+            if key not in level.entries:
+                missing.extend(_leaf_names(child, at))
+                continue
+            given = level.entries[key]
+            if isinstance(child, Tensor) != isinstance(given, Tensor):
+                wrong.append(f"{show_path(at)} is a leaf on one side and a level on the other")
+            elif not isinstance(child, Tensor):
+                if child._opaque:
+                    if "_non_tensor" in given.meta:
+                        steps.append((node, key, given))
+                else:
+                    todo.append((child, given, at))
+            else:
+                if not assign and child.shape != given.shape:
+                    wrong.append(
+                        f"{show_path(at)} has shape {tuple(child.shape)}, given {tuple(given.shape)}"
+                    )
+                steps.append((node, key, given))
+        for key, given in level.entries.items():
+            if key not in entries and (isinstance(given, Tensor) or _has_tensor(given)):
+                unexpected.append(".".join((*path, key)))
+                steps.append((node, key, given))
+        if not node._opaque:
+            steps.extend(
+                (node, key, (value,)) for key, value in (level.meta.get("_non_tensor") or {}).items()
+            )
+    problems = list(wrong)
+    if strict and missing:
+        problems.insert(0, f"missing keys: {missing}")
+    if strict and unexpected:
+        problems.insert(0, f"unexpected keys: {unexpected}")
+    if problems:
+        raise StructureError(
+            f"cannot load the state dict into the {type(target).__name__}: " + "; ".join(problems)
+        )
+    if assign or unexpected:
+        refuse_if_locked(target, "load a state dict with assign=True or extra keys")
+    return steps
+
+
+def _stored_leaf(node: Core, key: str) -> Tensor | None:
+    """Return the leaf that a write has to reach; None where the kind keeps its leaves elsewhere."""
+    children = node._children()
+    found = children.get(key) if children.__class__ is dict else None
+    return found if isinstance(found, Tensor) else None
+
+
+def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
+    if isinstance(value, tuple):
+        if node._locked and value[0] is not None and key in node._children():
+            node.set_(key, value[0])  # type: ignore[attr-defined]
+        elif value[0] is not None or key in node._children():
+            node._set_path((key,), value[0])  # type: ignore[attr-defined]
+    elif isinstance(value, _Level):
+        node._set_child(key, _build(node, key, value))
+    elif assign or key not in node._children():
+        node._set_child(key, value)
+    else:
+        with torch.no_grad():
+            node._write_child(key, value)
+
+
+def _build(parent: Core, key: str, level: _Level) -> Any:
+    """Return the node that a level of the state dict describes, for a parent that holds another value or none."""
+    size = torch.Size(level.meta.get("batch_size", parent.batch_size))
+    held = parent._children().get(key)
+    if "_non_tensor" in level.meta and held is not None:
+        layout = KINDS.of(held).layouts.get(FORMAT)
+        unflatten = KINDS.of(held).unflatten if layout is None else layout.unflatten
+        return unflatten(Record(level.meta, {}, {}, level.meta["_non_tensor"], size))
+    node = dense({}, size, parent.device)
+    for name, value in level.entries.items():
+        node._set_child(name, _build(node, name, value) if isinstance(value, _Level) else value)
+    return node
+
+
+def _levels(target: Core, root: _Level) -> list[tuple[Core, dict[str, Any]]]:
+    found: list[tuple[Core, dict[str, Any]]] = []
+    todo: list[tuple[Core, _Level]] = [(target, root)]
+    while todo:
+        node, level = todo.pop()
+        found.append((node, level.meta))
+        children = node._children()
+        for key, below in level.entries.items():
+            child = children.get(key)
+            if isinstance(below, _Level) and isinstance(child, Core) and not child._opaque:
+                todo.append((child, below))
+    # Deepest first: a level's batch size must not outgrow those below it.
+    return found[::-1]
+
+
+def _leaf_names(child: Any, path: tuple[str, ...]) -> list[str]:
+    if isinstance(child, Tensor):
+        return [".".join(path)]
+    names: list[str] = []
+    todo = [(child, path)]
+    while todo:
+        node, at = todo.pop()
+        for key, below in _entries(node).items():
+            if isinstance(below, Tensor):
+                names.append(".".join((*at, key)))
+            else:
+                todo.append((below, (*at, key)))
+    return names
+
+
+def _has_tensor(level: _Level) -> bool:
+    todo = [level]
+    while todo:
+        for value in todo.pop().entries.values():
+            if isinstance(value, Tensor):
+                return True
+            todo.append(value)
+    return False

@@ -1,0 +1,564 @@
+"""Selecting, splitting, flattening and renaming keys.
+
+Operations on nested keys work level by level, see :mod:`.key_trees`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._collection import Child, Core, missing_key, show_path
+from .._devices import as_device
+from .._keys import unravel_key_to_tuple
+from .._locking import refuse_if_locked
+from .._names import check_names
+from .._nodes import dense
+from .._views import IsLeaf
+from ..errors import KeyTakenError
+from ..typing import NO_DEFAULT, BatchSize, NestedKey
+from .flattening import flat_entries, nested_entries
+from .key_trees import KeyTree, Row, build, key_tree, restrict, shallow
+from .update import Updating
+
+SelfT = TypeVar("SelfT", bound="Structure")
+
+
+class Structure(Updating):
+    """``select``, ``exclude``, ``split_keys``, ``flatten_keys``, ``rename_key_`` and their kin."""
+
+    __slots__ = ()
+
+    def select(
+        self: SelfT, *keys: NestedKey, inplace: bool = False, strict: bool = True, as_tensordict: bool = False
+    ) -> SelfT:
+        """Return a collection with only these entries; leaves are shared.
+
+        As a context (``with td.select("a") as part:``), what was written to these entries is written back on exit.
+
+        Args:
+            *keys: the entries to keep, in the order in which the result has them; a longer key wins over its prefix.
+            inplace: remove the other entries from this collection instead.
+            strict: raise where a key is missing; otherwise skip it.
+            as_tensordict: return a mapping kind, also from a class with declared fields.
+
+        Raises:
+            KeyPathError: a key is missing.
+            LockedError: ``inplace`` on a locked collection.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": 1, "b": {"c": 2, "d": 3}})
+        >>> td.select("a", ("b", "c"))
+        TensorDict(batch_size=[], fields={a: i64[], b: {c: i64[]}})
+        """
+        if inplace:
+            tree = key_tree(keys, longest=True)
+            if strict:
+                restrict(self, tree, True)
+            refuse_if_locked(self, "select keys in place")
+            _keep_in_place(self, tree)
+            return self
+        result: Any
+        children = self._children()
+        picked: dict[Any, Child] | None = None
+        if children.__class__ is dict and not as_tensordict:
+            try:
+                # Strings, the usual case. Tuples are in no level, so nested keys take the other way, as errors do.
+                picked = {key: children[key] for key in keys}
+            except (KeyError, TypeError):
+                picked = None
+        if picked is None:
+            result = restrict(self, key_tree(keys, longest=True), strict, as_tensordict)
+        else:
+            result = self._with_children(picked)
+        result._undo = partial(_write_back_selection, self, keys)
+        return result  # type: ignore[no-any-return]
+
+    def exclude(self: SelfT, *keys: NestedKey, inplace: bool = False) -> SelfT:
+        """Return a collection without these entries; leaves are shared, missing keys are skipped.
+
+        As a context (``with td.exclude("a") as part:``) what was written to the other entries is written back on exit.
+
+        Args:
+            *keys: the entries to leave out.
+            inplace: remove them from this collection instead.
+
+        Raises:
+            LockedError: ``inplace`` on a locked collection.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1, "b": {"c": 2, "d": 3}}).exclude("a", ("b", "c"))
+        TensorDict(batch_size=[], fields={b: {d: i64[]}})
+        """
+        if inplace:
+            refuse_if_locked(self, "exclude keys in place")
+            _remove_in_place(self, key_tree(keys, longest=False), prune=False)
+            return self
+        result: Any
+        kept = None if self._stacked() is not None else dict(self._children())
+        for key in keys:
+            if kept is None or type(key) is not str:
+                result = _without(self, key_tree(keys, longest=False), prune=False)
+                break
+            kept.pop(key, None)
+        else:
+            result = self._with_children(kept) if kept is not None else shallow(self)
+        result._undo = partial(_write_back_rest, self)
+        return result  # type: ignore[no-any-return]
+
+    def split_keys(
+        self: SelfT,
+        *key_sets: Iterable[NestedKey],
+        inplace: bool = False,
+        default: Any = NO_DEFAULT,
+        strict: bool = True,
+        reproduce_struct: bool = False,
+    ) -> tuple[SelfT, ...]:
+        """Return one collection for each set of keys, and one with the rest; leaves are shared.
+
+        Args:
+            *key_sets: sequences or sets of keys; an entry belongs to one set at most.
+            inplace: let this collection be the rest.
+            default: where ``strict`` is False, what stands for a missing entry; None and no default leave it out.
+            strict: raise where a key is missing.
+            reproduce_struct: give every result all the levels of this collection, empty where it has no entry.
+
+        Raises:
+            KeyPathError: a key is missing, or stands in an earlier set.
+
+        >>> from td_core import TensorDict
+        >>> a, rest = TensorDict({"a": 1, "b": 2, "c": 3}).split_keys(["a"])
+        >>> list(a.keys()), list(rest.keys())
+        (['a'], ['b', 'c'])
+        """
+        if inplace:
+            refuse_if_locked(self, "split keys in place")
+        shells = [self.empty(recurse=True) for _ in key_sets] if reproduce_struct else []
+        parts: list[Any] = []
+        rest: Any = self
+        trees: list[KeyTree] = []
+        for keys in key_sets:
+            paths = [unravel_key_to_tuple(key) for key in keys]
+            tree = key_tree(paths, longest=False)
+            part = restrict(rest, tree, strict)
+            if default is not NO_DEFAULT and default is not None:
+                for path in paths:
+                    if path not in part.keys(True):
+                        part._set_path(path, default)
+            rest = _without(rest, tree, prune=not reproduce_struct)
+            parts.append(part)
+            trees.append(tree)
+        if inplace:
+            for tree in trees:
+                _remove_in_place(self, tree, prune=not reproduce_struct)
+            rest = self
+        elif rest is self:
+            rest = self._with_children(self._children())
+        if reproduce_struct:
+            parts = [shell.update(part) for shell, part in zip(shells, parts, strict=True)]
+        return (*parts, rest)
+
+    def separates(
+        self: SelfT,
+        *keys: NestedKey,
+        default: Any = NO_DEFAULT,
+        strict: bool = True,
+        filter_empty: bool = True,
+    ) -> SelfT:
+        """Remove these entries and return them as a collection of their own.
+
+        Args:
+            *keys: the entries to move.
+            default: what stands for a missing entry; None leaves it out.
+            strict: without a default, raise where a key is missing.
+            filter_empty: drop the levels that became empty.
+
+        Raises:
+            KeyPathError: a key is missing.
+            LockedError: the collection is locked.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": 1, "b": 2})
+        >>> td.separates("a"), td
+        (TensorDict(batch_size=[], fields={a: i64[]}), TensorDict(batch_size=[], fields={b: i64[]}))
+        """
+        refuse_if_locked(self, "separate keys")
+        part, _ = self.split_keys(keys, default=default, strict=strict and default is NO_DEFAULT)
+        _remove_in_place(self, key_tree(keys, longest=False), prune=filter_empty)
+        return part
+
+    def filter_empty_(self: SelfT) -> SelfT:
+        """Remove the sub-collections without entries, from the deepest up.
+
+        >>> from td_core import TensorDict
+        >>> list(TensorDict({"a": {"b": {}}, "c": 1}).filter_empty_().keys())
+        ['c']
+        """
+        levels: list[tuple[Core, Core | None, str]] = [(self, None, "")]
+        for node, _, _ in levels:
+            members = node._stacked()
+            if members is not None:
+                for member in members[0]:
+                    member.filter_empty_()
+            else:
+                levels.extend(
+                    (child, node, key)
+                    for key, child in node._children().items()
+                    if not isinstance(child, Tensor) and not child._opaque
+                )
+        for node, parent, key in reversed(levels):
+            if parent is not None and not node._children():
+                refuse_if_locked(parent, f"remove the empty key {key!r}")
+                parent._del_child(key)
+        return self
+
+    def empty(
+        self: SelfT,
+        recurse: bool = False,
+        *,
+        batch_size: BatchSize | None = None,
+        device: Any = NO_DEFAULT,
+        names: Any = NO_DEFAULT,
+    ) -> SelfT:
+        """Return a collection of this kind without entries.
+
+        Args:
+            recurse: keep the levels, empty.
+            batch_size: of the result, this one's if not given.
+            device: of the result, this one's if not given.
+            names: of the result, this one's if not given.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": 1, "b": {"c": 2}}, batch_size=[]).empty(recurse=True)
+        TensorDict(batch_size=[], fields={b: {}})
+        """
+        members = self._stacked()
+        result: Any
+        size = (
+            None
+            if batch_size is None
+            else torch.Size((batch_size,) if isinstance(batch_size, int) else batch_size)
+        )
+        if members is not None and size is None:
+            result = self._like([member.empty(recurse) for member in members[0]])
+        elif members is not None:
+            result = dense({}, size, self.device)  # type: ignore[arg-type]
+        else:
+            result = self._with_children({})
+            if size is not None:
+                result._set_batch_size(size)
+        if recurse and (members is None or size is not None):
+            for key, child in self._children().items():
+                if not isinstance(child, Tensor) and not child._opaque:
+                    result._set_child(key, _empty_levels(child, size))
+        if device is not NO_DEFAULT:
+            label = None if device is None else as_device(device)
+            levels: list[Core] = [result]
+            for node in levels:
+                node._set_device(label)
+                levels.extend(node._nested())
+        if names is not NO_DEFAULT:
+            result._set_names(check_names(names, len(result.batch_size)))
+        return result  # type: ignore[no-any-return]
+
+    def flatten_keys(
+        self: SelfT, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
+    ) -> SelfT:
+        """Return a collection of one level, whose keys are the nested ones joined by ``separator``.
+
+        Levels without entries vanish. As a context (``with td.flatten_keys() as flat:``) what was written is written
+        back on exit, new keys too.
+
+        Args:
+            separator: what stands between the parts of a key.
+            inplace: change this collection instead.
+            is_leaf: class -> whether entries of it are kept whole.
+
+        Raises:
+            KeyTakenError: two entries would have the same key.
+            LockedError: ``inplace`` on a locked collection.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": {"b": 1}, "c": 2}).flatten_keys()
+        TensorDict(batch_size=[], fields={a.b: i64[], c: i64[]})
+        """
+        if not isinstance(separator, str):
+            raise TypeError(f"the separator is a string; got {separator!r}")
+        if inplace:
+            refuse_if_locked(self, "flatten the keys in place")
+            _replace_all(self, flat_entries(self, separator, is_leaf))
+            self._undo = partial(_unflatten_in_place, separator)
+            return self
+        members = self._stacked()
+        result: SelfT
+        if members is not None:
+            result = self._like([member.flatten_keys(separator, is_leaf=is_leaf) for member in members[0]])
+        else:
+            result = self._with_children(flat_entries(self, separator, is_leaf))
+        result._undo = partial(_write_back_flat, self, separator)
+        return result
+
+    def unflatten_keys(self: SelfT, separator: str = ".", inplace: bool = False) -> SelfT:
+        """Return a collection whose keys of this level are split at ``separator`` into nested ones.
+
+        As a context (``with td.unflatten_keys() as nested:``) what was written is written back on exit, new keys too.
+
+        Args:
+            separator: where keys are split.
+            inplace: change this collection instead.
+
+        Raises:
+            KeyTakenError: two entries would have the same key, or one would be above the other.
+            LockedError: ``inplace`` on a locked collection.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a.b": 1, "c": 2}).unflatten_keys()
+        TensorDict(batch_size=[], fields={a: {b: i64[]}, c: i64[]})
+        """
+        if not isinstance(separator, str) or not separator:
+            raise TypeError(f"the separator is a non-empty string; got {separator!r}")
+        if inplace:
+            refuse_if_locked(self, "unflatten the keys in place")
+            _replace_all(self, nested_entries(self, separator))
+            self._undo = partial(_flatten_in_place, separator)
+            return self
+        members = self._stacked()
+        result: SelfT
+        if members is not None:
+            result = self._like([member.unflatten_keys(separator) for member in members[0]])
+        else:
+            result = self._with_children(nested_entries(self, separator))
+        result._undo = partial(_write_back_deep, self, separator)
+        return result
+
+    def rename_key_(self: SelfT, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> SelfT:
+        """Move an entry to another key, in place; it becomes the last of its level.
+
+        Args:
+            old_key: where the entry is.
+            new_key: where it goes; an entry there is replaced.
+            safe: raise where there is one already.
+
+        Raises:
+            KeyPathError: ``old_key`` is missing.
+            KeyTakenError: ``safe``, and there is an entry under ``new_key``.
+            LockedError: the collection is locked.
+
+        >>> from td_core import TensorDict
+        >>> list(TensorDict({"a": 1, "b": 2}).rename_key_("a", "c").keys())
+        ['b', 'c']
+        """
+        members = self._stacked()
+        if members is None and not self._locked and type(old_key) is str and type(new_key) is str:
+            children = self._children()
+            if old_key in children and old_key != new_key and not (safe and new_key in children):
+                self._set_child(new_key, self._get_child(old_key))
+                self._del_child(old_key)
+                return self
+        old, new = unravel_key_to_tuple(old_key), unravel_key_to_tuple(new_key)
+        refuse_if_locked(self, f"rename {show_path(old)}")
+        if members is not None:
+            for member in members[0]:
+                if old not in member.keys(True):
+                    raise missing_key(member, old_key)
+                if safe and new in member.keys(True):
+                    raise KeyTakenError(
+                        f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already"
+                    )
+            for member in members[0]:
+                member.rename_key_(old, new)
+            return self
+        if len(old) > 1 and old[:-1] == new[:-1]:
+            # A lazy stack below renames in its members, whose entries may not stack.
+            self._get_path(old[:-1]).rename_key_(old[-1], new[-1], safe)
+            return self
+        entry = self._get_path(old)
+        if old == new:
+            return self
+        if safe and new in self.keys(True):
+            raise KeyTakenError(f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already")
+        parent = self._get_path(old[:-1])
+        self._set_path(new, entry)
+        parent._del_child(old[-1])
+        return self
+
+    def rename_keys(self: SelfT, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> SelfT:
+        """Return a collection whose entries have other keys, all renamed at once; leaves are shared.
+
+        Args:
+            mapping: old key -> new key; renamed entries become the last of their level.
+            strict: raise where an old key is missing; otherwise skip it.
+
+        Raises:
+            KeyPathError: an old key is missing.
+            KeyTakenError: two entries would have the same key.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": 1, "b": 2}).rename_keys({"a": "b", "b": "a"})
+        >>> td["a"], td["b"]
+        (tensor(2), tensor(1))
+        """
+        moves = [(unravel_key_to_tuple(old), unravel_key_to_tuple(new)) for old, new in mapping.items()]
+        members = self._stacked()
+        if members is not None:
+            return self._like([member.rename_keys(mapping, strict=strict) for member in members[0]])
+        entries = {}
+        for old, new in moves:
+            if strict or old in self.keys(True):
+                entries[new] = self._get_path(old)
+        if len(entries) < len(moves) and len({new for _, new in moves}) < len(moves):
+            raise KeyTakenError(f"cannot rename: two entries would have one key in {dict(mapping)!r}")
+        result = _without(self, key_tree([old for old, _ in moves], longest=False), prune=False)
+        for new, entry in entries.items():
+            if new in result.keys(True):
+                raise KeyTakenError(f"cannot rename: there is an entry {show_path(new)} already")
+            if len(new) > 1:
+                result = _own_levels(result, new[:-1])
+            result._set_path(new, entry)
+        return result  # type: ignore[no-any-return]
+
+
+def _without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
+    """Return a copy of ``root`` without the entries of ``tree``; ``prune`` drops the levels that became empty."""
+    found = root._stacked()
+    if found is not None:
+        return root._like([_without(member, tree, prune=prune) for member in found[0]])
+    top: dict[str, Child] = {}
+    rows: list[Row] = [(root, top, None, "")]
+    todo: list[tuple[Core, KeyTree, dict[str, Child]]] = [(root, tree, top)]
+    while todo:
+        node, unwanted, target = todo.pop()
+        target.update(node._children())
+        for key, below in unwanted.items():
+            child = target.get(key)
+            if child is None:
+                continue
+            if below is None:
+                del target[key]
+            elif isinstance(child, Tensor) or child._opaque:
+                continue
+            elif child._stacked() is not None:
+                target[key] = _without(child, below, prune=prune)
+            else:
+                inner: dict[str, Child] = {}
+                target[key] = inner
+                rows.append((child, inner, target, key))
+                todo.append((child, below, inner))
+    if not prune:
+        return build(rows)
+    kept: list[Row] = []
+    for row in reversed(rows):
+        node, children, parent, key = row
+        if parent is not None and not children and node._children():
+            del parent[key]
+        else:
+            kept.append(row)
+    return build(kept[::-1])
+
+
+def _keep_in_place(root: Core, tree: KeyTree) -> None:
+    todo = [(root, tree)]
+    while todo:
+        node, wanted = todo.pop()
+        for key in list(node._children()):
+            if key not in wanted:
+                node._del_child(key)
+            elif wanted[key] is not None:
+                child = node._stand_in(key)
+                if not isinstance(child, Tensor) and not child._opaque:
+                    todo.append((node._get_child(key), wanted[key]))
+
+
+def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
+    levels: list[tuple[Core, KeyTree, Core | None, str]] = [(root, tree, None, "")]
+    for node, unwanted, _, _ in levels:
+        children = node._children()
+        for key, below in unwanted.items():
+            if key not in children:
+                continue
+            if below is None:
+                node._del_child(key)
+                continue
+            child = node._stand_in(key)
+            if not isinstance(child, Tensor) and not child._opaque:
+                levels.append((node._get_child(key), below, node, key))
+    if prune:
+        for node, _, parent, key in reversed(levels):
+            if parent is not None and not node._children():
+                parent._del_child(key)
+
+
+def _own_levels(root: Core, path: tuple[str, ...]) -> Any:
+    """Return ``root`` with the existing levels along ``path`` replaced by copies, so that they can be written to."""
+    node: Core = root
+    for part in path:
+        child = node._children().get(part)
+        if child is None or isinstance(child, Tensor) or child._opaque:
+            break
+        copy = child._with_children(child._children())
+        node._set_child(part, copy)
+        node = copy
+    return root
+
+
+def _empty_levels(root: Core, batch_size: torch.Size | None) -> Any:
+    rows: list[Row] = [(root, {}, None, "")]
+    for node, children, _, _ in rows:
+        for key, child in list(node._children().items()):
+            if not isinstance(child, Tensor) and not child._opaque:
+                children[key] = None
+                rows.append((child, {}, children, key))
+    built: Any = None
+    for node, children, parent, key in reversed(rows):
+        if batch_size is None:
+            built = node._with_children(children)
+        elif node._stacked() is None:
+            built = node._with_children(children, batch_size=batch_size, names=None)
+        else:
+            built = dense(children, batch_size, node.device)
+        if parent is not None:
+            parent[key] = built
+    return built
+
+
+def _replace_all(node: Core, entries: dict[str, Child]) -> None:
+    for key in list(node._children()):
+        node._del_child(key)
+    for key, child in entries.items():
+        node._set_child(key, child)
+
+
+def _write_back(source: Any, result: Any) -> None:
+    if source._locked:
+        source.update_(result)
+    else:
+        source.update(result)
+
+
+def _write_back_selection(source: Any, keys: tuple[NestedKey, ...], result: Any) -> None:
+    _write_back(source, result.select(*keys, strict=False))
+
+
+def _write_back_rest(source: Any, result: Any) -> None:
+    present = [key for key in result.keys(True, True) if key in source.keys(True)]
+    _write_back(source, result.select(*present))
+
+
+def _write_back_flat(source: Any, separator: str, result: Any) -> None:
+    _write_back(source, result.unflatten_keys(separator))
+
+
+def _write_back_deep(source: Any, separator: str, result: Any) -> None:
+    _write_back(source, result.flatten_keys(separator))
+
+
+def _unflatten_in_place(separator: str, result: Any) -> None:
+    result.unflatten_keys(separator, inplace=True)
+
+
+def _flatten_in_place(separator: str, result: Any) -> None:
+    result.flatten_keys(separator, inplace=True)

@@ -1,0 +1,303 @@
+"""What ``torch.*`` functions do with collections: a table from the function to the method that stands for it.
+
+torch hands a call here when one of its tensor arguments is a collection (the protocol ``__torch_function__``).
+A function that is not in the table has no meaning for a collection of leaves of different shapes, or none yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._collection import Core
+from .._devices import as_device
+from .moving import relabel
+
+Handler = Callable[..., Any]
+
+#: torch functions with the name of the method.
+_SAME_NAME = [
+    "abs",
+    "abs_",
+    "acos",
+    "acos_",
+    "addcdiv",
+    "addcmul",
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "asin",
+    "asin_",
+    "atan",
+    "atan_",
+    "atleast_1d",
+    "atleast_2d",
+    "atleast_3d",
+    "broadcast_to",
+    "ceil",
+    "ceil_",
+    "chunk",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "clone",
+    "cos",
+    "cos_",
+    "cosh",
+    "cosh_",
+    "cummax",
+    "cummin",
+    "detach",
+    "detach_",
+    "erf",
+    "erf_",
+    "erfc",
+    "erfc_",
+    "exp",
+    "exp_",
+    "expm1",
+    "expm1_",
+    "flatten",
+    "flip",
+    "fliplr",
+    "flipud",
+    "floor",
+    "floor_",
+    "frac",
+    "frac_",
+    "gather",
+    "is_floating_point",
+    "isfinite",
+    "isnan",
+    "isneginf",
+    "isposinf",
+    "isreal",
+    "lerp",
+    "lgamma",
+    "log",
+    "log10",
+    "log10_",
+    "log1p",
+    "log1p_",
+    "log2",
+    "log2_",
+    "log_",
+    "logsumexp",
+    "masked_fill",
+    "masked_select",
+    "max",
+    "mean",
+    "min",
+    "moveaxis",
+    "movedim",
+    "nanmean",
+    "nansum",
+    "narrow",
+    "neg",
+    "neg_",
+    "numel",
+    "permute",
+    "prod",
+    "quantile",
+    "reciprocal",
+    "reciprocal_",
+    "repeat_interleave",
+    "reshape",
+    "roll",
+    "rot90",
+    "round",
+    "round_",
+    "sigmoid",
+    "sigmoid_",
+    "sign",
+    "sin",
+    "sin_",
+    "sinh",
+    "sinh_",
+    "softmax",
+    "split",
+    "sqrt",
+    "sqrt_",
+    "squeeze",
+    "std",
+    "sum",
+    "swapaxes",
+    "swapdims",
+    "tan",
+    "tan_",
+    "tanh",
+    "tanh_",
+    "tensor_split",
+    "tile",
+    "transpose",
+    "trunc",
+    "trunc_",
+    "unflatten",
+    "unsqueeze",
+    "var",
+]
+
+#: Other names that torch has for the same function.
+_OTHER_NAME = {
+    "absolute": "abs",
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctan": "atan",
+    "clip": "clamp",
+    "fix": "trunc",
+    "negative": "neg",
+    "bitwise_not": "__invert__",
+}
+
+#: Functions and methods of two operands: method, and method of the second operand where only that is a collection.
+_TWO_OPERANDS = {
+    "add": ("add", "__radd__"),
+    "bitwise_and": ("bitwise_and", "__rand__"),
+    "bitwise_or": ("__or__", "__ror__"),
+    "bitwise_xor": ("__xor__", "__rxor__"),
+    "div": ("div", "__rtruediv__"),
+    "divide": ("div", "__rtruediv__"),
+    "eq": ("__eq__", "__eq__"),
+    "ge": ("__ge__", "__le__"),
+    "gt": ("__gt__", "__lt__"),
+    "le": ("__le__", "__ge__"),
+    "logical_and": ("logical_and", "logical_and"),
+    "lt": ("__lt__", "__gt__"),
+    "maximum": ("maximum", "maximum"),
+    "minimum": ("minimum", "minimum"),
+    "mul": ("mul", "__rmul__"),
+    "multiply": ("mul", "__rmul__"),
+    "ne": ("__ne__", "__ne__"),
+    "pow": ("pow", "__rpow__"),
+    "remainder": ("mod", None),
+    "rsub": ("rsub", "sub"),
+    "sub": ("sub", "__rsub__"),
+    "subtract": ("sub", "__rsub__"),
+    "true_divide": ("div", "__rtruediv__"),
+}
+
+_DUNDERS = {"__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor", "__pow__": "pow"}
+
+_LIKE = ("empty_like", "full_like", "ones_like", "rand_like", "randn_like", "randint_like", "zeros_like")
+
+
+def _method(name: str) -> Handler:
+    def call(input: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(input, name)(*args, **kwargs)
+
+    return call
+
+
+def _two_operands(name: str, method: str, reflected: str | None) -> Handler:
+    def call(input: Any, other: Any, **kwargs: Any) -> Any:
+        if isinstance(input, Core):
+            return getattr(input, method)(other, **kwargs)
+        if reflected is None or kwargs:
+            raise TypeError(
+                f"torch.{name}() of a {type(input).__name__} and a collection: the collection comes first"
+            )
+        result = getattr(other, reflected)(input)
+        if result is NotImplemented:
+            raise TypeError(
+                f"torch.{name}() takes no {type(input).__name__} beside a collection; got {input!r}"
+            )
+        return result
+
+    return call
+
+
+def _like(function: Callable[..., Tensor], input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return a new collection of the same structure, made leaf by leaf."""
+    if args:
+        result = input._map(lambda leaf: function(leaf, *args, **kwargs))
+    else:
+        result = input._map(partial(function, **kwargs) if kwargs else function)
+    device = kwargs.get("device")
+    if device is not None:
+        relabel(result, as_device(device))
+    return result
+
+
+def _unbind(input: Any, dim: int = 0) -> Any:
+    return input.unbind(dim)
+
+
+def _stack(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+    return _first(tensors).stack(tensors, dim, out=out)
+
+
+def _cat(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+    return _first(tensors).cat(tensors, dim, out=out)
+
+
+def _first(tensors: Sequence[Any]) -> Any:
+    """Return the class that joins the items; all must be collections."""
+    for i, item in enumerate(tensors):
+        if not isinstance(item, Core):
+            raise TypeError(f"collections and tensors do not join: item {i} is a {type(item).__name__}")
+    return type(tensors[0])
+
+
+def _where(condition: Tensor, input: Any, other: Any, *, out: Any = None) -> Any:
+    if isinstance(input, Core):
+        return input.where(condition, other, out=out)  # type: ignore[attr-defined]
+    return other.where(~condition, input, out=out)
+
+
+def _table() -> dict[Any, Handler]:
+    table: dict[Any, Handler] = {}
+    for name in _SAME_NAME:
+        table[getattr(torch, name)] = _method(name)
+    for name, method in _OTHER_NAME.items():
+        table[getattr(torch, name)] = _method(method)
+    for name, (method, reflected) in _TWO_OPERANDS.items():
+        handler = _two_operands(name, method, reflected)
+        table[getattr(torch, name)] = handler
+        if hasattr(Tensor, name):
+            table[getattr(Tensor, name)] = handler
+    for name, function in _DUNDERS.items():
+        table[getattr(Tensor, name)] = table[getattr(torch, function)]
+    for name in _LIKE:
+        table[getattr(torch, name)] = partial(_like, getattr(torch, name))
+    for joiner in (torch.cat, torch.concat, torch.concatenate):
+        table[joiner] = _cat
+    table[torch.stack] = _stack
+    table[torch.unbind] = _unbind
+    table[torch.where] = _where
+    return table
+
+
+#: What each function of torch does with collections.
+TABLE = _table()
+
+
+class TorchFunctions(Core):
+    """The protocol by which torch functions take collections."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Do what a torch function does, on collections.
+
+        Raises:
+            TypeError: this function takes no collections.
+
+        >>> from td_core import TensorDict
+        >>> torch.exp(TensorDict({"a": torch.zeros(2)}))["a"]
+        tensor([1., 1.])
+        """
+        handler = TABLE.get(func)
+        if handler is None:
+            name = torch.overrides.resolve_name(func) or repr(func)
+            raise TypeError(
+                f"{name} takes no collections; call it on each leaf, td.apply({name}), or on the leaves that it is for"
+            )
+        return handler(*args, **(kwargs or {}))

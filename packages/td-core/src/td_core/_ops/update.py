@@ -1,0 +1,378 @@
+"""Writing many entries at once: ``update``, ``update_``, writing at an index, filling.
+
+A write has two phases. The first walks both structures, checks every value and lists what is to be done; the second
+does it. So a refused write leaves the collection as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from .._collection import Core, missing_key, show_path
+from .._foreach import foreach, op
+from .._indexing import plan_index
+from .._keys import unravel_key_to_tuple
+from .._locking import refuse_if_locked
+from .._views import IsLeaf
+from ..errors import StructureError
+from ..typing import NestedKey
+from .entries import NOT_GIVEN, Entries
+from .indexed_write import IndexedWrite, is_basic
+from .key_trees import only, shallow, wanted_tree
+from .leaf_writes import copied_whole
+from .update_plan import UpdatePlan, merged_at_once
+
+SelfT = TypeVar("SelfT", bound="Updating")
+Path = tuple[str, ...]
+
+ZERO = op("zero_", Tensor.zero_)
+
+
+class Updating(Entries):
+    """``update``, ``update_``, ``td[index] = value`` and their kin."""
+
+    __slots__ = ()
+
+    def update(
+        self: SelfT,
+        input_dict_or_td: Mapping[Any, Any] | Core | None = None,
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[NestedKey] | None = None,
+        is_leaf: IsLeaf | None = None,
+        update_batch_size: bool = False,
+        ignore_lock: bool = False,
+        **kwargs: Any,
+    ) -> SelfT:
+        """Store the entries of another collection or mapping; levels that both have are merged.
+
+        Everything is checked before anything is stored.
+
+        Args:
+            input_dict_or_td: where the entries come from.
+            clone: store copies of them.
+            inplace: copy into the entries that exist.
+            non_blocking: as in :meth:`torch.Tensor.to`, where entries change device.
+            keys_to_update: only these keys.
+            is_leaf: class -> whether values of it replace an existing level whole instead of being merged into it.
+            update_batch_size: take the batch size of the source; entries that stay must fit it.
+            ignore_lock: unlock a locked collection for the time of the update.
+            **kwargs: more entries.
+
+        Raises:
+            BatchSizeError: the leading dims of a value do not match.
+            LockedError: the collection is locked, and an entry would be new or replaced.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": 1, "b": {"c": 2}})
+        >>> td.update({"b": {"d": 3}})
+        TensorDict(batch_size=[], fields={a: i64[], b: {c: i64[], d: i64[]}})
+        """
+        if ignore_lock and self._locked:
+            with self.unlock_():  # type: ignore[attr-defined]
+                return self.update(
+                    input_dict_or_td,
+                    clone,
+                    inplace,
+                    non_blocking=non_blocking,
+                    keys_to_update=keys_to_update,
+                    is_leaf=is_leaf,
+                    update_batch_size=update_batch_size,
+                    **kwargs,
+                )
+        if (
+            not (clone or inplace or update_batch_size or kwargs)
+            and keys_to_update is None
+            and is_leaf is None
+            and input_dict_or_td is not self
+            and merged_at_once(self, input_dict_or_td)
+        ):
+            return self
+        if self._locked and not inplace:
+            refuse_if_locked(self, "update")
+        plan = UpdatePlan(self, clone, inplace, non_blocking, is_leaf, update_batch_size)
+        if input_dict_or_td is not None and input_dict_or_td is not self:
+            plan.read(input_dict_or_td, keys_to_update)
+        if kwargs:
+            plan.read(kwargs, keys_to_update)
+        plan.apply()
+        return self
+
+    def update_(
+        self: SelfT,
+        input_dict_or_td: Mapping[Any, Any] | Core | None = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[NestedKey] | None = None,
+        **kwargs: Any,
+    ) -> SelfT:
+        """Copy the entries of another collection or mapping into the existing ones, in place.
+
+        Everything is checked before anything is written. Legal on a locked collection.
+
+        Args:
+            input_dict_or_td: where the entries come from; a number fills the entry.
+            clone: makes no difference, since copying into an entry never shares memory.
+            non_blocking: as in :meth:`torch.Tensor.copy_`.
+            keys_to_update: only these keys.
+            **kwargs: more entries.
+
+        Raises:
+            KeyPathError: an entry does not exist here.
+            BatchSizeError: the leading dims of a value do not match.
+            StructureError: a value does not fit into its entry.
+
+        >>> import torch
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2)})
+        >>> td.update_({"a": torch.ones(2)})["a"]
+        tensor([1., 1.])
+        """
+        whole = keys_to_update is None and not kwargs
+        if (
+            whole
+            and isinstance(input_dict_or_td, Core)
+            and copied_whole(self, input_dict_or_td, non_blocking)
+        ):
+            return self
+        plan = UpdatePlan(self, False, True, non_blocking, None, False, strict=True)
+        if input_dict_or_td is not None and input_dict_or_td is not self:
+            plan.read(input_dict_or_td, keys_to_update)
+        if kwargs:
+            plan.read(kwargs, keys_to_update)
+        plan.apply()
+        return self
+
+    def copy_(self: SelfT, tensordict: Any, non_blocking: bool = False) -> SelfT:
+        """Copy the entries of another collection into the existing ones; see :meth:`update_`.
+
+        >>> import torch
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2)}).copy_(TensorDict({"a": torch.ones(2)}))["a"]
+        tensor([1., 1.])
+        """
+        return self.update_(tensordict, non_blocking=non_blocking)
+
+    def update_at_(
+        self: SelfT,
+        input_dict_or_td: Mapping[Any, Any] | Core,
+        idx: Any,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[NestedKey] | None = None,
+    ) -> SelfT:
+        """Write the entries of another collection or mapping into the existing ones, at an index.
+
+        Everything is checked before anything is written. Legal on a locked collection.
+
+        Args:
+            input_dict_or_td: where the entries come from; its batch size is that of ``self[idx]``.
+            idx: an index of the batch dims.
+            clone: makes no difference, since writing into an entry never shares memory.
+            non_blocking: as in :meth:`torch.Tensor.copy_`.
+            keys_to_update: only these keys.
+
+        Raises:
+            KeyPathError: an entry does not exist here.
+            StructureError: a value does not fit into its entry.
+
+        >>> import torch
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(2)}, batch_size=[2])
+        >>> td.update_at_({"a": torch.ones(())}, 0)["a"]
+        tensor([1., 0.])
+        """
+        source: Any = input_dict_or_td
+        wanted = wanted_tree(keys_to_update)
+        if wanted is not None:
+            source = only(source, wanted)
+        _refuse_new(self, source)
+        self._assign(idx, source, non_blocking=non_blocking)
+        return self
+
+    def copy_at_(
+        self: SelfT, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True
+    ) -> SelfT:
+        """Write the entries of another collection into the existing ones, at an index; see :meth:`update_at_`.
+
+        Args:
+            tensordict: where the entries come from.
+            idx: an index of the batch dims.
+            non_blocking: as in :meth:`torch.Tensor.copy_`.
+            fast: makes no difference: the fused copy runs wherever it gives the same result.
+
+        >>> import torch
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(2)}, batch_size=[2])
+        >>> td.copy_at_(TensorDict({"a": 1.0}), 0)["a"]
+        tensor([1., 0.])
+        """
+        return self.update_at_(tensordict, idx, non_blocking=non_blocking)
+
+    def set_at_(self: SelfT, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> SelfT:
+        """Write a value into an existing entry, at an index of that entry.
+
+        Args:
+            key: the entry.
+            value: what is written; broadcast as in ``tensor[index] = value``.
+            index: an index of the entry, which may reach behind the batch dims.
+            non_blocking: as in :meth:`torch.Tensor.copy_`.
+
+        Raises:
+            KeyPathError: the entry does not exist.
+
+        >>> import torch
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": torch.zeros(2, 2)}, batch_size=[2])
+        >>> td.set_at_("a", 1, (0, 1))["a"]
+        tensor([[0., 1.],
+                [0., 0.]])
+        """
+        path = unravel_key_to_tuple(key)
+        parent = self._get_path(path[:-1])
+        entry = self._get_path(path)
+        if not isinstance(entry, Tensor):
+            entry._assign(index, value, non_blocking=non_blocking)
+            return self
+        changed = entry if parent._stacked() is None else entry.clone()
+        try:
+            if isinstance(value, Tensor) and value.device != entry.device:
+                value = value.to(entry.device, non_blocking=non_blocking)
+            changed[index] = value
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise StructureError(f"cannot write {show_path(path)} at the index {index!r}: {error}") from error
+        if changed is not entry:
+            # A lazy stack reads entries by stacking, so what it gave is no view of its members.
+            parent._write_child(path[-1], changed)
+        return self
+
+    def get_at(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
+        """Return an entry at an index of that entry, or a default where there is no such entry.
+
+        Args:
+            key: the entry.
+            *args: the index, then the default.
+            **kwargs: ``index=`` and ``default=`` instead.
+
+        >>> import torch
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.arange(3)}).get_at("a", 1)
+        tensor(1)
+        """
+        index, default = _index_and_default(*args, **kwargs)
+        entry = self.get(key, self)
+        if entry is not self:
+            return entry[index]
+        return self._default(key) if default is NOT_GIVEN else default
+
+    def replace(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+        """Return a shallow copy, updated; this collection stays as it is.
+
+        Args:
+            *args: at most one mapping or collection, as for :meth:`update`.
+            **kwargs: entries by keyword.
+
+        >>> from td_core import TensorDict
+        >>> td = TensorDict({"a": 1})
+        >>> td.replace(a=2)["a"], td["a"]
+        (tensor(2), tensor(1))
+        """
+        if len(args) > 1:
+            raise TypeError(f"replace() takes one mapping or collection, got {len(args)}")
+        source = args[0] if args else None
+        if not kwargs and (source is None or (isinstance(source, Mapping) and not source)):
+            return self
+        if source is None:
+            source, kwargs = kwargs, {}
+        return shallow(self).update(source, **kwargs)  # type: ignore[no-any-return]
+
+    def fill_(self: SelfT, key: NestedKey, value: float | bool) -> SelfT:
+        """Fill an entry, or all leaves of a sub-collection, with one number, in place.
+
+        Raises:
+            KeyPathError: the entry does not exist.
+
+        >>> import torch
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(2)}).fill_("a", 3)["a"]
+        tensor([3., 3.])
+        """
+        path = unravel_key_to_tuple(key)
+        parent = self._get_path(path[:-1])
+        if isinstance(parent, Tensor):
+            self._get_path(path)
+        todo = [parent]
+        leaves: list[Tensor] = []
+        while todo:
+            node = todo.pop()
+            stacked = node._stacked()
+            if stacked is not None:
+                # What a lazy stack gives is a copy, so its members are filled.
+                todo.extend(stacked[0])
+                continue
+            entry = node._get_path(path[-1:])
+            if isinstance(entry, Tensor):
+                leaves.append(entry)
+            else:
+                entry._collect(leaves)
+        for leaf in leaves:
+            leaf.fill_(value)
+        return self
+
+    def zero_(self: SelfT) -> SelfT:
+        """Set every leaf to zero, in place.
+
+        >>> import torch
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.ones(2)}).zero_()["a"]
+        tensor([0., 0.])
+        """
+        leaves: list[Tensor] = []
+        self._collect(leaves)
+        foreach(ZERO, leaves)
+        return self
+
+    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+        """Write ``value`` into all entries at an index; entries that are missing are made, zero elsewhere."""
+        size = self.batch_size
+        plan = plan_index(index, size)
+        if (
+            isinstance(value, Core)
+            and is_basic(plan.index)
+            and value.batch_size == (*plan.lead, *size[plan.n :])
+            and copied_whole(self, value, non_blocking, plan.leaf)
+        ):
+            return
+        write = IndexedWrite(plan, size, non_blocking)
+        write.read(self, value)
+        write.apply()
+
+
+def _refuse_new(root: Core, source: Any) -> None:
+    """Raise KeyPathError where ``source`` has an entry that ``root`` lacks."""
+    todo: list[tuple[Any, Any, Path]] = [(root, source, ())]
+    while todo:
+        node, theirs, at = todo.pop()
+        if not isinstance(theirs, (Core, Mapping)):
+            continue
+        for key, value in (theirs._children() if isinstance(theirs, Core) else theirs).items():
+            path = unravel_key_to_tuple(key)
+            entry = node
+            for depth, part in enumerate(path):
+                try:
+                    entry = entry._stand_in(part)
+                except (KeyError, AttributeError):
+                    raise missing_key(node, key, at + path[:depth]) from None
+            if not isinstance(entry, Tensor) and not entry._opaque and not isinstance(value, Tensor):
+                todo.append((entry, value, at + path))
+
+
+def _index_and_default(index: Any, default: Any = NOT_GIVEN) -> tuple[Any, Any]:
+    return index, default

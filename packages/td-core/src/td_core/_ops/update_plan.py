@@ -1,0 +1,259 @@
+"""The plan of an update: every value is checked and listed first, then all are stored.
+
+Levels that both sides have are merged; a lazy stack is updated member by member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._coerce import NUMBERS, WRAPPED, coerce
+from .._collection import Child, Core, missing_key, show_path
+from .._keys import unravel_key_to_tuple
+from .._locking import refuse_if_locked
+from .._names import take_names
+from .._views import IsLeaf
+from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
+from ..typing import NestedKey
+from .entries import refuse_cycle
+from .key_trees import only, wanted_tree
+from .leaf_writes import check_fits, check_writable, copy_all
+
+Path = tuple[str, ...]
+
+
+class _Through(dict[str, Any]):
+    """One entry under a nested key, as a mapping; a leaf in its way is an error, not replaced."""
+
+
+class UpdatePlan:
+    """The plan of one update: what to store where."""
+
+    __slots__ = (
+        "clone",
+        "copies",
+        "inplace",
+        "is_leaf",
+        "non_blocking",
+        "resize",
+        "root",
+        "sizes",
+        "stores",
+        "strict",
+    )
+
+    def __init__(
+        self,
+        root: Core,
+        clone: bool,
+        inplace: bool,
+        non_blocking: bool,
+        is_leaf: IsLeaf | None,
+        resize: bool,
+        strict: bool = False,
+    ) -> None:
+        self.root = root
+        self.clone = clone
+        self.inplace = inplace
+        self.non_blocking = non_blocking
+        self.is_leaf = is_leaf
+        self.resize = resize
+        self.strict = strict
+        self.stores: list[tuple[Core, str, Child]] = []
+        self.copies: list[tuple[Any, str, Any, Path]] = []
+        self.sizes: list[tuple[Core, torch.Size]] = []
+
+    def read(self, source: Mapping[Any, Any] | Core, keys: Sequence[NestedKey] | None) -> None:
+        """Check the entries of ``source`` that ``keys`` names (None: all), and list what is to be done with them."""
+        if not isinstance(source, (Core, Mapping)):
+            raise TypeError(
+                f"a collection is updated from a mapping or a collection; got {type(source).__name__}"
+            )
+        clone, append = self.clone, self.stores.append
+        todo: list[tuple[Any, Any, Any, Path]] = [(self.root, source, wanted_tree(keys), ())]
+        while todo:
+            node, source, wanted, at = todo.pop()
+            size, device, plain = node.batch_size, node.device, not (self.inplace or node._declares)
+            items: Any = source
+            trusted = False
+            if isinstance(source, Core):
+                stacked = node._stacked()
+                if stacked is not None:
+                    todo.extend(
+                        (member, part, wanted, at) for member, part in _by_member(stacked, source, at)
+                    )
+                    continue
+                theirs = source.batch_size
+                if self.resize and theirs != size:
+                    self._check_resize(node, source, theirs, at)
+                    size = theirs
+                trusted = device is None and (theirs is size or theirs == size)
+                items = source._children()
+            if not self.inplace and node._locked:
+                refuse_if_locked(node, f"update {show_path(at)}")
+            for key, value in list(items.items()):
+                if type(key) is not str:
+                    key, *rest = unravel_key_to_tuple(key)
+                    for part in reversed(rest):
+                        value = _Through({part: value})
+                below = None
+                if wanted is not None:
+                    if key not in wanted:
+                        continue
+                    below = wanted[key]
+                if plain and isinstance(value, Tensor) and type(value) not in WRAPPED:
+                    if not trusted:
+                        value = coerce(value, size, device, (*at, key), non_blocking=self.non_blocking)
+                    append((node, key, value.clone() if clone else value))
+                else:
+                    level = self._read_entry(node, key, value, below, at, size)
+                    if level is not None:
+                        todo.append((level, value, below, (*at, key)))
+
+    def _read_entry(self, node: Any, key: str, value: Any, below: Any, at: Path, size: torch.Size) -> Any:
+        """List what is to be done with one entry, or return the level that it is to be merged into."""
+        path = (*at, key)
+        try:
+            current = node._stand_in(key)
+        except KeyError:
+            if self.strict:
+                raise missing_key(node, key, at) from None
+            current = None
+        leaf_here = current is not None and (isinstance(current, Tensor) or current._opaque)
+        if leaf_here and type(value) is _Through:
+            raise KeyThroughLeafError(
+                f"{show_path(path)} is not a collection, so it has no entry {next(iter(value))!r} to update"
+            )
+        if isinstance(value, Mapping) or (isinstance(value, Core) and not value._opaque):
+            if current is not None and not leaf_here and not self._whole(value):
+                return node._get_child(key)
+            if below is not None:
+                value = only(value, below)
+        value = node._declared(key, value)
+        if self.inplace and current is not None:
+            if not (isinstance(value, NUMBERS) and isinstance(current, Tensor)):
+                value = coerce(value, size, node.device, path, non_blocking=self.non_blocking)
+            self.copies.append((node, key, value, path))
+            return None
+        refuse_if_locked(node, f"set {show_path(path)}")
+        if isinstance(value, Core):
+            refuse_cycle(node, value, path)
+        entry = coerce(value, size, node.device, path, non_blocking=self.non_blocking)
+        if node._names is not None and not isinstance(entry, Tensor):
+            entry = take_names(entry, node._names, show_path(path))
+        if self.clone:
+            entry = entry.clone() if isinstance(entry, Tensor) else entry._map(Tensor.clone)
+        self.stores.append((node, key, entry))
+        return None
+
+    def _whole(self, value: Any) -> bool:
+        return self.is_leaf is not None and type(value) is not _Through and self.is_leaf(type(value))
+
+    def _check_resize(self, node: Core, source: Core, size: torch.Size, at: Path) -> None:
+        theirs = source._children()
+        for key, child in node._children().items():
+            shape = child.shape if isinstance(child, Tensor) else child.batch_size
+            if key not in theirs and shape[: len(size)] != size:
+                raise BatchSizeError(
+                    f"the batch size {list(size)} of the source does not fit: {show_path((*at, key))} is not updated "
+                    f"and has {list(shape)}"
+                )
+        self.sizes.append((node, size))
+
+    def apply(self) -> None:
+        """Do what was listed."""
+        targets: list[Tensor] = []
+        values: list[Tensor] = []
+        others: list[tuple[Core, str, Child]] = []
+        copies = self.copies
+        while copies:
+            node, key, value, path = copies.pop()
+            stacked = node._stacked()
+            if stacked is not None:
+                members, dim = stacked
+                parts = value.unbind(dim) if isinstance(value, (Tensor, Core)) else [value] * len(members)  # type: ignore[union-attr]
+                copies.extend((member, key, part, path) for member, part in zip(members, parts, strict=True))
+                continue
+            current = node._get_child(key)
+            if isinstance(current, Tensor) and not isinstance(value, Core):
+                if not isinstance(value, Tensor):
+                    value = torch.as_tensor(value, device=current.device)
+                if value.shape != current.shape:
+                    check_fits(value, current.shape, path)
+                check_writable(current, path)
+                targets.append(current)
+                values.append(value)
+            elif isinstance(current, Tensor) or isinstance(value, Tensor) or current._opaque != value._opaque:
+                raise StructureError(
+                    f"cannot write {show_path(path)} in place: it is a {type(current).__name__}, the value a "
+                    f"{type(value).__name__}; use update() to replace it"
+                )
+            else:
+                others.append((node, key, value))
+        for resized, size in self.sizes:
+            resized._set_batch_size(size)
+        for store, key, value in self.stores:
+            store._set_child(key, value)
+        copy_all(targets, values, self.non_blocking)
+        for node, key, value in others:
+            node._write_child(key, value, non_blocking=self.non_blocking)
+
+
+def _by_member(stacked: Any, source: Any, at: Path) -> list[tuple[Any, Any]]:
+    members, dim = stacked
+    if dim >= len(source.batch_size) or source.batch_size[dim] != len(members):
+        raise BatchSizeError(
+            f"cannot update {show_path(at)}: it is a lazy stack of {len(members)} along dim {dim}, the source has "
+            f"batch size {list(source.batch_size)}"
+        )
+    return list(zip(members, source.unbind(dim), strict=True))[::-1]
+
+
+def merged_at_once(root: Core, source: Any) -> bool:
+    """Store the entries of ``source`` where none needs conversion; False, with nothing stored, where one does."""
+    levels: list[tuple[Core, dict[str, Child]]] = []
+    todo: list[tuple[Core, Any]] = [(root, source)]
+    below: list[str] = []
+    while todo:
+        node, theirs = todo.pop()
+        if node._locked or node._declares or node.device is not None or node._stacked() is not None:
+            return False
+        size = node.batch_size
+        ndim = len(size)
+        known = ndim == 0
+        one = size[0] if ndim == 1 else None
+        if isinstance(theirs, Core):
+            if theirs._opaque or theirs._stacked() is not None:
+                return False
+            known = known or theirs.batch_size is size or theirs.batch_size == size
+            theirs = theirs._children()
+        elif type(theirs) is not dict:
+            return False
+        mine = node._children()
+        leaves = dict(theirs)
+        for key, value in leaves.items():
+            if type(key) is not str:
+                return False
+            if isinstance(value, Tensor):
+                if type(value) in WRAPPED:
+                    return False
+                if not known:
+                    shape = value.shape
+                    if not (shape and shape[0] == one) if ndim == 1 else shape[:ndim] != size:
+                        return False
+                continue
+            current = mine.get(key)
+            if current is None or isinstance(current, Tensor) or current._opaque:
+                return False
+            todo.append((current, value))
+            below.append(key)
+        while below:
+            del leaves[below.pop()]
+        levels.append((node, leaves))
+    for node, entries in levels:
+        node._set_children(entries)
+    return True

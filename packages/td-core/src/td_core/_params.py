@@ -1,0 +1,398 @@
+"""TensorDictParams: a collection whose leaves are the parameters and buffers of an ``nn.Module``.
+
+The collection is the one place where tensors are kept: what ``nn.Module`` reads as ``_parameters`` and ``_buffers`` is
+made from it when asked, so a write to any level shows up in ``parameters()`` and ``state_dict()`` at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ._base import TensorDictBase
+from ._coerce import nest
+from ._collection import Child, Core
+from ._names import Names
+from ._pytree import register
+from .errors import StructureError
+from .typing import NO_DEFAULT, NoDefault
+
+SelfT = TypeVar("SelfT", bound="TensorDictParams")
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+
+
+class Buffer(Tensor):
+    """A tensor that a module keeps as a buffer, where a plain one would become a parameter.
+
+    Args:
+        data: the tensor; its storage is shared. An empty one if not given.
+        persistent: whether it is part of the module's state dict.
+
+    >>> isinstance(Buffer(torch.zeros(2)), Tensor)
+    True
+    """
+
+    persistent: bool
+
+    def __new__(cls, data: Tensor | None = None, *, persistent: bool = True) -> Any:
+        source = torch.empty(0) if data is None else data
+        buffer: Any = source.detach().as_subclass(cls).requires_grad_(source.requires_grad)
+        buffer.persistent = persistent
+        return buffer
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute on buffers as on plain tensors: the results are plain."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def _without_grad(method: MethodT) -> MethodT:
+    """Return a method that writes parameters in place, as an optimizer does: autograd does not record it."""
+
+    @functools.wraps(method)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return method(self, *args, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both have state_dict and zero_grad
+    """An ``nn.Module`` whose parameters and buffers are the leaves of a collection.
+
+    Floating-point leaves become ``nn.Parameter``, the others buffers. Operations on it give plain collections, except
+    ``clone``, ``to`` and their like, which give parameters again.
+
+    Args:
+        parameters: a collection or mapping of tensors; it is not changed.
+        no_convert: keep leaves as they are: parameters stay parameters, everything else is a buffer.
+        lock: lock the collection.
+        **kwargs: entries by keyword, instead of ``parameters``.
+
+    >>> from td_core import TensorDict
+    >>> params = TensorDictParams(TensorDict({"w": torch.zeros(2), "n": {"b": torch.ones(1)}}))
+    >>> [name for name, _ in params.named_parameters()]
+    ['w', 'n.b']
+    """
+
+    _inner_params: Any
+    _no_convert: Any
+    _get_hooks: list[Callable[..., Any]]
+
+    def __init__(
+        self,
+        parameters: Core | Mapping[Any, Any] | None = None,
+        *,
+        no_convert: Any = False,
+        lock: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        nn.Module.__init__(self)
+        if parameters is None:
+            parameters = kwargs
+        elif kwargs:
+            raise TypeError(
+                f"give the parameters as a collection or as keywords, not both; got keywords {list(kwargs)}"
+            )
+        if isinstance(parameters, TensorDictParams):
+            parameters = parameters._inner_params
+        elif not isinstance(parameters, Core):
+            parameters = nest(parameters, torch.Size(), None)
+        set_attribute = object.__setattr__
+        set_attribute(self, "_no_convert", no_convert)
+        set_attribute(self, "_get_hooks", [])
+        set_attribute(self, "_inner_params", parameters if no_convert else parameters._map(_as_parameter))  # type: ignore[union-attr]
+        set_attribute(self, "_undo", None)
+        if lock:
+            self.lock_()
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        return {name: leaf for name, leaf in self._named_leaves() if isinstance(leaf, nn.Parameter)}
+
+    @_parameters.setter
+    def _parameters(self, value: Any) -> None:
+        """Ignore what ``nn.Module.__init__`` sets: the collection is the one place where tensors are kept."""
+
+    @property
+    def _buffers(self) -> dict[str, Any]:
+        return {name: leaf for name, leaf in self._named_leaves() if not isinstance(leaf, nn.Parameter)}
+
+    @_buffers.setter
+    def _buffers(self, value: Any) -> None:
+        """Ignore what ``nn.Module.__init__`` sets."""
+
+    @property
+    def _non_persistent_buffers_set(self) -> set[str]:
+        return {name for name, leaf in self._named_leaves() if not getattr(leaf, "persistent", True)}
+
+    @_non_persistent_buffers_set.setter
+    def _non_persistent_buffers_set(self, value: Any) -> None:
+        """Ignore what ``nn.Module.__init__`` sets."""
+
+    def _named_leaves(self) -> list[tuple[str, Tensor]]:
+        inner = self.__dict__.get("_inner_params")
+        if inner is None:
+            return []
+        return [
+            (".".join(key) if isinstance(key, tuple) else key, leaf)
+            for key, leaf in inner.items(include_nested=True, leaves_only=True)
+        ]
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an entry as an attribute, as modules do; declared methods of absent packages raise their own error."""
+        for base in type(self).__mro__:
+            if name in base.__dict__:
+                # Its own lookup raised, and its error says more than ours would.
+                return base.__dict__[name].__get__(self, type(self))
+        inner = self.__dict__.get("_inner_params")
+        if inner is not None and name in inner._children():
+            return self._get_child(name)
+        return nn.Module.__getattr__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Store a plain attribute; entries are set by key."""
+        object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        """Return the printed form, around that of the collection."""
+        return f"{type(self).__name__}(params={self._inner_params!r})"
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Leading dims that all parameters share; settable where every one agrees."""
+        return self._inner_params.batch_size  # type: ignore[no-any-return]
+
+    @batch_size.setter
+    def batch_size(self, batch_size: Sequence[int]) -> None:
+        self._inner_params.batch_size = batch_size
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device of every parameter, or None where they keep their own."""
+        return self._inner_params.device  # type: ignore[no-any-return]
+
+    @property
+    def _names(self) -> Names | None:
+        return self._inner_params._names  # type: ignore[no-any-return]
+
+    @_names.setter
+    def _names(self, names: Names | None) -> None:
+        self._inner_params._names = names
+
+    @property
+    def _locked(self) -> bool:  # type: ignore[override]  # nothing writes it here: locks go to what _inner() gives
+        return self._inner_params._locked  # type: ignore[no-any-return]
+
+    @property
+    def _attachments(self) -> dict[str, Any] | None:
+        return self._inner_params._attachments  # type: ignore[no-any-return]
+
+    @_attachments.setter
+    def _attachments(self, value: dict[str, Any] | None) -> None:
+        self._inner_params._attachments = value
+
+    @property
+    def _lock_parents(self) -> list[weakref.ref[Core]] | None:
+        return self._inner_params._lock_parents  # type: ignore[no-any-return]
+
+    @_lock_parents.setter
+    def _lock_parents(self, value: list[weakref.ref[Core]] | None) -> None:
+        self._inner_params._lock_parents = value
+
+    def _inner(self) -> Core:
+        return self._inner_params._inner()  # type: ignore[no-any-return]
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        self._inner_params._set_batch_size(batch_size)
+
+    def _set_device(self, device: torch.device | None) -> None:
+        self._inner_params._set_device(device)
+
+    def _children(self) -> Mapping[str, Child]:
+        return self._inner_params._children()  # type: ignore[no-any-return]
+
+    def _get_child(self, key: str) -> Child:
+        value = self._inner_params._get_child(key)
+        for hook in self._get_hooks:
+            value = hook(self, key, value)
+        return value
+
+    def _set_child(self, key: str, value: Child) -> None:
+        if not self._no_convert:
+            value = _as_parameter(value) if isinstance(value, Tensor) else value._map(_as_parameter)
+        self._inner_params._set_child(key, value)
+
+    def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
+        self._inner_params._write_child(key, value, non_blocking=non_blocking)
+
+    def _del_child(self, key: str) -> None:
+        self._inner_params._del_child(key)
+
+    def _nested(self) -> Iterator[Core]:
+        return self._inner_params._nested()  # type: ignore[no-any-return]
+
+    def _with_children(
+        self,
+        children: Mapping[str, Child],
+        *,
+        batch_size: torch.Size | None = None,
+        device: torch.device | NoDefault | None = NO_DEFAULT,
+        names: Names | NoDefault | None = NO_DEFAULT,
+    ) -> Any:
+        """Return a plain collection: parameters that were computed on are no longer parameters."""
+        return self._inner_params._with_children(children, batch_size=batch_size, device=device, names=names)
+
+    def _collect(self, out: list[Tensor]) -> None:
+        self._inner_params._collect(out)
+
+    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+        self._inner_params._collect_other(other, out, path)
+
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Any:
+        return self._inner_params._rebuild(leaves)
+
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
+        return self._inner_params._map(fn)
+
+    def _transform(self, plan: Any) -> Any:
+        return self._inner_params._transform(plan)
+
+    def _explode(self, plan: Any) -> Any:
+        return self._inner_params._explode(plan)
+
+    def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
+        plain = [item._inner_params if isinstance(item, TensorDictParams) else item for item in items]
+        return plain[0]._join(plain, plan, path)
+
+    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+        self._inner_params._assign(index, value, non_blocking=non_blocking)
+
+    def _keep_together(self, items: Sequence[Core], dim: int) -> Any:
+        plain = [item._inner_params if isinstance(item, TensorDictParams) else item for item in items]
+        return plain[0]._keep_together(plain, dim)
+
+    set_ = _without_grad(TensorDictBase.set_)
+    set_at_ = _without_grad(TensorDictBase.set_at_)
+    update_ = _without_grad(TensorDictBase.update_)
+    update_at_ = _without_grad(TensorDictBase.update_at_)
+    copy_ = _without_grad(TensorDictBase.copy_)
+    fill_ = _without_grad(TensorDictBase.fill_)
+    zero_ = _without_grad(TensorDictBase.zero_)
+    apply_ = _without_grad(TensorDictBase.apply_)
+
+    def clone(self: SelfT, recurse: bool = True, **kwargs: Any) -> Any:
+        """Return parameters of their own; with ``recurse=False`` a new collection of the same parameters.
+
+        >>> from td_core import TensorDict
+        >>> type(TensorDictParams(TensorDict({"w": torch.zeros(2)})).clone()).__name__
+        'TensorDictParams'
+        """
+        if not recurse:
+            return self._again(self._inner_params.clone(False, **kwargs))
+        return self._again(self._inner_params._map(_own_copy))
+
+    def to(self: SelfT, *args: Any, **kwargs: Any) -> Any:
+        """Return parameters on another device or of another dtype; as ``TensorDict.to``."""
+        moved = self._inner_params.to(*args, **kwargs)
+        return self if moved is self._inner_params else self._again(moved)
+
+    def _again(self: SelfT, inner: Any) -> Any:
+        leaves: list[Tensor] = []
+        self._inner_params._collect(leaves)
+        old = iter(leaves)
+        again = type(self)(inner._map(lambda leaf: _like_parameter(leaf, next(old))), no_convert=True)
+        object.__setattr__(again, "_no_convert", self._no_convert)
+        object.__setattr__(again, "_get_hooks", list(self._get_hooks))
+        return again
+
+    def _apply(self: SelfT, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SelfT:
+        """Move or cast the parameters in place: what ``module.to()`` calls."""
+        with torch.no_grad():
+            for leaf in self._inner_params._leaves():
+                leaf.data = fn(leaf.data)
+                if leaf.grad is not None:
+                    leaf.grad.data = fn(leaf.grad.data)
+        if self.device is not None:
+            devices = {leaf.device for leaf in self._inner_params._leaves()}
+            self._set_device(devices.pop() if len(devices) == 1 else None)
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Copy what a surrounding module's state dict holds for these parameters."""
+        skipped = self._non_persistent_buffers_set
+        leaves = {name: leaf for name, leaf in self._named_leaves() if name not in skipped}
+        for name, leaf in leaves.items():
+            given = state_dict.get(prefix + name)
+            if given is None:
+                missing_keys.append(prefix + name)
+            elif given.shape != leaf.shape:
+                error_msgs.append(
+                    f"{prefix + name}: shape {tuple(given.shape)} given, {tuple(leaf.shape)} expected"
+                )
+            else:
+                with torch.no_grad():
+                    leaf.copy_(given)
+        if strict:
+            known = {prefix + name for name in leaves}
+            unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
+
+    def register_get_post_hook(self, hook: Callable[[Any, str, Any], Any]) -> Callable[[Any, str, Any], Any]:
+        """Call ``hook(params, key, value)`` on every entry that is read; what it returns is given instead.
+
+        >>> from td_core import TensorDict
+        >>> params = TensorDictParams(TensorDict({"w": torch.zeros(2)}))
+        >>> _ = params.register_get_post_hook(lambda params, key, value: value + 1)
+        >>> params["w"].tolist()
+        [1.0, 1.0]
+        """
+        self._get_hooks.append(hook)
+        return hook
+
+
+def _as_parameter(leaf: Tensor) -> Tensor:
+    """Return a leaf as a parameter where it can require grad, as a buffer otherwise."""
+    if isinstance(leaf, (nn.Parameter, Buffer)):
+        return leaf
+    if leaf.is_floating_point() or leaf.is_complex():
+        if leaf.grad_fn is not None:
+            raise StructureError("a tensor with a grad_fn cannot become a parameter; detach() it first")
+        return nn.Parameter(leaf.detach(), requires_grad=True)
+    return leaf
+
+
+def _own_copy(leaf: Tensor) -> Tensor:
+    return leaf.detach().clone()
+
+
+def _like_parameter(leaf: Tensor, old: Tensor) -> Tensor:
+    if isinstance(old, nn.Parameter) and not isinstance(leaf, nn.Parameter):
+        return nn.Parameter(leaf.detach(), requires_grad=old.requires_grad)
+    return leaf
+
+
+def _tree_flatten(params: TensorDictParams) -> tuple[list[Any], tuple[Any, ...]]:
+    return [params._inner_params], ()
+
+
+def _tree_unflatten(children: Any, context: tuple[Any, ...]) -> Any:
+    """Return the plain collection: what came back is no longer the module's parameters."""
+    return next(iter(children))
+
+
+register(TensorDictParams, _tree_flatten, _tree_unflatten, lambda context: ("params",))

@@ -1,0 +1,90 @@
+"""Pickling and copying, through the flat encoding: the depth of a tree does not matter.
+
+A pickle holds bytes, JSON and the values of non-tensor data. A file of :func:`torch.save` holds tensors and names one
+function, and is read with ``weights_only=True`` where those values are plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ._attachments import attachments
+from ._buffers import Leaves
+from ._collection import Core, same
+from ._nodes import Encoded, decode, encode
+
+SelfT = TypeVar("SelfT", bound="Pickling")
+
+
+def rebuild(
+    nodes: list[dict[str, Any]], leaves: list[Tensor], values: list[Any], classes: tuple[type, ...]
+) -> Any:
+    """Return the collection that :meth:`Pickling.__reduce_ex__` took apart.
+
+    ``classes`` are the subclasses that the nodes name; listing them makes pickle import them first.
+    """
+    return decode(Encoded(nodes, leaves.tensors if isinstance(leaves, Leaves) else leaves, values))
+
+
+_foreign: Callable[[type, Any], Any] | None = None
+
+
+def set_foreign_state(read: Callable[[type, Any], Any]) -> None:
+    """Store how a mapping of attributes, as pickles of the reference implementation hold, becomes a collection."""
+    global _foreign
+    _foreign = read
+
+
+class Pickling(Core):
+    """What pickle and copy ask for."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Return the collection as a function and plain arguments.
+
+        The files of :func:`torch.save`, which pickles with protocol 2, hold tensors as torch writes them.
+        """
+        subclasses: list[type] = []
+        encoded = encode(self, subclasses)
+        leaves = Leaves(encoded.leaves) if protocol > 2 else encoded.leaves
+        for attachment in attachments(self):
+            reduced = attachment.pickled(self, encoded, tuple(subclasses), protocol)
+            if reduced is not None:
+                return reduced
+        return rebuild, (encoded.nodes, leaves, encoded.values, tuple(subclasses))
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """Return what ``__setstate__`` takes: the encoded tree."""
+        encoded = encode(self)
+        return encoded.nodes, encoded.leaves, encoded.values
+
+    def __setstate__(self, state: Any) -> None:
+        """Become the collection that ``__getstate__`` took apart."""
+        if _foreign is not None and isinstance(state, dict):
+            decoded = _foreign(type(self), state)
+        else:
+            decoded = decode(Encoded(*state))
+        names = [name for base in type(decoded).__mro__ for name in getattr(base, "__slots__", ())]
+        for name in [*names, *getattr(decoded, "__dict__", ())]:
+            if name != "__weakref__":
+                object.__setattr__(self, name, getattr(decoded, name))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return a copy with leaves and values of its own; what occurs twice stays one."""
+        encoded = encode(self)
+        leaves, values = deepcopy(encoded.leaves, memo), deepcopy(encoded.values, memo)
+        memo[id(self)] = copied = decode(Encoded(encoded.nodes, leaves, values))
+        return copied
+
+    def __copy__(self: SelfT) -> SelfT:
+        """Return a shallow copy: new levels, the same leaves."""
+        return self._map(same)
+
+
+torch.serialization.add_safe_globals([rebuild])

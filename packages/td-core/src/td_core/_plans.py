@@ -1,0 +1,123 @@
+"""What a plan is: one operation on the leading dims of every leaf, worked out once from the batch size.
+
+A plan is a pure function of shapes. It says what to call on a leaf (``leaf``), which leading dims come out
+(``lead``) and how many old ones they replace (``n``); every leaf and every sub-collection keeps its own tail
+behind them.
+
+A lazy stack applies a plan to its members: :meth:`ShapePlan.along` says which members remain, what happens to
+each of them, and where the stack dim goes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from .errors import DimError
+
+Shape = tuple[int, ...]
+
+
+class Along(NamedTuple):
+    """A plan seen from a stack of members along one batch dim.
+
+    Attributes:
+        picks: which members the result has, in order; None: all of them. An int: the result is that one
+            member, no longer a stack. For an exploding plan a list with one of these for each part, or None.
+        plan: what happens to each member; None: nothing.
+        stack_dim: where the stack dim is afterwards; None where ``picks`` is an int.
+    """
+
+    picks: Any
+    plan: ShapePlan | None
+    stack_dim: int | None
+
+
+class ShapePlan(ABC):
+    """Base of the plans that give one result.
+
+    Attributes:
+        leaf: what is called on each leaf (on the list of leaves, for plans that join).
+        lead: the new leading dims.
+        n: how many leading dims they replace.
+        invents: whether elements of the result come from nowhere, so that values which are no numbers cannot
+            follow.
+    """
+
+    __slots__ = ("lead", "leaf", "n")
+
+    invents: ClassVar[bool] = False
+
+    leaf: Callable[[Any], Any]
+    lead: Shape
+    n: int
+
+    @abstractmethod
+    def dims(self) -> tuple[int | None, ...]:
+        """For each new leading dim, the old dim whose name it keeps."""
+
+    @abstractmethod
+    def along(self, stack_dim: int) -> Along | None:
+        """Say what a lazy stack does with its members; None: they must be stacked first."""
+
+    def member(self, stack_dim: int) -> tuple[ShapePlan | None, int] | None:
+        """Return the plan for the members and the new stack dim, where every member stays in its place."""
+        along = self.along(stack_dim)
+        if along is None or along.picks is not None or along.stack_dim is None:
+            return None
+        return along.plan, along.stack_dim
+
+
+class ExplodePlan(ShapePlan):
+    """Base of the plans whose ``leaf`` gives one tensor for each part.
+
+    Attributes:
+        leads: the new leading dims of each part.
+    """
+
+    __slots__ = ("leads",)
+
+    leads: Sequence[Shape]
+
+
+class Sizes(dict[Shape, tuple[Any, ...]]):
+    """For a leaf's shape, the sizes ``lead`` followed by those of the leaf from dim ``n`` on, to be starred.
+
+    Starred ints are three times as fast for torch to parse as a size that was put together; most leaves of a
+    collection share a few shapes, so each is put together once.
+    """
+
+    __slots__ = ("_lead", "_n")
+
+    def __init__(self, lead: Shape, n: int) -> None:
+        self._lead = lead
+        self._n = n
+
+    def __missing__(self, shape: Shape) -> tuple[Any, ...]:
+        # Starring no ints at all would call the method without a size.
+        sizes = self[shape] = (*self._lead, *shape[self._n :]) or ((),)
+        return sizes
+
+
+def wrap_dim(dim: int, ndim: int) -> int:
+    """Return a dim as a non-negative int.
+
+    Raises:
+        DimError: out of range, in the words of torch.
+    """
+    if 0 <= dim < ndim:
+        return dim
+    if -ndim <= dim < 0:
+        return dim + ndim
+    if ndim == 0 and dim in (0, -1):
+        # torch lets 0-d tensors pass as 1-d here; a batch without dims has nothing to operate on.
+        raise DimError(f"Dimension specified as {dim} but the batch size [] has no dimensions")
+    raise DimError(
+        f"Dimension out of range (expected to be in range of [{-ndim}, {ndim - 1}], but got {dim})"
+    )
+
+
+def without(sizes: Sequence[int], dim: int) -> Shape:
+    """Return sizes without the one at ``dim``."""
+    return (*sizes[:dim], *sizes[dim + 1 :])

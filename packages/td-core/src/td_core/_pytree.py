@@ -1,0 +1,127 @@
+"""Collections as torch pytrees: what makes vmap, grad, export and ``tree_map`` work on them.
+
+vmap hands leaves back with fewer dims, so a context holds no size that a leaf can tell: it says which child gives the
+batch size, and how many dims that child has beyond it. Any object may stand where a leaf stood (vmap passes ints,
+export passes dicts), so nothing is asked of leaves but ``shape``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as torch_pytree
+
+from ._collection import Core
+from ._names import Names
+
+Context = tuple[Any, ...]
+
+
+def register(
+    cls: type,
+    flatten: Callable[[Any], tuple[list[Any], Context]],
+    unflatten: Callable[[Iterable[Any], Context], Any],
+    keys: Callable[[Context], Iterable[str]],
+) -> None:
+    """Register a kind with torch's pytrees.
+
+    Args:
+        cls: the class; its subclasses are not covered.
+        flatten: node -> (children, context).
+        unflatten: (children, context) -> node.
+        keys: context -> a name for each child, for key paths.
+    """
+
+    def with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Context]:
+        children, context = flatten(node)
+        return [(torch_pytree.MappingKey(key), child) for key, child in zip(keys(context), children)], context
+
+    torch_pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        flatten_with_keys_fn=with_keys,
+    )
+
+
+def has_leaves(node: Core) -> bool:
+    """Tell whether any leaf is below a node."""
+    todo = [node]
+    while todo:
+        for child in todo.pop()._children().values():
+            if not isinstance(child, Core):
+                return True
+            todo.append(child)
+    return False
+
+
+def sizes_of(node: Core, children: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the part of a context from which :func:`batch_size_of` tells the batch size again.
+
+    The first item is ``(child, extra dims)`` or, where there is no leaf, the batch size itself; then come, for each
+    child without leaves, its position and the dims it has beyond this node's.
+    """
+    ndim = len(node.batch_size)
+    source: Any = None
+    empty = []
+    for position, child in enumerate(children):
+        if not isinstance(child, Core):
+            source = source or (position, child.ndim - ndim if isinstance(child, Tensor) else 0)
+        elif has_leaves(child):
+            source = source or (position, len(child.batch_size) - ndim)
+        else:
+            empty.append((position, tuple(child.batch_size[ndim:])))
+    return (source or torch.Size(node.batch_size), *empty)
+
+
+def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
+    """Return the batch size that ``children`` imply, and give it to those of them that have no leaves."""
+    source, *empty = sizes
+    if isinstance(source, torch.Size):
+        batch_size = source
+    else:
+        position, extra = source
+        child = children[position]
+        shape = (
+            child.batch_size if isinstance(child, Core) else child.shape if isinstance(child, Tensor) else ()
+        )
+        batch_size = torch.Size(shape[: max(len(shape) - extra, 0)])
+    for position, tail in empty:
+        if isinstance(children[position], Core):
+            _resize(children[position], torch.Size((*batch_size, *tail)))
+    return batch_size
+
+
+def _resize(root: Core, batch_size: torch.Size) -> None:
+    todo = [(root, batch_size)]
+    while todo:
+        node, size = todo.pop()
+        ndim = len(node.batch_size)
+        todo.extend((child, torch.Size((*size, *child.batch_size[ndim:]))) for child in node._nested())
+        node._set_batch_size(size)
+
+
+def names_for(names: Names | None, batch_size: torch.Size) -> Names | None:
+    """Return the names if they still fit: vmap takes dims away without saying which."""
+    return names if names is not None and len(names) == len(batch_size) else None
+
+
+def register_mapping(cls: Any) -> None:
+    """Register a class whose nodes are made by ``cls._make(children, batch_size, device, names)``."""
+
+    def flatten(node: Any) -> tuple[list[Any], Context]:
+        children = node._children()
+        values = list(children.values())
+        return values, (tuple(children), sizes_of(node, values), node.device, node._names)
+
+    def unflatten(values: Iterable[Any], context: Context) -> Any:
+        keys, sizes, device, names = context
+        children = list(values)
+        batch_size = batch_size_of(children, sizes)
+        return cls._make(dict(zip(keys, children)), batch_size, device, names_for(names, batch_size))
+
+    register(cls, flatten, unflatten, lambda context: context[0])

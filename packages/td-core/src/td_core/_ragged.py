@@ -1,0 +1,66 @@
+"""What a lazy stack makes of members that differ: the shape it shows, and ragged leaves read as one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._collection import Child, show_path
+from .errors import StructureError
+from .typing import NestedKey
+
+
+def merged_shape(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
+    """Return the shape of a stack along ``dim``: -1 where members differ, ``(-1,)`` where their numbers of dims do.
+
+    >>> merged_shape([(2, 3), (2, 4)], 0)
+    (2, 2, -1)
+    """
+    if len({len(shape) for shape in shapes}) != 1:
+        return (-1,)
+    merged = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
+    return (*merged[:dim], len(shapes), *merged[dim:])
+
+
+def ragged_error(key: str, entries: list[Child], error: Exception) -> StructureError:
+    """Return the error for entries that cannot be stacked, naming their shapes."""
+    shapes = [tuple(entry.shape) if isinstance(entry, Tensor) else type(entry).__name__ for entry in entries]
+    if len(set(shapes)) == 1:
+        return StructureError(f"cannot stack {show_path((key,))}: {error}")
+    return StructureError(
+        f"cannot stack {show_path((key,))}: its shapes differ between members, {shapes}; read it with "
+        "get(key, as_nested_tensor=True), as_padded_tensor=True or as_list=True"
+    )
+
+
+def nested_tensor(key: NestedKey, leaves: list[Tensor], dim: int, layout: torch.layout | None) -> Tensor:
+    """Return leaves as one nested tensor: jagged where one dim at most is ragged, unless ``layout`` says otherwise."""
+    if dim != 0:
+        raise StructureError(
+            f"key {key!r}: a nested tensor stacks along dim 0, this stack is along dim {dim}"
+        )
+    if layout is None:
+        ragged = {i for leaf in leaves for i, (a, b) in enumerate(zip(leaf.shape, leaves[0].shape)) if a != b}
+        layout = torch.jagged if len(ragged) <= 1 else torch.strided
+    return torch.nested.as_nested_tensor(leaves, layout=layout)
+
+
+def padded_tensor(leaves: list[Tensor], dim: int, value: float, side: str) -> Tensor:
+    """Return leaves padded to one shape and stacked along ``dim``; ``side`` is where the padding goes."""
+    if len({leaf.ndim for leaf in leaves}) != 1:
+        raise StructureError(
+            f"cannot pad leaves of {sorted({leaf.ndim for leaf in leaves})} dims to one shape"
+        )
+    if side not in ("left", "right"):
+        raise ValueError(f"padding_side is 'left' or 'right'; got {side!r}")
+    shape = [max(sizes) for sizes in zip(*[leaf.shape for leaf in leaves])]
+    padded = []
+    for leaf in leaves:
+        amounts: list[int] = []
+        for size, full in zip(reversed(leaf.shape), reversed(shape)):
+            amounts += [full - size, 0] if side == "left" else [0, full - size]
+        padded.append(torch.nn.functional.pad(leaf, amounts, value=value))
+    return torch.stack(padded, dim)

@@ -1,0 +1,424 @@
+"""How collections are printed: the compact form, the long form, the tree for notebooks, and reading them back.
+
+Nothing is stacked or copied to be printed: a lazy stack is described from its members.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._collection import Core
+from ._nodes import dense
+from ._ragged import merged_shape
+from ._settings import SETTINGS
+
+_WIDTH = 80
+
+#: What stands for a declared field without an entry; these come last, as they were declared.
+ABSENT = "None"
+
+
+class Ragged(NamedTuple):
+    """What is known of an entry of a lazy stack without stacking it; -1 stands for a dim that differs."""
+
+    shape: tuple[Any, ...]
+    dtype: torch.dtype | None
+    device: torch.device
+    name: str
+    devices: str
+
+
+class Shown(NamedTuple):
+    """One entry as it is printed.
+
+    Attributes:
+        key: its key.
+        entry: a tensor, what is known of one, a collection, or the text itself.
+        name: what to call ``entry`` in the compact form, where that is not its own name.
+    """
+
+    key: str
+    entry: Any
+    name: str | None = None
+
+
+class Printing(Core):
+    """``repr``, and ``_repr_html_`` for notebooks."""
+
+    __slots__ = ()
+
+    #: Whether the long form shows entries as attributes (a class with declared fields) rather than under ``fields``.
+    _prints_attributes = False
+
+    def __repr__(self) -> str:
+        """Return the compact form, or the long one where :class:`td_core.set_printoptions` asks for it."""
+        options = SETTINGS.print_options
+        return _compact(self, options) if options["compact"] else _long(self, options)
+
+    def _repr_html_(self) -> str | None:
+        """Return a collapsible tree for notebooks: shapes, dtypes, devices and bytes; None where that is turned off."""
+        return _html(self) if SETTINGS.print_options["html"] else None
+
+    def _print_entry(self) -> str:
+        """Return what stands for this node in its parent; only for kinds that hold a value."""
+        return type(self).__name__
+
+    def _print_fields(self) -> list[Shown]:
+        """Return the entries to print."""
+        stacked = self._stacked()
+        if stacked is None:
+            return [Shown(key, child) for key, child in list(self._children().items())]
+        return [_stacked_entry(self, key, stacked) for key in self._children()]
+
+
+def _stacked_entry(node: Any, key: str, stacked: Any) -> Shown:
+    members, dim = stacked
+    entries = [member._stand_in(key) for member in members]
+    first = entries[0]
+    if all(isinstance(entry, Tensor) for entry in entries):
+        shape = merged_shape([_shape(entry) for entry in entries], dim)
+        devices = ",".join(sorted({str(entry.device) for entry in entries}))
+        return Shown(key, Ragged(shape, first.dtype, first.device, type(first).__name__, devices))
+    if any(isinstance(entry, Tensor) for entry in entries):
+        return Shown(key, f"[{', '.join(type(entry).__name__ for entry in entries)}]")
+    inner = members[0]._stacked()
+    name = type(first).__name__ if inner is None else _stacked_entry(members[0], key, inner).name
+    return Shown(key, node._stand_in(key), first._print_entry() if first._opaque else name)
+
+
+def _exclusive(node: Any) -> list[tuple[int, Any, list[str]]]:
+    """Return position, node and keys of the members of a lazy stack that have entries which others lack."""
+    stacked = node._stacked()
+    if stacked is None:
+        return []
+    common = node._children()
+    found = [
+        (i, member, [key for key in member._children() if key not in common])
+        for i, member in enumerate(stacked[0])
+    ]
+    return [row for row in found if row[2]]
+
+
+def _shape(tensor: Tensor) -> tuple[Any, ...]:
+    try:
+        return tuple(tensor.shape)
+    except RuntimeError:
+        # A strided nested tensor has no shape, only the sizes of its regular dims.
+        return tuple(_size(tensor, dim) for dim in range(tensor.dim()))
+
+
+def _size(tensor: Tensor, dim: int) -> int:
+    try:
+        return tensor.size(dim)
+    except RuntimeError:
+        return -1
+
+
+def _tail(entry: Any, node: Any) -> str:
+    """Return the dims of a leaf behind the batch dims."""
+    shape = entry.shape if isinstance(entry, Ragged) else _shape(entry)
+    return _dims(shape if shape == (-1,) else shape[len(node.batch_size) :])
+
+
+def _dims(shape: Any) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def short_dtype(dtype: torch.dtype | None) -> str:
+    """Return a dtype as the compact form shows it.
+
+    >>> short_dtype(torch.bfloat16), short_dtype(torch.uint8)
+    ('bf16', 'u8')
+    """
+    name = str(dtype).removeprefix("torch.")
+    for long, short in (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "i")):
+        if long in name:
+            return name.replace(long, short, 1)
+    return name
+
+
+def _sorted(fields: list[Shown], options: dict[str, Any]) -> list[Shown]:
+    if options["sort_keys"] != "alphabetical":
+        return fields
+    return sorted(fields, key=lambda field: (1, "") if field.entry is ABSENT else (0, field.key))
+
+
+class _Line:
+    """A piece of the compact form: a text, and the pieces in braces behind it, if any."""
+
+    __slots__ = ("parts", "short", "text")
+
+    def __init__(self, text: str, parts: list[_Line] | None = None) -> None:
+        self.text = text
+        self.parts = parts
+        self.short: str | None = text  # on one line; None where that is too long for any line
+
+
+def _compact(root: Any, options: dict[str, Any]) -> str:
+    names: list[str] = []
+    if options["show_batch_size"]:
+        names.append(f"batch_size={_dims(root.batch_size)}")
+    if options["show_device"] and root.device is not None:
+        names.append(f"device={root.device}")
+    stacked = root._stacked()
+    if stacked is not None and not root._prints_attributes:
+        names.append(f"stack_dim={stacked[1]}")
+    top = _Line(f"{type(root).__name__}({', '.join([*names, 'fields='])}", [])
+    everything = [top]
+    todo: list[tuple[_Line, Any, list[Shown]]] = [(top, root, root._print_fields())]
+    groups = [top]
+    exclusive = [] if root._prints_attributes else _exclusive(root)
+    if exclusive:
+        second = _Line(", exclusive_fields=", [])
+        everything.append(second)
+        groups.append(second)
+        for i, member, keys in exclusive:
+            line = _Line(f"{i}: ", [])
+            second.parts.append(line)  # type: ignore[union-attr]
+            everything.append(line)
+            todo.append((line, member, [Shown(key, member._stand_in(key)) for key in keys]))
+    plain = type(dense({}, torch.Size()))
+    for line, node, fields in todo:
+        for field in _sorted(fields, options):
+            part = _compact_entry(field, node, root, options, plain)
+            line.parts.append(part)  # type: ignore[union-attr]
+            everything.append(part)
+            if part.parts is not None:
+                todo.append((part, field.entry, field.entry._print_fields()))
+    for line in reversed(everything):
+        if line.parts is not None:
+            line.short = _join(line)
+    total = "".join(group.short or " " * _WIDTH for group in groups) + ")"
+    if len(total) <= _WIDTH and all(group.short is not None for group in groups):
+        return total
+    out: list[str] = []
+    column = 0
+    for i, group in enumerate(groups):
+        closer = ")" if i == len(groups) - 1 else ""
+        inline = not group.parts or (
+            i > 0 and group.short is not None and column + len(group.short) + len(closer) <= _WIDTH
+        )
+        if inline:
+            out.append((group.short or "") + closer)
+        else:
+            out.append(group.text + "{")
+            out.extend(_broken(group, closer))
+        column = len("".join(out).rpartition("\n")[2])
+    return "".join(out)
+
+
+def _compact_entry(field: Shown, node: Any, root: Any, options: dict[str, Any], plain: type) -> _Line:
+    key, entry, name = field
+    if isinstance(entry, str):
+        return _Line(f"{key}: {entry}")
+    if isinstance(entry, (Tensor, Ragged)):
+        text = f"{key}: {short_dtype(entry.dtype) if options['show_dtype'] else ''}{_tail(entry, node)}"
+        devices = entry.devices if isinstance(entry, Ragged) else str(entry.device)
+        if root.device is None and devices != "cpu" and options["show_field_device"]:
+            text += f"@{devices}"
+        return _Line(text)
+    if entry._opaque:
+        return _Line(f"{key}: {entry._print_entry() if name is None else name}")
+    name = type(entry).__name__ if name is None else name
+    tail = entry.batch_size[len(node.batch_size) :]
+    return _Line(f"{key}: {'' if name == plain.__name__ else name}{_dims(tail) if tail else ''}", [])
+
+
+def _join(line: _Line) -> str | None:
+    parts = line.parts or []
+    length = len(line.text) + 2 + 2 * len(parts)
+    shorts: list[str] = []
+    for part in parts:
+        if part.short is None:
+            return None
+        length += len(part.short)
+        if length > 3 * _WIDTH:
+            return None
+        shorts.append(part.short)
+    return f"{line.text}{{{', '.join(shorts)}}}"
+
+
+def _broken(group: _Line, closer: str) -> Iterator[str]:
+    """Yield the parts of a group, one a line, and what closes it."""
+    stack: list[tuple[Iterator[_Line], int, str]] = [(iter(group.parts or []), 4, "}" + closer)]
+    pending = _next(stack[-1][0])
+    following: list[_Line | None] = [pending]
+    while stack:
+        parts, indent, close = stack[-1]
+        line = following[-1]
+        if line is None:
+            stack.pop()
+            following.pop()
+            continue
+        after = _next(parts)
+        following[-1] = after
+        ending = "," if after is not None else close
+        yield "\n" + " " * indent
+        if line.short is not None and (not line.parts or indent + len(line.short) + len(ending) <= _WIDTH):
+            yield line.short + ending
+        else:
+            yield line.text + "{"
+            stack.append((iter(line.parts or []), indent + 4, "}" + ending))
+            following.append(_next(stack[-1][0]))
+
+
+def _next(parts: Iterator[_Line]) -> _Line | None:
+    return next(parts, None)
+
+
+def _long(root: Any, options: dict[str, Any]) -> str:
+    out: list[str] = []
+    # Texts and nodes still to be printed, the next one last; a node comes with its indent.
+    todo: list[Any] = [(root, 0)]
+    while todo:
+        piece = todo.pop()
+        if isinstance(piece, str):
+            out.append(piece)
+            continue
+        node, indent = piece
+        pad = " " * (indent + 4)
+        fields = _sorted(node._print_fields(), options)
+        ending: list[str] = []
+        if options["show_batch_size"]:
+            ending.append(f"batch_size={node.batch_size}")
+        if options["show_device"]:
+            ending.append(f"device={node.device}")
+        if options["show_is_shared"]:
+            ending.append(f"is_shared={node.is_shared()}")
+        pieces: list[Any] = [f"{type(node).__name__}(\n"]
+        if node._prints_attributes:
+            for field in fields:
+                pieces += [f"{pad}{field.key}=", *_long_entry(field, indent + 4, options), ",\n"]
+        else:
+            pieces += [f"{pad}fields={{\n", *_long_fields(fields, indent + 8, options), "},\n"]
+            stacked = node._stacked()
+            if stacked is not None:
+                pieces.append(f"{pad}exclusive_fields={{\n")
+                rows = _exclusive(node)
+                for i, member, keys in rows:
+                    shown = _sorted([Shown(key, member._stand_in(key)) for key in keys], options)
+                    pieces += [f"{pad}    {i} ->\n", *_long_fields(shown, indent + 12, options)]
+                    pieces.append("" if i == rows[-1][0] else ",\n")
+                pieces.append(f"{'' if rows else pad}}},\n")
+                ending.append(f"stack_dim={stacked[1]}")
+            if not fields:
+                pieces[2] = f"{pad}}},\n"
+        pieces.append(pad + f",\n{pad}".join(ending) + ")")
+        todo.extend(reversed(pieces))
+    return "".join(out)
+
+
+def _long_fields(fields: list[Shown], indent: int, options: dict[str, Any]) -> list[Any]:
+    pieces: list[Any] = []
+    for field in fields:
+        pieces += [",\n"] if pieces else []
+        pieces += [f"{' ' * indent}{field.key}: ", *_long_entry(field, indent, options)]
+    return pieces
+
+
+def _long_entry(field: Shown, indent: int, options: dict[str, Any]) -> list[Any]:
+    entry = field.entry
+    if isinstance(entry, str):
+        return [entry]
+    if isinstance(entry, Core):
+        if entry._opaque:
+            return [repr(entry).replace("\n", "\n" + " " * indent)]
+        return [(entry, indent)]
+    return [_long_leaf(entry, options)]
+
+
+def _long_leaf(leaf: Any, options: dict[str, Any]) -> str:
+    name = leaf.name if isinstance(leaf, Ragged) else type(leaf).__name__
+    shape = leaf.shape if isinstance(leaf, Ragged) else _shape(leaf)
+    details: list[str] = []
+    if options["show_shape"]:
+        details.append(f"shape=torch.Size([{', '.join(map(str, shape))}])")
+    if options["show_field_device"]:
+        details.append(f"device={leaf.device}")
+    if options["show_dtype"]:
+        details.append(f"dtype={leaf.dtype}")
+    if options["show_field_is_shared"]:
+        details.append(f"is_shared={isinstance(leaf, Tensor) and leaf.is_shared()}")
+    if isinstance(leaf, Tensor):
+        if options["show_grad"]:
+            details.append(f"requires_grad={leaf.requires_grad}")
+        if options["show_is_contiguous"]:
+            details.append(f"is_contiguous={leaf.is_contiguous()}")
+        if options["show_is_view"]:
+            details.append(
+                f"is_view={leaf._base is not None or leaf.numel() * leaf.element_size() < _storage(leaf)}"
+            )
+        if options["show_storage_size"]:
+            details.append(f"storage_size={_storage(leaf)}")
+        if options["plain"]:
+            details.append(_moments(leaf))
+    return f"{name}({', '.join(details)})"
+
+
+def _storage(leaf: Tensor) -> int:
+    return leaf.untyped_storage().nbytes()
+
+
+def _moments(leaf: Tensor) -> str:
+    if leaf.is_meta or not leaf.numel() or leaf.is_complex():
+        return "mean=nan, std=nan"
+    values = leaf.detach().double()
+    return f"mean={values.mean().item():.4g}, std={values.std().item() if leaf.numel() > 1 else float('nan'):.4g}"
+
+
+_MUTED = 'style="opacity:0.7"'
+_LIST = '<ul style="list-style:none;margin:0;padding-left:1.5em">'
+
+
+def _html(root: Any) -> str:
+    out = ['<div style="font-family:monospace;line-height:1.4">']
+    todo: list[Any] = ["</div>", (None, root, None)]
+    while todo:
+        piece = todo.pop()
+        if isinstance(piece, str):
+            out.append(piece)
+            continue
+        key, node, parent = piece
+        fields = _sorted(node._print_fields(), SETTINGS.print_options)
+        size = node.batch_size if parent is None else node.batch_size[len(parent.batch_size) :]
+        device = f" device={node.device}" if node.device is not None else ""
+        head = f"<b>{html.escape(type(node).__name__)}</b>" if key is None else f"{html.escape(key)}:"
+        count = f"{len(fields)} {'entry' if len(fields) == 1 else 'entries'}"
+        about = (
+            f"batch_size={_dims(size)}{device}"
+            if key is None
+            else f"{_dims(size) + ' ' if size else ''}{count}"
+        )
+        if key is None or parent._stacked() is None:
+            about += f", {_bytes(node)} bytes"
+        out.append(
+            f"<details{' open' if key is None else ''}><summary>{head} <span {_MUTED}>{html.escape(about)}</span>"
+            f"</summary>{_LIST}"
+        )
+        todo.append("</ul></details>")
+        for field in reversed(fields):
+            entry = field.entry
+            if isinstance(entry, Core) and not entry._opaque:
+                todo += ["</li>", (field.key, entry, node), "<li>"]
+            else:
+                text = html.escape(_html_entry(entry, node))
+                todo.append(f"<li>{html.escape(field.key)}: <span {_MUTED}>{text}</span></li>")
+    return "".join(out)
+
+
+def _html_entry(entry: Any, node: Any) -> str:
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, Core):
+        return entry._print_entry()  # type: ignore[attr-defined, no-any-return]
+    text = f"{short_dtype(entry.dtype)}{_tail(entry, node)} {entry.device}"
+    return f"{text}, {entry.numel() * entry.element_size()} bytes" if isinstance(entry, Tensor) else text
+
+
+def _bytes(node: Any) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in node._leaves())

@@ -1,0 +1,124 @@
+"""Reading a printed collection back, as zeros of the printed shapes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from ._nodes import dense
+from ._repr import short_dtype
+
+__all__ = ["parse_tensor_dict_string"]
+
+_COMPACT_ROOT = re.compile(
+    r"\w+\(batch_size=\[([\d,]*)\](?:, device=([\w:]+))?(?:, stack_dim=\d+)?, fields=\{"
+)
+_LONG_NODE = re.compile(r"\w+\(\s*fields=\{")
+_LONG_TAIL = re.compile(
+    r"\}\s*,\s*(?:exclusive_fields=\{\s*\}\s*,\s*)?batch_size=torch\.Size\(\[([\d, ]*)\]\),\s*device=([\w:]+)"
+    r"(?:,\s*is_shared=\w+)?(?:,\s*stack_dim=\d+)?\)"
+)
+_LONG_LEAF = re.compile(
+    r"\w+\(shape=torch\.Size\(\[([\d, ]*)\]\), device=([\w:]+), dtype=torch\.(\w+)(?:, \w+=[\w.]+)*\)"
+)
+_COMPACT_LEAF = re.compile(r"(\w+)\[([\d,]*)\](?:@([\w:]+))?")
+_COMPACT_NODE = re.compile(r"\w*?(?:\[([\d,]*)\])?\{")
+_KEY = re.compile(r"\s*(.*?): ", re.DOTALL)
+_NEXT = re.compile(r"\s*,\s*")
+
+_DTYPES = {short_dtype(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+
+def parse_tensor_dict_string(s: str) -> Any:
+    """Return a TensorDict of zeros with the structure of a printed collection.
+
+    Args:
+        s: what ``repr`` gives, in its compact or its long form, with the options it has by default. A lazy stack is
+            read as the dense collection that it stands for.
+
+    Raises:
+        ValueError: ``s`` is no printed collection, or has an entry that is not a tensor.
+
+    >>> parse_tensor_dict_string("TensorDict(batch_size=[3], fields={a: i64[2], b: {c: f32[]}})")["a"].shape
+    torch.Size([3, 2])
+    """
+    text = s.strip()
+    head = _COMPACT_ROOT.match(text)
+    long = head is None
+    start = head if head is not None else _LONG_NODE.match(text)
+    if start is None:
+        raise ValueError(f"no batch size found: this is not a printed collection: {text[:80]!r}")
+    size = () if head is None else _ints(head[1])
+    root: Any = None
+    # One frame for each open level: its entries, its batch size, and where it stands in its parent.
+    stack: list[tuple[dict[str, Any], tuple[int, ...], str]] = [({}, size, "")]
+    position = start.end()
+    while True:
+        entries, size, key = stack[-1]
+        if _blank(text, position) == "}":
+            position = text.index("}", position)
+            device = None if head is None or len(stack) > 1 else head[2]
+            if long:
+                tail = _LONG_TAIL.match(text, position)
+                if tail is None:
+                    raise _unreadable(text, position)
+                size, device, position = _ints(tail[1]), None if tail[2] == "None" else tail[2], tail.end()
+            else:
+                position += 1
+            stack.pop()
+            node = dense(entries, torch.Size(size), None if device is None else torch.device(device))
+            if not stack:
+                root = node
+                break
+            stack[-1][0][key] = node
+        else:
+            name = _KEY.match(text, position)
+            if name is None:
+                raise _unreadable(text, position)
+            position = name.end()
+            leaf = (_LONG_LEAF if long else _COMPACT_LEAF).match(text, position)
+            if leaf is not None and not (not long and text[leaf.end() : leaf.end() + 1] == "{"):
+                entries[name[1]] = _long_leaf(leaf) if long else _compact_leaf(leaf, size, text)
+                position = leaf.end()
+            else:
+                below = (_LONG_NODE if long else _COMPACT_NODE).match(text, position)
+                if below is None:
+                    raise _unreadable(text, name.start())
+                tail_size = () if long else _ints(below[1] or "")
+                stack.append(({}, size + tail_size, name[1]))
+                position = below.end()
+                continue
+        separator = _NEXT.match(text, position)
+        if separator is not None:
+            position = separator.end()
+    closing = "" if long else ")"
+    if text[position:] != closing:
+        raise _unreadable(text, position)
+    return root
+
+
+def _blank(text: str, position: int) -> str:
+    return text[position:].lstrip()[:1]
+
+
+def _ints(dims: str) -> tuple[int, ...]:
+    return tuple(int(dim) for dim in dims.split(",") if dim.strip())
+
+
+def _long_leaf(leaf: re.Match[str]) -> torch.Tensor:
+    return torch.zeros(_ints(leaf[1]), dtype=getattr(torch, leaf[3]), device=leaf[2])
+
+
+def _compact_leaf(leaf: re.Match[str], size: tuple[int, ...], text: str) -> torch.Tensor:
+    if leaf[1] not in _DTYPES:
+        raise _unreadable(text, leaf.start())
+    return torch.zeros((*size, *_ints(leaf[2])), dtype=_DTYPES[leaf[1]], device=leaf[3] or "cpu")
+
+
+def _unreadable(text: str, position: int) -> ValueError:
+    return ValueError(
+        f"cannot read {text[position : position + 60].strip()!r} at character {position}: only tensors and "
+        "collections, printed with the default options, can be read back"
+    )

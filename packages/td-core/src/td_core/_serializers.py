@@ -1,0 +1,341 @@
+"""Saving and loading whole collections: one table of formats, and the functions that dispatch on it.
+
+Core knows no format. A plugin registers a :class:`Serializer`; saving finds it by name, loading by asking
+each one whether it recognises the path. td-memmap registers the default, ``"memmap"``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from ._collection import Core
+from ._missing import missing_package
+from .errors import FormatError, MissingPluginError, PluginError
+
+__all__ = ["DEFAULT_FORMAT", "SERIALIZERS", "Saving", "Serializer", "load", "save"]
+
+DEFAULT_FORMAT = "memmap"
+_DEFAULT_PROVIDER = "td-memmap"
+
+SelfT = TypeVar("SelfT", bound="Saving")
+
+
+class Serializer(ABC):
+    """A format for whole collections.
+
+    ``save`` and ``load`` declare their options as keyword parameters: what they do not declare is refused
+    before they are called.
+
+    Attributes:
+        name: what ``save(format=...)`` calls the format.
+        needs_path: False for a format that can save without being given a path.
+
+    >>> import torch
+    >>> from td_core import TensorDict
+    >>> class TorchFile(Serializer):
+    ...     name = "torch-file"
+    ...
+    ...     def save(self, data, path, *, legacy=False):
+    ...         torch.save(data.to_dict(), path, _use_new_zipfile_serialization=not legacy)
+    ...         return data
+    ...
+    ...     def load(self, path):
+    ...         return TensorDict(torch.load(path))
+    ...
+    ...     def detect(self, path):
+    ...         return path.suffix == ".pt"
+    >>> TorchFile().detect(Path("a.pt"))
+    True
+    """
+
+    name: ClassVar[str]
+    needs_path: ClassVar[bool] = True
+
+    @abstractmethod
+    def save(self, data: Any, path: Any, *args: Any, **options: Any) -> Any:
+        """Write ``data`` to ``path`` and return what stands for it: ``data``, a mapped copy, a future."""
+
+    @abstractmethod
+    def load(self, path: Any, *args: Any, **options: Any) -> Any:
+        """Return the collection saved at ``path``."""
+
+    @abstractmethod
+    def detect(self, path: Path) -> bool:
+        """Tell whether ``path`` holds a save of this format; never raise for one of another format."""
+
+    def load_(self, data: Any, path: Any, **options: Any) -> Any:
+        """Copy what is saved at ``path`` into ``data``, in place, and return ``data``."""
+        return data.update_(self.load(path, **options))
+
+
+class Serializers:
+    """The registered formats, by name."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Serializer] = {}
+
+    def add(self, serializer: Serializer) -> None:
+        """Register a format.
+
+        Raises:
+            PluginError: the name is taken or is no name.
+        """
+        name = getattr(serializer, "name", None)
+        if not isinstance(name, str) or not name:
+            raise PluginError(
+                f"the serializer {serializer!r} has no name: set the class attribute 'name'; got {name!r}"
+            )
+        if name in self._by_name:
+            raise PluginError(f"the format {name!r} is taken by {self._by_name[name]!r}")
+        self._by_name[name] = serializer
+
+    def remove(self, name: str) -> None:
+        """Forget a format."""
+        del self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[Serializer]:
+        return iter(self._by_name.values())
+
+    def for_saving(self, name: str | None) -> Serializer:
+        """Return the format ``name``; None is the default one.
+
+        Raises:
+            MissingPluginError: it is not registered; the message lists what is.
+        """
+        found = self._by_name.get(DEFAULT_FORMAT if name is None else name)
+        if found is not None:
+            return found
+        if name is None or name == DEFAULT_FORMAT:
+            hint = f"; registered formats, to be named by format=: {self._names()}" if self._by_name else ""
+            raise MissingPluginError(
+                f"the format {DEFAULT_FORMAT!r} is provided by {missing_package(_DEFAULT_PROVIDER)}{hint}"
+            )
+        raise MissingPluginError(
+            f"no installed package provides the format {name!r}; registered formats: {self._names()}"
+        )
+
+    def for_loading(self, path: Path, name: str | None) -> Serializer:
+        """Return the format ``name``; None asks each one whether it recognises ``path``.
+
+        Raises:
+            FileNotFoundError: there is nothing at ``path``.
+            MissingPluginError: no format of this name, or none at all, is registered.
+            FormatError: no format, or more than one, recognises ``path``.
+        """
+        if name is not None or not self._by_name:
+            return self.for_saving(name)
+        if not path.exists():
+            raise FileNotFoundError(f"cannot load: there is nothing at {str(path)!r}")
+        found = [serializer for serializer in self if serializer.detect(path)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(repr(serializer.name) for serializer in found)
+            raise FormatError(f"more than one format recognises {str(path)!r}: pass format=, one of {names}")
+        message = f"no registered format recognises {str(path)!r}; registered formats: {self._names()}"
+        if DEFAULT_FORMAT not in self:
+            message += f"; the format {DEFAULT_FORMAT!r} is provided by {missing_package(_DEFAULT_PROVIDER)}"
+            raise MissingPluginError(message)
+        raise FormatError(message)
+
+    def _names(self) -> str:
+        return ", ".join(map(repr, self._by_name)) or "none"
+
+
+SERIALIZERS = Serializers()
+
+
+def _check_options(serializer: Serializer, method: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an option that ``method`` does not declare."""
+    parameters = inspect.signature(method).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return
+    # The leading ones are data and path, which are given by position.
+    known = [
+        each.name
+        for each in parameters
+        if each.name not in ("data", "path") and each.kind is not each.VAR_POSITIONAL
+    ]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise TypeError(
+            f"the serializer {serializer.name!r} has no option {', '.join(map(repr, unknown))} for "
+            f"{method.__name__}(); its options: {', '.join(map(repr, known)) or 'none'}"
+        )
+
+
+def save(data: Core, path: str | Path | None, *, format: str | None = None, **options: Any) -> Any:
+    """Save a collection.
+
+    Args:
+        data: the collection.
+        path: where to; None only for formats that can do without.
+        format: name of a registered format; None is ``"memmap"``.
+        **options: options of the format.
+
+    Returns:
+        What the format gives: ``data`` itself, a collection mapped from the files, or a future.
+
+    Raises:
+        MissingPluginError: the format is not registered.
+        TypeError: the format has no such option.
+
+    >>> from td_core import TensorDict
+    >>> save(TensorDict(), "a.json", format="json")
+    Traceback (most recent call last):
+    td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
+    ...
+    """
+    serializer = SERIALIZERS.for_saving(format)
+    if path is None and serializer.needs_path:
+        raise TypeError(f"the serializer {serializer.name!r} needs a path to save to; got None")
+    _check_options(serializer, serializer.save, options)
+    return serializer.save(data, None if path is None else Path(path), **options)
+
+
+def load(path: str | Path, *, format: str | None = None, **options: Any) -> Any:
+    """Load a collection.
+
+    Args:
+        path: where it was saved.
+        format: name of a registered format; None finds the one that recognises ``path``.
+        **options: options of the format.
+
+    Raises:
+        FileNotFoundError: there is nothing at ``path``.
+        MissingPluginError: the format is not registered.
+        FormatError: no registered format, or more than one, recognises ``path``.
+        TypeError: the format has no such option.
+
+    >>> load("missing.json", format="json")
+    Traceback (most recent call last):
+    td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
+    ...
+    """
+    path = Path(path)
+    serializer = SERIALIZERS.for_loading(path, format)
+    _check_options(serializer, serializer.load, options)
+    return serializer.load(path, **options)
+
+
+class Saving(Core):
+    """``save`` and ``load`` in any registered format."""
+
+    __slots__ = ()
+
+    def save(
+        self: SelfT,
+        prefix: str | Path | None = None,
+        copy_existing: bool = False,
+        *,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        robust_key: bool | None = True,
+        archive: bool | None = None,
+        compression: str | int | None = None,
+        atomic: bool = False,
+        format: str | None = None,
+        **options: Any,
+    ) -> SelfT:
+        """Save the collection.
+
+        Args:
+            prefix: where to; None only for formats that can do without.
+            copy_existing: this and the following are options of the default format (see :meth:`memmap`). One
+                that is not left at its default is passed on, and refused by a format that does not have it.
+            num_threads: see ``copy_existing``.
+            return_early: see ``copy_existing``.
+            share_non_tensor: see ``copy_existing``.
+            robust_key: see ``copy_existing``.
+            archive: see ``copy_existing``.
+            compression: see ``copy_existing``.
+            atomic: see ``copy_existing``.
+            format: name of a registered format; None is ``"memmap"``.
+            **options: more options of the format.
+
+        Returns:
+            What the format gives: this collection, one mapped from the files, or a future.
+
+        Raises:
+            MissingPluginError: the format is not registered.
+            TypeError: the format has no such option.
+        """
+        given = {
+            "copy_existing": (copy_existing, False),
+            "num_threads": (num_threads, 0),
+            "return_early": (return_early, False),
+            "share_non_tensor": (share_non_tensor, False),
+            "robust_key": (True if robust_key is None else robust_key, True),
+            "archive": (archive, None),
+            "compression": (compression, None),
+            "atomic": (atomic, False),
+        }
+        options.update({name: value for name, (value, default) in given.items() if value != default})
+        saved: SelfT = save(self, prefix, format=format, **options)
+        return saved
+
+    dumps = save
+
+    @classmethod
+    def load(
+        cls: type[SelfT], prefix: str | Path, *args: Any, format: str | None = None, **kwargs: Any
+    ) -> SelfT:
+        """Load a collection.
+
+        Args:
+            prefix: where it was saved.
+            *args: ``device`` and ``non_blocking``, by position.
+            format: name of a registered format; None finds the one that recognises ``prefix``.
+            **kwargs: options of the format.
+
+        Raises:
+            FileNotFoundError: there is nothing at ``prefix``.
+            MissingPluginError: the format is not registered.
+            FormatError: no registered format, or more than one, recognises ``prefix``.
+            TypeError: the format has no such option.
+        """
+        loaded: SelfT = load(prefix, format=format, **_named(args, kwargs, ("device", "non_blocking")))
+        return loaded
+
+    def load_(self: SelfT, prefix: str | Path, *args: Any, format: str | None = None, **kwargs: Any) -> SelfT:
+        """Copy what is saved at ``prefix`` into this collection, in place.
+
+        Args:
+            prefix: where it was saved.
+            *args: ``robust_key``, by position.
+            format: name of a registered format; None finds the one that recognises ``prefix``.
+            **kwargs: options of the format.
+
+        Raises:
+            FileNotFoundError: there is nothing at ``prefix``.
+            MissingPluginError: the format is not registered.
+            FormatError: no registered format, or more than one, recognises ``prefix``.
+            TypeError: the format has no such option.
+        """
+        path = Path(prefix)
+        options = _named(args, kwargs, ("robust_key",))
+        serializer = SERIALIZERS.for_loading(path, format)
+        # The default load_ hands its options to load, so those are the ones that count.
+        inherited = type(serializer).load_ is Serializer.load_
+        _check_options(serializer, serializer.load if inherited else serializer.load_, options)
+        serializer.load_(self, path, **options)
+        return self
+
+
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Return positional and keyword options together, by name."""
+    if len(args) > len(names):
+        raise TypeError(f"at most {len(names)} options by position, {', '.join(names)}; got {len(args)}")
+    options = dict(zip(names, args, strict=False))
+    twice = options.keys() & kwargs.keys()
+    if twice:
+        raise TypeError(f"the option {', '.join(map(repr, sorted(twice)))} is given by position and by name")
+    return {**options, **kwargs}

@@ -1,0 +1,489 @@
+"""Plans of the operations that move whole dims, cut a collection along one, or join several.
+
+The functions named ``*_plan`` check the arguments as torch does and return a plan; dims given to them count
+from the batch dims. Compositions of these operations (``rot90``, ``tile``) have no plan of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from operator import itemgetter, methodcaller
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._plans import Along, ExplodePlan, Shape, ShapePlan, Sizes, without, wrap_dim
+from .errors import BatchSizeError, DimError
+
+
+class Reshape(ShapePlan):
+    """Other dims around the same elements in the same order; leaves are views where torch gives one.
+
+    ``kept`` says how many of the first and of the last dims keep their names.
+    """
+
+    __slots__ = ("_copy", "_kept", "_old")
+
+    def __init__(
+        self,
+        old: Shape,
+        new: Shape,
+        kept: tuple[int, int],
+        leaf: Callable[[Tensor], Tensor] | None = None,
+        *,
+        copy: bool = True,
+    ) -> None:
+        n = len(old)
+        sizes = Sizes(new, n)
+        if leaf is not None:
+            self.leaf = leaf
+        elif copy:
+            self.leaf = lambda value: value.reshape(*sizes[value.shape])
+        else:
+            self.leaf = lambda value: value.view(*sizes[value.shape])
+        self.lead = new
+        self.n = n
+        self._old = old
+        self._copy = copy
+        self._kept = kept
+
+    def dims(self) -> tuple[int | None, ...]:
+        before, after = self._kept
+        changed = len(self.lead) - before - after
+        return (*range(before), *[None] * changed, *range(self.n - after, self.n))
+
+    def along(self, stack_dim: int) -> Along | None:
+        old, new = self._old, self.lead
+        before, after = math.prod(old[:stack_dim]), math.prod(old[stack_dim + 1 :])
+        for dim, size in enumerate(new):
+            if (
+                size == old[stack_dim]
+                and math.prod(new[:dim]) == before
+                and math.prod(new[dim + 1 :]) == after
+            ):
+                inner_old, inner_new = without(old, stack_dim), without(new, dim)
+                inner = None
+                if inner_old != inner_new:
+                    inner = Reshape(inner_old, inner_new, (0, 0), copy=self._copy)
+                return Along(None, inner, dim)
+        return None
+
+
+class Dense(ShapePlan):
+    """The same dims, of a dense collection: lazy stacks are stacked first."""
+
+    __slots__ = ()
+
+    def __init__(self, leaf: Callable[[Tensor], Tensor]) -> None:
+        self.leaf = leaf
+        self.lead = ()
+        self.n = 0
+
+    def dims(self) -> tuple[int | None, ...]:
+        return ()
+
+    def along(self, stack_dim: int) -> None:
+        """No member stays a member."""
+
+
+class Permute(ShapePlan):
+    """The same dims in another order."""
+
+    __slots__ = ("order",)
+
+    def __init__(self, lead: Shape, order: Shape, leaf: Callable[[Tensor], Tensor]) -> None:
+        self.leaf = leaf
+        self.lead = lead
+        self.n = len(lead)
+        self.order = order
+
+    def dims(self) -> tuple[int | None, ...]:
+        return self.order
+
+    def along(self, stack_dim: int) -> Along:
+        order = tuple(dim - (dim > stack_dim) for dim in self.order if dim != stack_dim)
+        new_dim = self.order.index(stack_dim)
+        if order == tuple(range(len(order))):
+            return Along(None, None, new_dim)
+        return Along(None, Permute(without(self.lead, new_dim), order, _permuter(order)), new_dim)
+
+
+class Unsqueeze(ShapePlan):
+    """A new dim of size one."""
+
+    __slots__ = ("_batch", "_dim")
+
+    def __init__(self, batch: Shape, dim: int) -> None:
+        # Indexing with None is the cheaper spelling, at the front only.
+        self.leaf = itemgetter(None) if dim == 0 else methodcaller("unsqueeze", dim)
+        self.lead = (*batch[:dim], 1) if dim else (1,)
+        self.n = dim
+        self._batch = batch
+        self._dim = dim
+
+    def dims(self) -> tuple[int | None, ...]:
+        return (*range(self._dim), None)
+
+    def along(self, stack_dim: int) -> Along:
+        before = self._dim <= stack_dim
+        inner = Unsqueeze(without(self._batch, stack_dim), self._dim - (not before))
+        return Along(None, inner, stack_dim + before)
+
+
+class Squeeze(ShapePlan):
+    """Without some dims, all of size one."""
+
+    __slots__ = ("_batch", "_dims")
+
+    def __init__(self, batch: Shape, dims: Shape) -> None:
+        self.leaf = methodcaller("squeeze", dims[0] if len(dims) == 1 else dims)
+        self.n = max(dims) + 1 if dims else 0
+        self.lead = tuple([batch[dim] for dim in range(self.n) if dim not in dims])
+        self._batch = batch
+        self._dims = dims
+
+    def dims(self) -> tuple[int | None, ...]:
+        return tuple(dim for dim in range(self.n) if dim not in self._dims)
+
+    def along(self, stack_dim: int) -> Along:
+        rest = tuple(dim - (dim > stack_dim) for dim in self._dims if dim != stack_dim)
+        inner = Squeeze(without(self._batch, stack_dim), rest) if rest else None
+        if stack_dim in self._dims:
+            return Along(0, inner, None)
+        return Along(None, inner, stack_dim - sum(dim < stack_dim for dim in self._dims))
+
+
+class Expand(ShapePlan):
+    """Dims of size one, and new ones at the front, repeated without copying."""
+
+    __slots__ = ("_old",)
+
+    def __init__(self, old: Shape, new: Shape) -> None:
+        n = len(old)
+        sizes = Sizes(new, n)
+        self.leaf = lambda value: value.expand(*sizes[value.shape])
+        self.lead = new
+        self.n = n
+        self._old = old
+
+    def dims(self) -> tuple[int | None, ...]:
+        added = len(self.lead) - self.n
+        return (*[None] * added, *range(self.n))
+
+    def along(self, stack_dim: int) -> Along:
+        new_dim = stack_dim + len(self.lead) - self.n
+        old, new = without(self._old, stack_dim), without(self.lead, new_dim)
+        size = self.lead[new_dim]
+        picks = None if size == self._old[stack_dim] else [0] * size
+        return Along(picks, None if old == new else Expand(old, new), new_dim)
+
+
+class Unbind(ExplodePlan):
+    """One part for each position of a dim, without it."""
+
+    __slots__ = ("_batch", "_dim")
+
+    def __init__(self, batch: Shape, dim: int) -> None:
+        self.leaf = torch.unbind if dim == 0 else methodcaller("unbind", dim)
+        self.lead = batch[:dim]
+        self.leads = [self.lead] * batch[dim]
+        self.n = dim + 1
+        self._batch = batch
+        self._dim = dim
+
+    def dims(self) -> tuple[int | None, ...]:
+        return tuple(range(self._dim))
+
+    def along(self, stack_dim: int) -> Along:
+        if stack_dim == self._dim:
+            return Along(range(self._batch[stack_dim]), None, None)
+        before = self._dim < stack_dim
+        return Along(
+            None, Unbind(without(self._batch, stack_dim), self._dim - (not before)), stack_dim - before
+        )
+
+
+class Split(ExplodePlan):
+    """Consecutive parts of one dim."""
+
+    __slots__ = ("_batch", "_dim", "_sizes")
+
+    def __init__(self, batch: Shape, dim: int, sizes: Sequence[int]) -> None:
+        self.leaf = methodcaller("split_with_sizes", sizes, dim)
+        before = batch[:dim]
+        self.lead = batch[: dim + 1]
+        self.leads = [(*before, size) for size in sizes]
+        self.n = dim + 1
+        self._batch = batch
+        self._dim = dim
+        self._sizes = sizes
+
+    def dims(self) -> tuple[int | None, ...]:
+        return tuple(range(self.n))
+
+    def along(self, stack_dim: int) -> Along:
+        if stack_dim == self._dim:
+            ends = torch.tensor(self._sizes).cumsum(0).tolist()
+            return Along(
+                [range(end - size, end) for size, end in zip(self._sizes, ends, strict=True)], None, stack_dim
+            )
+        inner = Split(without(self._batch, stack_dim), self._dim - (self._dim > stack_dim), self._sizes)
+        return Along(None, inner, stack_dim)
+
+
+class Join(ShapePlan):
+    """The leaves of several collections side by side, along a new dim (``stacks``) or an old one.
+
+    Seen from lazy stacks along one dim, all of as many members: members are joined one by one; ``along`` is
+    None where their dim is the joined one, so that the members are chained instead.
+    """
+
+    __slots__ = ("_batch", "_sizes", "dim", "stacks")
+
+    def __init__(self, batch: Shape, dim: int, sizes: Sequence[int], stacks: bool) -> None:
+        join: Callable[..., Tensor] = torch.stack if stacks else torch.cat
+        # Without a dim argument, torch parses the call faster.
+        self.leaf = join if dim == 0 else functools.partial(join, dim=dim)
+        lead = list(batch)
+        if stacks:
+            lead.insert(dim, len(sizes))
+        else:
+            lead[dim] = sum(sizes)
+        self.lead = tuple(lead)
+        self.n = len(batch)
+        self.dim = dim
+        self.stacks = stacks
+        self._batch = batch
+        self._sizes = sizes
+
+    def dims(self) -> tuple[int | None, ...]:
+        if not self.stacks:
+            return tuple(range(self.n))
+        return (*range(self.dim), None, *range(self.dim, self.n))
+
+    def along(self, stack_dim: int) -> Along | None:
+        if stack_dim == self.dim and not self.stacks:
+            return None
+        first = self.dim <= stack_dim
+        inner = Join(without(self._batch, stack_dim), self.dim - (not first), self._sizes, self.stacks)
+        return Along(None, inner, stack_dim + (first and self.stacks))
+
+
+def reshape_plan(batch: Shape, shape: Sequence[int], *, copy: bool = False) -> Reshape:
+    """Plan ``view`` (``reshape`` if ``copy`` is allowed); one size may be -1.
+
+    >>> reshape_plan((2, 3), (-1,)).lead
+    (6,)
+    """
+    new = _infer(batch, shape)
+    return Reshape(batch, new, (len(new) if new == batch else 0, 0), copy=copy)
+
+
+def flatten_plan(batch: Shape, start_dim: int, end_dim: int) -> Reshape:
+    """Plan ``flatten``: the dims from ``start_dim`` to ``end_dim`` become one."""
+    n = len(batch)
+    if not n:
+        for dim in (start_dim, end_dim):
+            if dim not in (0, -1):
+                raise DimError(f"Dimension out of range (expected to be in range of [-1, 0], but got {dim})")
+        return Reshape((), (1,), (0, 0))
+    start, end = wrap_dim(start_dim, n), wrap_dim(end_dim, n)
+    if start > end:
+        raise DimError(f"flatten() has invalid args: start_dim {start_dim} comes after end_dim {end_dim}")
+    sizes = tuple(batch)
+    new = (*sizes[:start], math.prod(sizes[start : end + 1]), *sizes[end + 1 :])
+    kept = (start, n - 1 - end) if start < end else (n, 0)
+    return Reshape(sizes, new, kept, methodcaller("flatten", start, end))
+
+
+def unflatten_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Reshape:
+    """Plan ``unflatten``: one dim becomes several; one size may be -1."""
+    dim = wrap_dim(dim, len(batch))
+    if not sizes:
+        raise BatchSizeError("unflatten: sizes must be non-empty")
+    try:
+        inner = _infer(batch[dim : dim + 1], sizes)
+    except BatchSizeError:
+        raise BatchSizeError(
+            f"unflatten: the sizes {list(sizes)} don't multiply up to {batch[dim]}, "
+            f"the size of batch dim {dim}"
+        ) from None
+    new = (*batch[:dim], *inner, *batch[dim + 1 :])
+    n = len(batch)
+    return Reshape(batch, new, (dim, n - 1 - dim) if len(inner) > 1 else (n, 0), copy=False)
+
+
+def permute_plan(batch: Shape, dims: Sequence[int]) -> Permute:
+    """Plan ``permute``."""
+    n = len(batch)
+    order = tuple([wrap_dim(dim, n) for dim in dims])
+    if len(order) != n or len(set(order)) != n:
+        raise DimError(f"the dims of a permutation must be each of {list(range(n))} once; got {list(dims)}")
+    return Permute(tuple([batch[dim] for dim in order]), order, _permuter(order))
+
+
+def transpose_plan(batch: Shape, dim0: int, dim1: int) -> Permute:
+    """Plan ``transpose``: two dims swapped."""
+    n = len(batch)
+    first, second = wrap_dim(dim0, n), wrap_dim(dim1, n)
+    lead, order = list(batch), list(range(n))
+    lead[first], lead[second] = batch[second], batch[first]
+    order[first], order[second] = second, first
+    return Permute(tuple(lead), tuple(order), methodcaller("transpose", first, second))
+
+
+def _permuter(order: Shape) -> Callable[[Tensor], Tensor]:
+    """Return what gives the leading dims of a leaf another order."""
+    moved = [i for i, dim in enumerate(order) if i != dim]
+    if len(moved) == 2:
+        return methodcaller("transpose", *moved)
+    n = len(order)
+    by_ndim: dict[int, Any] = {}
+
+    def leaf(value: Tensor) -> Tensor:
+        ndim = value.ndim
+        full = by_ndim.get(ndim)
+        if full is None:
+            full = by_ndim[ndim] = (*order, *range(n, ndim)) or ((),)
+        return value.permute(*full)
+
+    return leaf
+
+
+def movedim_plan(batch: Shape, source: int | Sequence[int], destination: int | Sequence[int]) -> Permute:
+    """Plan ``movedim``: some dims at new places, the others in their order."""
+    n = len(batch)
+    given = [(dims,) if isinstance(dims, int) else tuple(dims) for dims in (source, destination)]
+    if len(given[0]) != len(given[1]):
+        raise DimError(
+            "movedim: source and destination must have the same number of dims; "
+            f"got {list(given[0])} and {list(given[1])}"
+        )
+    sources, destinations = ([wrap_dim(dim, n) for dim in dims] for dims in given)
+    for what, dims in (("source", sources), ("destination", destinations)):
+        if len(set(dims)) != len(dims):
+            raise DimError(f"movedim: repeated dim in {what}: {dims}")
+    placed = dict(zip(destinations, sources, strict=True))
+    others = iter([dim for dim in range(n) if dim not in sources])
+    return permute_plan(batch, [placed[i] if i in placed else next(others) for i in range(n)])
+
+
+def unsqueeze_plan(batch: Shape, dim: int) -> Unsqueeze:
+    """Plan ``unsqueeze``."""
+    n = len(batch) + 1
+    if not -n <= dim < n:
+        raise DimError(f"Dimension out of range (expected to be in range of [{-n}, {n - 1}], but got {dim})")
+    return Unsqueeze(batch, dim % n)
+
+
+def squeeze_plan(batch: Shape, dim: int | Sequence[int] | None) -> Squeeze:
+    """Plan ``squeeze``: dims of another size than one stay."""
+    given = range(len(batch)) if dim is None else (dim,) if isinstance(dim, int) else dim
+    dims = [wrap_dim(d, len(batch)) for d in given]
+    return Squeeze(batch, tuple([d for d in dims if batch[d] == 1]))
+
+
+def expand_plan(batch: Shape, shape: Sequence[int]) -> Expand:
+    """Plan ``expand``: a size of -1 leaves the dim as it is."""
+    added = len(shape) - len(batch)
+    if added < 0:
+        raise BatchSizeError(
+            f"expand: the number of sizes ({len(shape)}: {list(shape)}) must not be smaller than the number "
+            f"of batch dims ({len(batch)}: {list(batch)})"
+        )
+    new = list(shape)
+    for dim, size in enumerate(shape):
+        old = batch[dim - added] if dim >= added else None
+        if size == -1 and old is not None:
+            new[dim] = old
+        elif size < 0 or (old is not None and old not in (1, size)):
+            where = "a new leading dim" if old is None else f"batch dim {dim - added} of size {old}"
+            raise BatchSizeError(
+                f"expand: size {size} is not possible for {where} ({list(batch)} to {list(shape)})"
+            )
+    return Expand(batch, tuple(new))
+
+
+def unbind_plan(batch: Shape, dim: int) -> Unbind:
+    """Plan ``unbind``."""
+    return Unbind(batch, wrap_dim(dim, len(batch)))
+
+
+def split_plan(batch: Shape, split_size: int | Sequence[int], dim: int) -> Split:
+    """Plan ``split``: parts of one size, the last one shorter where it must be, or of given sizes."""
+    dim = wrap_dim(dim, len(batch))
+    size = batch[dim]
+    if not isinstance(split_size, int):
+        sizes = list(split_size)
+        if sum(sizes) != size or any(part < 0 for part in sizes):
+            raise BatchSizeError(
+                f"split: the sizes must sum to the size of batch dim {dim}, {size}; got {sizes}"
+            )
+        return Split(batch, dim, sizes)
+    if split_size < 0 or (split_size == 0 and size):
+        raise ValueError(f"split: split_size must be positive; got {split_size}")
+    if size == 0:
+        return Split(batch, dim, [0])
+    full, rest = divmod(size, split_size)
+    return Split(batch, dim, [split_size] * full + [rest] * (rest > 0))
+
+
+def chunk_plan(batch: Shape, chunks: int, dim: int) -> Split:
+    """Plan ``chunk``: at most ``chunks`` parts of one size."""
+    if chunks <= 0:
+        raise ValueError(f"chunk: chunks must be greater than zero; got {chunks}")
+    dim = wrap_dim(dim, len(batch))
+    if batch[dim] == 0:
+        return Split(batch, dim, [0] * chunks)
+    return split_plan(batch, -(-batch[dim] // chunks), dim)
+
+
+def tensor_split_plan(batch: Shape, indices_or_sections: int | Sequence[int] | Tensor, dim: int) -> Split:
+    """Plan ``tensor_split``: sections that differ by one at most, or the parts between given positions."""
+    dim = wrap_dim(dim, len(batch))
+    size = batch[dim]
+    if isinstance(indices_or_sections, Tensor):
+        indices_or_sections = indices_or_sections.tolist()
+    if isinstance(indices_or_sections, int):
+        sections = indices_or_sections
+        if sections <= 0:
+            raise BatchSizeError(
+                f"tensor_split: the number of sections must be larger than 0; got {sections}"
+            )
+        least, longer = divmod(size, sections)
+        return Split(batch, dim, [least + 1] * longer + [least] * (sections - longer))
+    slices = zip([0, *indices_or_sections], [*indices_or_sections, size], strict=True)
+    bounds = [slice(start, stop).indices(size)[:2] for start, stop in slices]
+    if sum(max(stop - start, 0) for start, stop in bounds) != size:
+        raise BatchSizeError(
+            f"tensor_split: the positions must not decrease; got {list(indices_or_sections)}"
+        )
+    return Split(batch, dim, [max(stop - start, 0) for start, stop in bounds])
+
+
+def stack_plan(batch: Shape, dim: int, count: int) -> Join:
+    """Plan ``stack``: ``count`` collections of one batch size along a new dim."""
+    n = len(batch) + 1
+    if not -n <= dim < n:
+        raise DimError(f"Dimension out of range (expected to be in range of [{-n}, {n - 1}], but got {dim})")
+    return Join(batch, dim % n, [1] * count, True)
+
+
+def cat_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Join:
+    """Plan ``cat``: collections whose dim ``dim`` has these sizes, one after the other."""
+    return Join(batch, wrap_dim(dim, len(batch)), sizes, False)
+
+
+def _infer(batch: Shape, shape: Sequence[int]) -> Shape:
+    """Return a shape with its -1 worked out, as many elements as the batch."""
+    new = tuple(shape)
+    numel, product = math.prod(batch), math.prod(new)
+    if product == numel and (not new or min(new) >= 0):
+        return new
+    if product < 0 and new.count(-1) == 1 and min(new) == -1 and numel % product == 0:
+        unknown = new.index(-1)
+        return (*new[:unknown], numel // -product, *new[unknown + 1 :])
+    raise BatchSizeError(f"the shape {list(new)} is invalid for a batch of {numel} elements, {list(batch)}")

@@ -1,0 +1,626 @@
+"""TensorDict: the canonical kind, a dict of tensors and collections with a batch size.
+
+Walks are iterative over nodes that are exactly TensorDicts, so that nesting may be as deep as memory allows; nodes of
+another kind are asked to walk themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ._base import TensorDictBase
+from ._coerce import WRAPPED, nest
+from ._collection import Child, Core, Plan, check_same_keys, leaf_against_node, show_path
+from ._devices import as_device
+from ._indexing import plan_index
+from ._keys import unravel_key_to_tuple
+from ._names import Names, check_names, move_names
+from ._nodes import set_dense
+from ._pytree import register_mapping
+from ._views import CollectionItems, CollectionKeys, IsLeaf
+from .errors import BatchSizeError, KeyTakenError, StructureError
+from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
+
+SelfT = TypeVar("SelfT", bound="TensorDict")
+
+_new = object.__new__
+
+
+class TensorDict(TensorDictBase):
+    """A batched, nested ``dict[str, Tensor]`` that behaves like one tensor.
+
+    Args:
+        source: a mapping or collection; nested mappings become nested collections. Excludes keyword entries.
+        batch_size: leading dims that every entry shares; empty if not given.
+        device: where every entry is moved; None leaves each where it is.
+        names: a name or None for each batch dim.
+        non_blocking: as in :meth:`torch.Tensor.to`, for entries that change device.
+        lock: lock the new collection.
+        **kwargs: entries by keyword, instead of ``source``.
+
+    Raises:
+        BatchSizeError: an entry's leading dims are not the batch size.
+        ValueError: ``source`` is no mapping, or there are keywords beside it.
+
+    >>> td = TensorDict({"a": torch.zeros(3, 4), "b": {"c": torch.ones(3)}}, batch_size=[3])
+    >>> td
+    TensorDict(batch_size=[3], fields={a: f32[4], b: {c: f32[]}})
+    >>> td[0]["b", "c"]
+    tensor(1.)
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_attachments",
+        "_batch_size",
+        "_data",
+        "_device",
+        "_lock_parents",
+        "_locked",
+        "_names",
+        "_undo",
+    )
+
+    _data: dict[str, Child]
+    _batch_size: torch.Size
+    _device: torch.device | None
+
+    def __init__(
+        self,
+        source: Mapping[Any, Any] | Core | None = None,
+        batch_size: BatchSize | None = None,
+        device: DeviceType | None = None,
+        names: Sequence[str | None] | None = None,
+        non_blocking: bool | None = None,
+        lock: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if source is None:
+            source = kwargs
+        elif kwargs:
+            raise ValueError(
+                f"give the entries as a mapping or as keywords, not both; got keywords {list(kwargs)}"
+            )
+        # A type check is several times faster than isinstance with an abstract class.
+        if type(source) is dict:
+            pass
+        elif isinstance(source, Core):
+            if names is None and batch_size is not None and as_batch_size(batch_size) == source.batch_size:
+                names = source._names
+            source = source._children()
+        elif not isinstance(source, Mapping):
+            raise ValueError(
+                f"the source of a TensorDict is a mapping or a collection; got {type(source).__name__}"
+            )
+        self._data = {}
+        self._batch_size = size = as_batch_size(batch_size)
+        self._device = None if device is None else as_device(device)
+        self._names = None if names is None else check_names(names, len(size))
+        self._locked = False
+        self._lock_parents = self._attachments = self._undo = None
+        self._fill(source, bool(non_blocking))
+        if lock:
+            self.lock_()
+
+    def _fill(self, source: Mapping[Any, Any], non_blocking: bool) -> None:
+        """Store the entries of a mapping, checked; plain tensors under plain keys take a path of their own."""
+        data, size, device, names = self._data, self._batch_size, self._device, self._names
+        ndim = len(size)
+        fitting: torch.Size | None = None
+        for key, value in source.items():
+            if type(key) is not str:
+                self._fill_nested(source, key, value, non_blocking)
+                continue
+            if device is None:
+                if isinstance(value, Tensor) and type(value) not in WRAPPED:
+                    if ndim == 0:
+                        data[key] = value
+                        continue
+                    # A nested tensor of strided layout has no shape. Leaves often follow leaves of their own shape,
+                    # and to compare two sizes is cheaper than to slice one.
+                    if not value.is_nested:
+                        shape = value.shape
+                        if shape == fitting or shape[:ndim] == size:
+                            data[key] = value
+                            fitting = shape
+                            continue
+                elif type(value) is dict and names is None:
+                    data[key] = nest(value, size, None, (key,))
+                    continue
+            if isinstance(value, Core):
+                # Nothing can contain a node that is being made, so no search for cycles.
+                data[key] = self._coerced(value, (key,), non_blocking)
+                continue
+            self._set_path(key, value, non_blocking=non_blocking)
+
+    def _fill_nested(self, source: Mapping[Any, Any], key: Any, value: Any, non_blocking: bool) -> None:
+        """Store an entry of the constructor under a nested key, unless the mapping has its first part as a key too."""
+        path = unravel_key_to_tuple(key)
+        if len(path) > 1 and path[0] in source:
+            raise KeyTakenError(
+                f"the source has both the key {path[0]!r} and the nested key {path!r}; give one of them"
+            )
+        self._set_path(path, value, non_blocking=non_blocking)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        register_mapping(cls)
+
+    @classmethod
+    def _make(
+        cls: type[SelfT],
+        data: dict[str, Child],
+        batch_size: torch.Size,
+        device: torch.device | None,
+        names: Names | None,
+    ) -> SelfT:
+        """Return a new node around checked entries, without copying ``data``."""
+        node = _new(cls)
+        node._data = data
+        node._batch_size = batch_size
+        node._device = device
+        node._names = names
+        node._locked = False
+        node._lock_parents = node._attachments = node._undo = None
+        return node
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Leading dims that all entries share; settable where every entry agrees.
+
+        >>> td = TensorDict({"a": torch.zeros(3, 4)})
+        >>> td.batch_size = [3]
+        >>> td.batch_size
+        torch.Size([3])
+        """
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: BatchSize) -> None:
+        self._change_batch_size(as_batch_size(batch_size))
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device of every entry, or None where entries keep their own."""
+        return self._device
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        ndim = len(batch_size)
+        if self._names is not None:
+            kept = self._names[:ndim] + (None,) * (ndim - len(self._names))
+            self._names = kept if any(name is not None for name in kept) else None
+        self._batch_size = batch_size
+
+    def _set_device(self, device: torch.device | None) -> None:
+        self._device = device
+
+    def _children(self) -> dict[str, Child]:
+        return self._data
+
+    def _get_child(self, key: str) -> Child:
+        return self._data[key]
+
+    def _set_child(self, key: str, value: Child) -> None:
+        self._data[key] = value
+
+    def _set_children(self, values: Mapping[str, Child]) -> None:
+        self._data.update(values)
+
+    def _del_child(self, key: str) -> None:
+        del self._data[key]
+
+    def _with_children(
+        self: SelfT,
+        children: Mapping[str, Child],
+        *,
+        batch_size: torch.Size | None = None,
+        device: torch.device | NoDefault | None = NO_DEFAULT,
+        names: Names | NoDefault | None = NO_DEFAULT,
+    ) -> SelfT:
+        return type(self)._make(
+            dict(children),
+            self._batch_size if batch_size is None else batch_size,
+            self._device if device is NO_DEFAULT else device,
+            self._names if names is NO_DEFAULT else names,
+        )
+
+    def _nested(self) -> Iterator[Core]:
+        return iter([child for child in self._data.values() if not isinstance(child, Tensor)])
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an entry by key, or the collection of all entries indexed along the batch dims."""
+        if type(index) is str:
+            try:
+                entry = self._data[index]
+            except KeyError:
+                entry = self._get_path((index,))
+            return entry if isinstance(entry, Tensor) else entry._unwrap()
+        if type(index) is tuple:
+            found = self._follow(index)
+            if found is not None:
+                return found if isinstance(found, Tensor) else found._unwrap()
+        elif not isinstance(index, str):
+            return self._transform(plan_index(index, self._batch_size))
+        return super().__getitem__(index)
+
+    def _follow(self, path: tuple[Any, ...]) -> Child | None:
+        """Return the entry that a flat path leads to through nodes of this class; None sends the caller the long way."""
+        node: Any = self
+        for part in path:
+            if type(part) is not str or not isinstance(node, TensorDict):
+                return None
+            node = node._data.get(part)
+        return None if node is self else node
+
+    def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
+        """Return the entry ``key``, or a default where it is missing; see :meth:`TensorCollection.get`."""
+        if not kwargs:
+            found = (
+                self._data.get(key) if type(key) is str else self._follow(key) if type(key) is tuple else None
+            )
+            if found is not None:
+                return found
+        return super().get(key, *args, **kwargs)
+
+    def set(
+        self: SelfT,
+        key: NestedKey,
+        item: Any,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        **kwargs: Any,
+    ) -> SelfT:
+        """Store an entry, making the nested levels it needs; see :meth:`TensorCollection.set`."""
+        if inplace or kwargs:
+            return super().set(key, item, inplace, non_blocking=non_blocking, **kwargs)
+        self._set_path(key, item, non_blocking=non_blocking)
+        return self
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Store an entry by key, or write ``value`` into all entries at an index."""
+        if type(index) is str:
+            self._set_path(index, value)
+        else:
+            super().__setitem__(index, value)
+
+    def _set_path(
+        self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+    ) -> None:
+        # What an entry mostly is: a tensor that needs no conversion, under a key that needs no parsing.
+        if isinstance(value, Tensor) and type(value) not in WRAPPED:
+            node, name = self, key
+            if type(key) is tuple and len(key) > 1:
+                node, name = self._follow(key[:-1]), key[-1]  # type: ignore[assignment]
+            if (
+                type(name) is str
+                and isinstance(node, TensorDict)
+                and not node._locked
+                and node._device is None
+            ):
+                size = node._batch_size
+                if not size or (not value.is_nested and value.shape[: len(size)] == size):
+                    node._data[name] = value
+                    return
+        super()._set_path(key, value, at, non_blocking=non_blocking)
+
+    def keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """Return a live view of the keys; see :meth:`TensorCollection.keys`."""
+        if include_nested or leaves_only or sort:
+            return CollectionKeys(self, include_nested, leaves_only, is_leaf, sort)
+        return self._data.keys()
+
+    def items(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """Return a live view of (key, entry) pairs; see :meth:`TensorCollection.items`."""
+        if include_nested or leaves_only or sort:
+            return CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
+        return self._data.items()
+
+    def _collect(self, out: list[Tensor]) -> None:
+        append = out.append
+        todo = [self._data]
+        while todo:
+            for child in todo.pop().values():
+                if isinstance(child, Tensor):
+                    append(child)
+                elif type(child) is TensorDict:
+                    todo.append(child._data)
+                else:
+                    child._collect(out)
+
+    def _spread(self, value: Tensor, out: list[Tensor]) -> None:
+        shaped: dict[int, Tensor] = {}
+        ndim = len(self._batch_size)
+        todo = [self._data]
+        while todo:
+            for child in todo.pop().values():
+                if type(child) is TensorDict:
+                    todo.append(child._data)
+                    continue
+                extra = (child.ndim if isinstance(child, Tensor) else len(child.batch_size)) - ndim
+                part = shaped.get(extra)
+                if part is None:
+                    part = shaped[extra] = value.reshape(*value.shape, *[1] * extra) if value.ndim else value
+                if isinstance(child, Tensor):
+                    out.append(part)
+                else:
+                    child._spread(part, out)
+
+    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+        append = out.append
+        todo: list[tuple[dict[str, Child], Mapping[str, Child], tuple[str, ...]]] = [
+            (self._data, other._children(), path)
+        ]
+        while todo:
+            mine, theirs, at = todo.pop()
+            if len(mine) != len(theirs):
+                check_same_keys(mine, theirs, at)
+            for key, wanted in mine.items():
+                try:
+                    child = theirs[key]
+                except KeyError:
+                    check_same_keys(mine, theirs, at)
+                    raise
+                if isinstance(wanted, Tensor):
+                    if not isinstance(child, Tensor):
+                        raise leaf_against_node(wanted, child, (*at, key))
+                    append(child)
+                elif isinstance(child, Tensor):
+                    raise leaf_against_node(wanted, child, (*at, key))
+                elif type(wanted) is TensorDict:
+                    todo.append((wanted._data, child._children(), (*at, key)))
+                else:
+                    wanted._collect_other(child, out, (*at, key))
+
+    def _collect_both(
+        self, other: Core, mine: list[Tensor], theirs: list[Tensor], foreign: list[Core] | None = None
+    ) -> None:
+        if not isinstance(other, TensorDict):
+            return super()._collect_both(other, mine, theirs, foreign)
+        add, add_other = mine.append, theirs.append
+        todo = [(self._data, other._data)]
+        while todo:
+            data, data_other = todo.pop()
+            if len(data) != len(data_other):
+                break
+            for key, child in data.items():
+                found = data_other.get(key)
+                if isinstance(child, Tensor):
+                    if not isinstance(found, Tensor):
+                        break
+                    add(child)
+                    add_other(found)
+                elif type(child) is TensorDict is type(found):
+                    todo.append((child._data, found._data))
+                elif isinstance(found, Core):
+                    child._collect_both(found, mine, theirs, foreign)
+                else:
+                    break
+            else:
+                continue
+            break
+        else:
+            return None
+        # The walk that keeps track of key paths says what is wrong.
+        return other._collect_like(self, [])
+
+    def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
+        following = leaves.__next__
+        root = _shell(type(self), self)
+        todo = [(self._data, root._data)]
+        while todo:
+            source, target = todo.pop()
+            for key, child in source.items():
+                if isinstance(child, Tensor):
+                    target[key] = following()
+                elif type(child) is TensorDict:
+                    target[key] = node = _shell(TensorDict, child)
+                    todo.append((child._data, node._data))
+                else:
+                    target[key] = child._rebuild(leaves)
+        return root
+
+    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+        root = _shell(type(self), self)
+        todo = [(self._data, root._data)]
+        while todo:
+            source, target = todo.pop()
+            for key, child in source.items():
+                if isinstance(child, Tensor):
+                    target[key] = fn(child)
+                elif type(child) is TensorDict:
+                    target[key] = node = _shell(TensorDict, child)
+                    todo.append((child._data, node._data))
+                else:
+                    target[key] = child._map(fn)
+        return root
+
+    def _transform(self: SelfT, plan: Plan) -> SelfT:
+        leaf, lead, n, old = plan.leaf, plan.lead, plan.n, self._batch_size
+        # Slicing a Size and putting one together are among the dearest steps of a small operation.
+        size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead else old[n:]
+        names = None if self._names is None else move_names(self._names, plan.dims(), n)
+        target: dict[str, Child] = {}
+        root = type(self)._make(target, size, self._device, names)
+        source = self._data
+        todo: list[tuple[dict[str, Child], dict[str, Child]]] = []
+        while True:
+            for key, child in source.items():
+                if isinstance(child, Tensor):
+                    target[key] = leaf(child)
+                elif type(child) is TensorDict:
+                    data: dict[str, Child] = {}
+                    inner = child._batch_size
+                    target[key] = TensorDict._make(
+                        data,
+                        size if inner == old else torch.Size(lead + inner[n:]),
+                        child._device,
+                        None if child._names is None else move_names(child._names, plan.dims(), n),
+                    )
+                    todo.append((child._data, data))
+                else:
+                    target[key] = child._transform(plan)
+            if not todo:
+                return root
+            source, target = todo.pop()
+
+    def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
+        leaf = plan.leaf
+        roots = self._shells(plan)
+        todo = [(self._data, [root._data for root in roots])]
+        while todo:
+            source, targets = todo.pop()
+            for key, child in source.items():
+                if isinstance(child, Tensor):
+                    for target, piece in zip(targets, leaf(child)):
+                        target[key] = piece
+                elif type(child) is TensorDict:
+                    shells = child._shells(plan)
+                    for target, shell in zip(targets, shells):
+                        target[key] = shell
+                    todo.append((child._data, [shell._data for shell in shells]))
+                else:
+                    for target, piece in zip(targets, child._explode(plan)):
+                        target[key] = piece
+        return tuple(roots)
+
+    def _shells(self: SelfT, plan: Any) -> list[SelfT]:
+        """Return one empty node for each part of an exploding plan."""
+        make, device, n = type(self)._make, self._device, plan.n
+        tail = self._batch_size[n:]
+        names = None if self._names is None else move_names(self._names, plan.dims(), n)
+        # The parts of an unbind share one lead; equal neighbours share one Size.
+        sizes: list[torch.Size] = []
+        last: Any = None
+        for lead in plan.leads:
+            sizes.append(sizes[-1] if lead is last else torch.Size(lead + tail))
+            last = lead
+        return [make({}, size, device, names) for size in sizes]
+
+    def _join(self: SelfT, items: Sequence[Core], plan: Plan, path: tuple[str, ...] = ()) -> SelfT:
+        leaf, lead, n = plan.leaf, plan.lead, plan.n
+        names = None if self._names is None else move_names(self._names, plan.dims(), n)
+        target: dict[str, Child] = {}
+        old = self._batch_size
+        size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:]))
+        root = type(self)._make(target, size, self._device, names)
+        columns: list[Mapping[str, Child]] = [
+            item._data if type(item) is TensorDict else item._children() for item in items
+        ]
+        at = path
+        todo: list[tuple[list[Mapping[str, Child]], dict[str, Child], tuple[str, ...]]] = []
+        while True:
+            for key, values in _rows(columns, at):
+                child = values[0]
+                if isinstance(child, Tensor):
+                    try:
+                        target[key] = leaf(values)
+                    except (RuntimeError, TypeError) as error:
+                        raise _why_not_joined(values, (*at, key), error) from error
+                elif all([type(value) is TensorDict for value in values]):  # noqa: C419  a list is faster than a generator
+                    data: dict[str, Child] = {}
+                    target[key] = TensorDict._make(
+                        data,
+                        size if child._batch_size == old else torch.Size(lead + child._batch_size[n:]),
+                        child._device,
+                        None if child._names is None else move_names(child._names, plan.dims(), n),
+                    )
+                    todo.append(([value._data for value in values], data, (*at, key)))
+                else:
+                    for value in values:
+                        if isinstance(value, Tensor):
+                            raise leaf_against_node(child, value, (*at, key))
+                    target[key] = child._join(values, plan, (*at, key))
+            if not todo:
+                return root
+            columns, target, at = todo.pop()
+
+
+def _rows(columns: list[Mapping[str, Child]], at: tuple[str, ...]) -> Iterator[tuple[str, Sequence[Child]]]:
+    """Return each key with the entry that each mapping has under it; KeyMismatchError where one has none."""
+    first = columns[0]
+    order = list(first)
+    for column in columns:
+        if column is not first and list(column) != order:
+            break
+    else:
+        # Mappings of one order, the usual case, need no look-ups. zip(strict=) would take as long as two leaves.
+        return zip(order, zip(*[column.values() for column in columns]))
+    for column in columns:
+        check_same_keys(first, column, at)
+    return ((key, [column[key] for column in columns]) for key in order)
+
+
+def _shell(cls: type[SelfT], like: TensorDict) -> SelfT:
+    """Return a new, empty, unlocked node with the metadata of another."""
+    node = _new(cls)
+    node._data = {}
+    node._batch_size = like._batch_size
+    node._device = like._device
+    node._names = like._names
+    node._locked = False
+    node._lock_parents = node._attachments = node._undo = None
+    return node
+
+
+def _why_not_joined(values: Sequence[Child], path: tuple[str, ...], error: Exception) -> StructureError:
+    first = values[0]
+    for i, value in enumerate(values):
+        if not isinstance(value, Tensor):
+            return leaf_against_node(first, value, path)
+        if value.shape != first.shape or value.device != first.device:
+            what = "shape" if value.shape != first.shape else "device"
+            mine, theirs = (tuple(v.shape) if what == "shape" else str(v.device) for v in (first, value))
+            return StructureError(
+                f"cannot join: {show_path(path)} has {what} {mine} in item 0 and {theirs} in item {i}; "
+                "use lazy_stack() to keep both"
+            )
+    return StructureError(f"cannot join: {show_path(path)}: {error}")
+
+
+def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
+    """Return a batch size given as a size, a sequence of ints or one int.
+
+    Raises:
+        BatchSizeError: a dim is negative or no int.
+
+    >>> as_batch_size(3), as_batch_size(None)
+    (torch.Size([3]), torch.Size([]))
+    """
+    if batch_size is None:
+        return torch.Size()
+    if type(batch_size) is not torch.Size:
+        try:
+            batch_size = torch.Size(
+                (batch_size,) if isinstance(batch_size, (int, torch.SymInt)) else batch_size
+            )
+        except TypeError as error:
+            raise BatchSizeError(
+                f"a batch size is an int or a sequence of ints; got {batch_size!r}"
+            ) from error
+    for dim in batch_size:
+        if dim < 0:
+            raise BatchSizeError(f"a batch size has no negative dim; got {list(batch_size)}")
+    return batch_size
+
+
+register_mapping(TensorDict)
+set_dense(TensorDict._make)

@@ -1,0 +1,352 @@
+"""The types of values: the table of serializers by type and by tag, and the types that core stores by itself.
+
+Every ``load`` here takes only what its ``dump`` can have given, and says what is wrong with anything else.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from enum import Enum, Flag
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from typing import Any
+
+import numpy as np
+import torch
+
+from .errors import PluginError
+
+__all__ = ["VALUES", "LeafSerializer", "enum_serializer"]
+
+_TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*\Z")
+
+# What JSON says by itself; integers and dicts are in the table for those that JSON cannot say.
+_JSON = (str, float, bool, type(None), list)
+
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_DEVICE = re.compile(r"[a-z]+(:[0-9]{1,4})?\Z")
+_ARRAY_DTYPE = re.compile(r"[<>|]([biufcSU][0-9]{1,9}|[mM]8(\[[0-9]{0,9}[a-zA-Zμ]{1,2}\])?)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSerializer:
+    """How values of one foreign type are stored, in every format at once.
+
+    Attributes:
+        tag: unique and lasting, it is written into files: ``"mypackage.Image"``.
+        type: the class, matched exactly: an instance of a subclass is refused, not stored as its base.
+        dump: value -> a simpler value that the codec can store: JSON, bytes, tuples, other registered types.
+        load: the inverse; raises ValueError or TypeError for what ``dump`` cannot have given.
+
+    >>> from fractions import Fraction
+    >>> fractions = LeafSerializer("fractions.Fraction", Fraction, str, Fraction)
+    >>> fractions.load(fractions.dump(Fraction(1, 3)))
+    Fraction(1, 3)
+    """
+
+    tag: str
+    type: type
+    dump: Callable[[Any], Any]
+    load: Callable[[Any], Any]
+
+
+def enum_serializer(cls: type[Enum], tag: str | None = None) -> LeafSerializer:
+    """Return the serializer that stores the members of an enum by name (of a flag, by value).
+
+    Args:
+        cls: the enum.
+        tag: what files call it; its module and name if None.
+
+    >>> Color = Enum("Color", ["RED", "BLUE"])
+    >>> enum_serializer(Color, "Color").dump(Color.RED)
+    'RED'
+    """
+    tag = f"{cls.__module__}.{cls.__qualname__}" if tag is None else tag
+    if issubclass(cls, Flag):
+        return LeafSerializer(tag, cls, lambda member: member.value, cls)
+    return LeafSerializer(tag, cls, lambda member: member.name, cls.__getitem__)
+
+
+class Values:
+    """The registered types, by class and by tag."""
+
+    def __init__(self) -> None:
+        self.by_type: dict[type, LeafSerializer] = {}
+        self.by_tag: dict[str, LeafSerializer] = {}
+        self.written: dict[str, str] = {}
+        self.natural: set[str] = set()
+
+    def add(self, serializer: LeafSerializer, *, provider: str | None = None, natural: bool = False) -> None:
+        """Register a serializer.
+
+        Args:
+            serializer: tag, type and functions.
+            provider: ``distribution==version`` of the plugin; None for core's own.
+            natural: what it dumps reads well without the sidecar: the items of a tuple, the value of a
+                number.
+
+        Raises:
+            PluginError: the tag is malformed, or the tag or the type is taken.
+        """
+        tag, cls = serializer.tag, serializer.type
+        if not _TAG.match(tag):
+            raise PluginError(f"the value tag {tag!r} is not a name of letters, digits, '_', '.' and '-'")
+        if tag in self.by_tag:
+            raise PluginError(f"the value tag {tag!r} is taken by {self.by_tag[tag].type!r}")
+        if cls in self.by_type or cls in _JSON:
+            raise PluginError(f"values of {cls!r} already have a serializer")
+        self.by_tag[tag] = serializer
+        self.by_type[cls] = serializer
+        self.written[tag] = tag if provider is None else f"{tag}@{provider}"
+        if natural:
+            self.natural.add(tag)
+
+    def remove(self, tag: str) -> None:
+        """Forget a serializer."""
+        del self.by_type[self.by_tag.pop(tag).type]
+        del self.written[tag]
+        self.natural.discard(tag)
+
+
+VALUES = Values()
+
+
+def _exactly(cls: type, value: Any) -> Any:
+    if type(value) is not cls:
+        raise TypeError(f"expected {cls.__name__}, found {type(value).__name__}")
+    return value
+
+
+def _items(value: Any, *types: type) -> list[Any]:
+    """Return a list whose items have exactly these types."""
+    if len(_exactly(list, value)) != len(types):
+        raise ValueError(f"expected {len(types)} items, found {len(value)}")
+    return [_exactly(cls, item) for cls, item in zip(types, value, strict=True)]
+
+
+def _load_pairs(value: Any) -> dict[Any, Any]:
+    pairs = [_exactly(list, pair) for pair in _exactly(list, value)]
+    loaded = dict(pairs)
+    if len(loaded) != len(pairs):
+        raise ValueError("a key is there twice")
+    return loaded
+
+
+def _load_set(value: Any) -> set[Any]:
+    loaded = set(_exactly(list, value))
+    if len(loaded) != len(value):
+        raise ValueError("an item is there twice")
+    return loaded
+
+
+def _sorted(value: set[Any] | frozenset[Any]) -> list[Any]:
+    # Iteration order of strings differs from process to process; files should not.
+    return sorted(value, key=repr)
+
+
+def _to_text(value: bytes | bytearray) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _from_text(value: Any) -> bytes:
+    return base64.b64decode(_exactly(str, value), validate=True)
+
+
+def _load_int(value: Any) -> int:
+    if not re.match(r"-?0x[0-9a-f]+\Z", _exactly(str, value)):
+        raise ValueError("not a hexadecimal integer")
+    return int(value, 16)
+
+
+def _dump_moment(value: datetime | time) -> Any:
+    if value.tzinfo is not None and type(value.tzinfo) is not timezone:
+        raise TypeError(f"only time zones of the class datetime.timezone can be stored, not {value.tzinfo!r}")
+    return [value.isoformat(), 1] if value.fold else value.isoformat()
+
+
+def _load_moment(cls: type[datetime] | type[time]) -> Callable[[Any], datetime | time]:
+    def load(value: Any) -> datetime | time:
+        if type(value) is list:
+            text, fold = _items(value, str, int)
+            return cls.fromisoformat(text).replace(fold=fold)
+        return cls.fromisoformat(_exactly(str, value))
+
+    return load
+
+
+def _load_device(value: Any) -> torch.device:
+    if not _DEVICE.match(_exactly(str, value)):
+        raise ValueError("not the name of a device")
+    return torch.device(value)
+
+
+def _load_dtype(value: Any) -> torch.dtype:
+    if _exactly(str, value) not in _DTYPES:
+        raise ValueError("not a dtype that this torch knows")
+    return _DTYPES[value]
+
+
+def _load_size(value: Any) -> torch.Size:
+    if any(not -(2**63) <= _exactly(int, item) < 2**63 for item in _exactly(list, value)):
+        raise ValueError("a size of more than 64 bits")
+    return torch.Size(value)
+
+
+def _dump_array(value: np.ndarray[Any, Any]) -> list[Any]:
+    if not _ARRAY_DTYPE.match(value.dtype.str) or value.dtype.fields is not None:
+        raise TypeError(f"an array of dtype {value.dtype} cannot be stored")
+    return [value.dtype.str, list(value.shape), _to_text(value.tobytes())]
+
+
+def _load_array(value: Any) -> np.ndarray[Any, Any]:
+    name, shape, text = _items(value, str, list, str)
+    if not _ARRAY_DTYPE.match(name):
+        raise ValueError(f"unknown array dtype {name!r}")
+    dtype = np.dtype(name)
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"impossible shape {shape}")
+    content = bytearray(_from_text(text))
+    if len(content) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{len(content)} bytes for the shape {shape} of {dtype}")
+    if dtype.kind == "b" and any(byte > 1 for byte in content):
+        raise ValueError("a bool that is neither 0 nor 1")
+    if dtype.kind == "U" and np.any(
+        np.frombuffer(content, dtype.byteorder.replace("|", "=") + "u4") > 0x10FFFF
+    ):
+        raise ValueError("text that is not Unicode")
+    # numpy makes no array of an empty buffer.
+    return np.frombuffer(content, dtype).reshape(shape) if content else np.zeros(shape, dtype)
+
+
+def _pair(dump: Callable[[Any], Any], value: Any) -> list[Any]:
+    return [dump(value.real), dump(value.imag)]
+
+
+def _dump_time64(value: Any) -> list[Any]:
+    unit, count = np.datetime_data(value.dtype)
+    return [unit, count, int(value.view("i8"))]
+
+
+def _scalar(cls: type, dump: Callable[[Any], Any], accepts: type) -> LeafSerializer:
+    """Return the serializer of a numpy scalar type that is made from what ``dump`` gives."""
+
+    def load(value: Any) -> Any:
+        with np.errstate(over="ignore"):
+            scalar = cls(_exactly(accepts, value))
+        if dump(scalar) != value and value == value:
+            raise ValueError(f"{cls.__name__} cannot hold it")
+        return scalar
+
+    return LeafSerializer("numpy." + cls.__name__.rstrip("_"), cls, dump, load)
+
+
+def _complex(cls: Any, part: type, accepts: type) -> LeafSerializer:
+    def dump(value: Any) -> list[Any]:
+        return [accepts(value.real), accepts(value.imag)]
+
+    def load(value: Any) -> Any:
+        real, imag = _items(value, accepts, accepts)
+        scalar = np.empty((), cls)
+        with np.errstate(over="ignore"):
+            # Assigned apart: a sum with an imaginary infinity would turn the real part into NaN.
+            scalar.real, scalar.imag = part(real), part(imag)
+        return scalar[()]
+
+    return LeafSerializer("numpy." + cls.__name__, cls, dump, load)
+
+
+def _time64(cls: Any) -> LeafSerializer:
+    def load(value: Any) -> Any:
+        unit, count, ticks = _items(value, str, int, int)
+        if unit == "generic":
+            return cls("NaT") if ticks == -(2**63) else cls(ticks)
+        return cls(ticks, (unit, count))
+
+    return LeafSerializer("numpy." + cls.__name__, cls, _dump_time64, load)
+
+
+# On some platforms two of these names are one type.
+_INTEGERS = dict.fromkeys(
+    (
+        np.int8,
+        np.int16,
+        np.int32,
+        np.int64,
+        np.longlong,
+        np.uint8,
+        np.uint16,
+        np.uint32,
+        np.uint64,
+        np.ulonglong,
+    )
+)
+
+_NATURAL = [
+    LeafSerializer("tuple", tuple, list, lambda value: tuple(_exactly(list, value))),
+    LeafSerializer("OrderedDict", OrderedDict, dict, lambda value: OrderedDict(_exactly(dict, value))),
+    LeafSerializer("torch.Size", torch.Size, list, _load_size),
+    _scalar(np.bool_, bool, bool),
+    # str() would drop trailing null characters.
+    _scalar(np.str_, str.__str__, str),
+    *(_scalar(cls, int, int) for cls in _INTEGERS),
+    *(_scalar(cls, float, float) for cls in (np.float16, np.float32, np.float64)),
+]
+
+_OTHER = [
+    LeafSerializer("int", int, hex, _load_int),
+    LeafSerializer("dict", dict, lambda value: [list(pair) for pair in value.items()], _load_pairs),
+    LeafSerializer("set", set, _sorted, _load_set),
+    LeafSerializer("frozenset", frozenset, _sorted, lambda value: frozenset(_load_set(value))),
+    LeafSerializer("bytes", bytes, _to_text, _from_text),
+    LeafSerializer("bytearray", bytearray, _to_text, lambda value: bytearray(_from_text(value))),
+    LeafSerializer(
+        "complex", complex, lambda v: [v.real, v.imag], lambda v: complex(*_items(v, float, float))
+    ),
+    LeafSerializer(
+        "range", range, lambda v: [v.start, v.stop, v.step], lambda v: range(*_items(v, int, int, int))
+    ),
+    LeafSerializer("slice", slice, lambda v: [v.start, v.stop, v.step], lambda v: slice(*_exactly(list, v))),
+    LeafSerializer("date", date, date.isoformat, lambda v: date.fromisoformat(_exactly(str, v))),
+    LeafSerializer("datetime", datetime, _dump_moment, _load_moment(datetime)),
+    LeafSerializer("time", time, _dump_moment, _load_moment(time)),
+    LeafSerializer(
+        "timedelta",
+        timedelta,
+        lambda v: [v.days, v.seconds, v.microseconds],
+        lambda v: timedelta(*_items(v, int, int, int)),
+    ),
+    LeafSerializer("PurePosixPath", PurePosixPath, str, lambda v: PurePosixPath(_exactly(str, v))),
+    LeafSerializer("PureWindowsPath", PureWindowsPath, str, lambda v: PureWindowsPath(_exactly(str, v))),
+    # A concrete path of the other system cannot be made here; its pure form says the same.
+    LeafSerializer(
+        "PosixPath",
+        PosixPath,
+        str,
+        lambda v: (PosixPath if os.name == "posix" else PurePosixPath)(_exactly(str, v)),
+    ),
+    LeafSerializer(
+        "WindowsPath",
+        WindowsPath,
+        str,
+        lambda v: (WindowsPath if os.name == "nt" else PureWindowsPath)(_exactly(str, v)),
+    ),
+    LeafSerializer("torch.dtype", torch.dtype, str, _load_dtype),
+    LeafSerializer("torch.device", torch.device, str, _load_device),
+    LeafSerializer("numpy.ndarray", np.ndarray, _dump_array, _load_array),
+    LeafSerializer("numpy.bytes", np.bytes_, _to_text, lambda value: np.bytes_(_from_text(value))),
+    _complex(np.complex64, np.float32, float),
+    _complex(np.complex128, np.float64, float),
+    _time64(np.datetime64),
+    _time64(np.timedelta64),
+]
+
+for _serializer in _NATURAL:
+    VALUES.add(_serializer, natural=True)
+for _serializer in _OTHER:
+    VALUES.add(_serializer)

@@ -1,0 +1,221 @@
+"""The value codec: Python values as JSON, and back with the types they had.
+
+``split`` gives two pieces of JSON. *plain* is the value as Python's ``json`` would say it, so a reader that
+knows nothing of this module still sees it; *types* is a sidecar, None where plain alone is exact, that says
+what plain cannot: that a list was a tuple, a number a ``numpy.float32``. ``join`` is the inverse. Neither
+pickles, and neither imports or looks up a name that a file gives: a type is found in one table by tag, which
+plugins extend with a :class:`LeafSerializer`.
+
+A sidecar is a tree beside the plain one. A node is None (exact), ``"tag"``, or ``{"t": [tags], "c":
+children}``: the children are converted first, then the tags apply from the last to the first. Children are
+keyed by position or key; ``"*"`` stands for every item of a list. The tag of a plugin is written
+``tag@distribution==version``.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+from ._missing import missing_writer
+from ._value_types import VALUES
+from .errors import CodecError, FormatError
+
+__all__ = ["MAX_DEPTH", "join", "readable", "split"]
+
+#: Deepest nesting of a value, each conversion to a simpler value counting as a level. Python's own json gives
+#: up at about a thousand levels, and a sidecar has two for each.
+MAX_DEPTH = 200
+
+# Python refuses to turn integers of more than 4300 digits into decimal strings, hence into JSON.
+_LARGE = 1 << 12_000
+
+
+Path = tuple[Any, ...]  # linked: (path of the parent, key), so that going one level down costs nothing
+
+
+def split(value: Any) -> tuple[Any, Any]:
+    """Take a value apart into plain JSON and a sidecar of types.
+
+    Returns:
+        ``(plain, types)``; ``types`` is None where ``plain`` alone is exact.
+
+    Raises:
+        CodecError: a value of a type that is not registered, or nested too deep; the message says where.
+
+    >>> split({"a": [1, 2.5], "b": None})
+    ({'a': [1, 2.5], 'b': None}, None)
+    >>> split([(1, 2), (3, 4)])
+    ([[1, 2], [3, 4]], {'c': {'*': 'tuple'}})
+    """
+    return _split(value, (), 0)
+
+
+def join(plain: Any, types: Any) -> Any:
+    """Put a value together again; the inverse of :func:`split`, safe on data that anyone may have written.
+
+    Raises:
+        FormatError: plain and types do not fit together; the message says where.
+        MissingPluginError: a type of a plugin that is not installed; the message names it.
+
+    >>> join([[1, 2], [3, 4]], {"c": {"*": "tuple"}})
+    [(1, 2), (3, 4)]
+    """
+    return plain if types is None else _join(plain, types, (), 0)
+
+
+def readable(types: Any) -> bool:
+    """Tell whether a reader that ignores the sidecar still sees the value, with some types simplified.
+
+    A tuple is then a list and a ``numpy.float32`` a number; bytes would be unreadable text, so they are not
+    readable.
+
+    >>> readable(split((1, 2))[1]), readable(split(b"12")[1])
+    (True, False)
+    """
+    todo = [types]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, dict):
+            todo.extend(node.get("t", ()))
+            todo.extend(node.get("c", {}).values())
+        elif node is not None and node not in VALUES.natural:
+            return False
+    return True
+
+
+def _split(value: Any, path: Path, depth: int) -> tuple[Any, Any]:
+    cls = type(value)
+    if (
+        cls is str
+        or cls is float
+        or cls is bool
+        or value is None
+        or (cls is int and -_LARGE < value < _LARGE)
+    ):
+        return value, None
+    if depth > MAX_DEPTH:
+        raise CodecError(
+            f"cannot store the value at {_show(path)}: it is nested deeper than {MAX_DEPTH} levels, "
+            "or contains itself"
+        )
+    if cls is list:
+        pairs = [_split(item, (path, position), depth + 1) for position, item in enumerate(value)]
+        return [plain for plain, _ in pairs], _types_of_items([types for _, types in pairs])
+    if cls is dict and all(type(key) is str for key in value):
+        plains: dict[str, Any] = {}
+        children: dict[str, Any] = {}
+        for key, item in value.items():
+            plains[key], types = _split(item, (path, key), depth + 1)
+            if types is not None:
+                children[key] = types
+        return plains, {"c": children} if children else None
+    serializer = VALUES.by_type.get(cls)
+    if serializer is None:
+        raise CodecError(
+            f"cannot store the value at {_show(path)}: no serializer is registered for its type "
+            f"{cls.__module__}.{cls.__qualname__}; register a LeafSerializer through the hook "
+            f"td_serializers, or pass allow_pickle=True where the format has it; got {_brief(value)}"
+        )
+    try:
+        simpler = serializer.dump(value)
+    except (TypeError, ValueError) as error:
+        raise CodecError(f"cannot store the value at {_show(path)}: {error}; got {_brief(value)}") from error
+    plain, types = _split(simpler, path, depth + 1)
+    return plain, _tagged(VALUES.written[serializer.tag], types)
+
+
+def _types_of_items(types: list[Any]) -> Any:
+    first = types[0] if types else None
+    # One node for a column of equals keeps the sidecar of a million tuples small.
+    if first is not None and len(types) > 1 and all(node == first for node in types):
+        return {"c": {"*": first}}
+    children = {str(position): node for position, node in enumerate(types) if node is not None}
+    return {"c": children} if children else None
+
+
+def _tagged(tag: str, types: Any) -> Any:
+    if types is None:
+        return tag
+    if isinstance(types, str):
+        return {"t": [tag, types]}
+    return {**types, "t": [tag, *types.get("t", ())]}
+
+
+def _join(plain: Any, types: Any, path: Path, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise FormatError(
+            f"the types of the value at {_show(path)} are nested deeper than {MAX_DEPTH} levels"
+        )
+    if type(types) is str:
+        return _load(types, plain, path)
+    if type(types) is not dict or not types.keys() <= {"t", "c"}:
+        raise _damaged(path, types)
+    tags, children = types.get("t", []), types.get("c", {})
+    if type(tags) is not list or type(children) is not dict:
+        raise _damaged(path, types)
+    value = _join_children(plain, children, path, depth) if children else plain
+    for tag in reversed(tags):
+        value = _load(tag, value, path)
+    return value
+
+
+def _join_children(plain: Any, children: dict[Any, Any], path: Path, depth: int) -> Any:
+    if type(plain) is dict:
+        if not children.keys() <= plain.keys():
+            raise _damaged(path, children)
+        return {
+            key: item if children.get(key) is None else _join(item, children[key], (path, key), depth + 1)
+            for key, item in plain.items()
+        }
+    if type(plain) is not list:
+        raise _damaged(path, children)
+    if children.keys() == {"*"} and children["*"] is not None:
+        return [
+            _join(item, children["*"], (path, position), depth + 1) for position, item in enumerate(plain)
+        ]
+    items = list(plain)
+    for name, types in children.items():
+        # Decimal digits only: int() would also take signs, spaces, underscores and numbers beyond any list.
+        if type(name) is not str or not name.isascii() or not name.isdigit() or len(name) > 18:
+            raise _damaged(path, children)
+        position = int(name)
+        if position >= len(items):
+            raise _damaged(path, children)
+        if types is not None:
+            items[position] = _join(items[position], types, (path, position), depth + 1)
+    return items
+
+
+def _load(written: Any, value: Any, path: Path) -> Any:
+    if type(written) is not str:
+        raise _damaged(path, written)
+    tag, _, provider = written.partition("@")
+    serializer = VALUES.by_tag.get(tag)
+    if serializer is None:
+        error = missing_writer(f"the value at {_show(path)}, of the type {tag!r},", provider)
+        raise error or FormatError(f"the value at {_show(path)} is of the unknown type {_brief(written)}")
+    try:
+        return serializer.load(value)
+    except (TypeError, ValueError, LookupError, ArithmeticError, RuntimeError, NotImplementedError) as error:
+        raise FormatError(
+            f"the value at {_show(path)} is no {tag!r}: {error}; got {_brief(value)}"
+        ) from error
+
+
+def _damaged(path: Path, types: Any) -> FormatError:
+    return FormatError(f"the types of the value at {_show(path)} do not fit it; got {_brief(types)}")
+
+
+def _show(path: Path) -> str:
+    keys: list[str] = []
+    while path:
+        path, key = path
+        keys.append(f"[{_brief(key)}]")
+    if not keys:
+        return "the top level"
+    return "".join(reversed(keys)) if len(keys) <= 20 else "".join(reversed(keys[-10:])) + "..."
+
+
+def _brief(value: Any) -> str:
+    return reprlib.repr(value)

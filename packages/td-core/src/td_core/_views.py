@@ -1,0 +1,210 @@
+"""Live views of keys, values and items, nested or not.
+
+A parent comes before its children in all three views. Non-tensor entries are no leaves by default (give
+``is_leaf=is_leaf_nontensor`` to see them), and nothing descends into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from typing import Any
+
+from torch import Tensor
+
+from ._collection import Child, Core
+from ._foreach import PLAIN
+from ._keys import is_key, unravel_key_to_tuple
+from .errors import KeyPathError
+
+IsLeaf = Callable[[type], bool]
+
+
+def default_is_leaf(cls: type) -> bool:
+    """Tell whether entries of a class are leaves: everything that is not a collection.
+
+    >>> import torch
+    >>> default_is_leaf(torch.Tensor)
+    True
+    """
+    return not issubclass(cls, Core)
+
+
+def _level(node: Core) -> Iterator[tuple[str, Child]]:
+    children = node._children()
+    # A dict is the storage itself; another mapping may build each entry that it is asked for.
+    return (
+        iter(children.items()) if children.__class__ is dict else ((k, node._stand_in(k)) for k in children)
+    )
+
+
+def _leaf_keys(node: Core, nested: bool) -> list[Any]:
+    out: list[Any] = []
+    append, stack = out.append, []
+    prefix: tuple[str, ...] = ()
+    level = _level(node)
+    while True:
+        for key, child in level:
+            if isinstance(child, Tensor):
+                append((*prefix, key) if prefix else key)
+            elif nested and not child._opaque:
+                stack.append((prefix, level))
+                prefix, level = (*prefix, key), _level(child)
+                break
+        else:
+            if not stack:
+                return out
+            prefix, level = stack.pop()
+
+
+def _leaf_items(node: Core, nested: bool) -> list[tuple[Any, Tensor]]:
+    out: list[tuple[Any, Tensor]] = []
+    append, stack = out.append, []
+    prefix: tuple[str, ...] = ()
+    level = iter(node._children().items())
+    while True:
+        for key, child in level:
+            if isinstance(child, Tensor):
+                append(((*prefix, key) if prefix else key, child))
+            elif nested and not child._opaque:
+                stack.append((prefix, level))
+                prefix, level = (*prefix, key), iter(child._children().items())
+                break
+        else:
+            if not stack:
+                return out
+            prefix, level = stack.pop()
+
+
+def _count_leaves(node: Core, nested: bool) -> int:
+    count, todo = 0, [node]
+    while todo:
+        node = todo.pop()
+        children = node._children()
+        entries = children.values() if children.__class__ is dict else map(node._stand_in, children)
+        count += len(children)
+        for child in entries:
+            if not isinstance(child, Tensor):
+                count -= 1
+                if nested and not child._opaque:
+                    todo.append(child)
+    return count
+
+
+class _Walk:
+    """One way to go through a collection: what the three views share."""
+
+    __slots__ = ("_how", "_node", "_plain")
+
+    def __init__(
+        self, node: Core, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None, sort: bool
+    ) -> None:
+        self._node = node
+        self._how = (include_nested, leaves_only, is_leaf or default_is_leaf, sort)
+        self._plain = leaves_only and is_leaf is None and not sort
+
+    def _flat(self) -> dict[str, Any] | None:
+        """Return the storage where it holds plain tensors alone."""
+        children = self._node._children()
+        if children.__class__ is dict and PLAIN.issuperset(map(type, children.values())):
+            return children
+        return None
+
+    def _walk(self, *, values: bool) -> Iterator[tuple[Any, Child]]:
+        """Yield (key, entry); where ``values`` is False an entry may be any stand-in of its class."""
+        nested, leaves_only, is_leaf, _ = self._how
+        stack: list[tuple[tuple[str, ...], Iterator[tuple[str, Child]]]] = [
+            ((), self._ordered(self._node, values))
+        ]
+        while stack:
+            prefix, level = stack[-1]
+            for key, child in level:
+                full = (*prefix, key) if prefix else key
+                leaf = isinstance(child, Tensor) if is_leaf is default_is_leaf else is_leaf(type(child))
+                if leaf or not leaves_only:
+                    yield full, child
+                if nested and not leaf and not isinstance(child, Tensor) and not child._opaque:
+                    stack.append(((*prefix, key), self._ordered(child, values)))
+                    break
+            else:
+                stack.pop()
+
+    def _ordered(self, node: Core, values: bool) -> Iterator[tuple[str, Child]]:
+        children = node._children()
+        if self._how[3]:
+            return ((key, children[key] if values else node._stand_in(key)) for key in sorted(children))
+        return iter(children.items()) if values else _level(node)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)})"  # type: ignore[call-overload]
+
+
+class CollectionKeys(_Walk, Set[Any]):
+    """Keys of a collection; ``in`` looks a key up without building a list."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._plain:
+            flat = self._flat()
+            return iter(_leaf_keys(self._node, self._how[0]) if flat is None else list(flat))
+        return (key for key, _ in self._walk(values=False))
+
+    def __len__(self) -> int:
+        if self._plain:
+            flat = self._flat()
+            return _count_leaves(self._node, self._how[0]) if flat is None else len(flat)
+        return sum(1 for _ in self._walk(values=False))
+
+    def __contains__(self, key: object) -> bool:
+        if not is_key(key):
+            raise KeyPathError(
+                f"a key is a string or a non-empty, possibly nested tuple of strings; got {key!r}"
+            )
+        path = unravel_key_to_tuple(key)  # type: ignore[arg-type]
+        nested, leaves_only, is_leaf, _ = self._how
+        if len(path) > 1 and not nested:
+            return False
+        node: Any = self._node
+        for part in path:
+            if isinstance(node, Tensor) or node._opaque:
+                return False
+            try:
+                node = node._stand_in(part)
+            except KeyError:
+                return False
+        return not leaves_only or is_leaf(type(node))
+
+    @classmethod
+    def _from_iterable(cls, it: Any) -> set[Any]:
+        return set(it)
+
+
+class CollectionValues(_Walk):
+    """Entries of a collection. It has no length: to count is to walk."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._plain:
+            flat = self._flat()
+            if flat is not None:
+                return iter(list(flat.values()))
+        return (child for _, child in self._walk(values=True))
+
+    def __contains__(self, value: object) -> bool:
+        return any(child is value for child in self)
+
+
+class CollectionItems(_Walk):
+    """(key, entry) pairs of a collection. It has no length: to count is to walk."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        if self._plain:
+            flat = self._flat()
+            return iter(_leaf_items(self._node, self._how[0]) if flat is None else list(flat.items()))
+        return self._walk(values=True)
+
+    def __contains__(self, pair: object) -> bool:
+        return any(key == pair[0] and child is pair[1] for key, child in self)  # type: ignore[index]

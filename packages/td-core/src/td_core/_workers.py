@@ -1,0 +1,176 @@
+"""Worker processes that run one function on many inputs.
+
+Unlike ``multiprocessing.Pool``, the parent watches each worker: one that is killed is an error, not a hang. Each task
+seeds torch with a number of its own, so that results do not depend on which worker ran it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from .errors import WorkerError
+
+Task = tuple[Any, Any]
+"""An input, and where to write the result instead of sending it back (or None)."""
+
+
+class RemoteTraceback(Exception):  # noqa: N818  it is shown as a cause, not raised
+    """The traceback of an exception in a worker, as text; the cause of the exception that the parent raises."""
+
+    def __str__(self) -> str:
+        return f"\n\nin the worker:\n{self.args[0]}"
+
+
+def run_task(fn: Callable[[Any], Any], seed: int, item: Any, target: Any) -> Any:
+    """Return ``fn(item)`` with torch seeded; where there is a target, write the result into it and return True."""
+    torch.manual_seed(seed)
+    result = fn(item)
+    if target is None or result is None:
+        return result
+    target.update_(result)
+    return True
+
+
+def _work(connection: Connection, fn: Callable[[Any], Any], threads: int) -> None:
+    torch.set_num_threads(threads)
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        if task is None:
+            return
+        position, seed, item, target = task
+        answer: tuple[int, Any, str | None]
+        # Whatever goes wrong in the user's function belongs to the parent, which decides what happens.
+        try:
+            answer = (position, run_task(fn, seed, item, target), None)
+        except Exception as error:
+            answer = (position, error, traceback.format_exc())
+        try:
+            connection.send(answer)
+        except Exception as error:
+            text = answer[2] or traceback.format_exc()
+            connection.send((position, WorkerError(f"a worker cannot send what it has: {error!r}"), text))
+
+
+class _Worker:
+    """One process, its end of the pipe, and what it is doing."""
+
+    def __init__(self, context: Any, fn: Callable[[Any], Any], threads: int) -> None:
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, fn, threads), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.busy = False
+        self.done = 0
+
+    def stop(self) -> None:
+        if self.process.is_alive():
+            try:
+                self.connection.send(None)
+            except OSError:
+                self.process.terminate()
+            self.process.join(5)
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join()
+        self.connection.close()
+
+
+def run(
+    fn: Callable[[Any], Any],
+    tasks: Iterable[Task],
+    *,
+    num_workers: int,
+    seed: int,
+    max_tasks_per_child: int | None = None,
+    worker_threads: int = 1,
+    start_method: str | None = None,
+) -> Iterator[Any]:
+    """Yield ``fn(item)`` for each task, in order.
+
+    Args:
+        fn: called in the workers.
+        tasks: read as workers become free, at most a few ahead of what was yielded.
+        num_workers: how many processes.
+        seed: task ``i`` runs with ``torch.manual_seed(seed + i)``.
+        max_tasks_per_child: how many tasks a process runs before another one takes its place.
+        worker_threads: the number of threads that torch uses in each worker.
+        start_method: as for :func:`multiprocessing.get_context`.
+
+    Raises:
+        WorkerError: a worker died.
+    """
+    context = mp.get_context(start_method)
+    numbered = enumerate(tasks)
+    results: dict[int, Any] = {}
+    following = sent = 0
+    exhausted = False
+    workers: list[_Worker] = []
+    try:
+        while True:
+            # Feeding is bounded, so that one slow task does not pile up the results behind it.
+            while not exhausted and sent - following < 2 * num_workers:
+                worker = next((worker for worker in workers if not worker.busy), None)
+                if worker is None and len(workers) >= num_workers:
+                    break
+                task = next(numbered, None)
+                if task is None:
+                    exhausted = True
+                    break
+                if worker is None:
+                    worker = _Worker(context, fn, worker_threads)
+                    workers.append(worker)
+                position, (item, target) = task
+                worker.connection.send((position, (seed + position) % 2**63, item, target))
+                worker.busy = True
+                sent += 1
+            while following in results:
+                yield results.pop(following)
+                following += 1
+            if exhausted and following == sent:
+                return
+            if any(worker.busy for worker in workers):
+                _receive(workers, results, max_tasks_per_child)
+    finally:
+        for worker in workers:
+            if worker.busy:
+                worker.process.terminate()
+            worker.stop()
+
+
+def _receive(workers: list[_Worker], results: dict[int, Any], max_tasks_per_child: int | None) -> None:
+    """Wait until a worker has answered, or died."""
+    busy = [worker for worker in workers if worker.busy]
+    ready = wait([*(worker.connection for worker in busy), *(worker.process.sentinel for worker in busy)])
+    for worker in busy:
+        if worker.connection in ready:
+            try:
+                position, result, text = worker.connection.recv()
+            except EOFError:
+                raise _died(worker) from None
+            if text is not None:
+                raise result from RemoteTraceback(text)
+            results[position] = result
+            worker.busy = False
+            worker.done += 1
+            if worker.done == max_tasks_per_child:
+                workers.remove(worker)
+                worker.stop()
+        elif worker.process.sentinel in ready:
+            raise _died(worker)
+
+
+def _died(worker: _Worker) -> WorkerError:
+    worker.process.join()
+    return WorkerError(
+        f"a worker process (pid {worker.process.pid}) died with exit code {worker.process.exitcode} while it ran a "
+        "task: it was killed, or crashed"
+    )

@@ -1,0 +1,413 @@
+"""The plugin manager: finds plugins, selects them before importing them, and fills core's tables.
+
+pluggy discovers and checks hook implementations; each is called once, here, and never on a path that
+computes. Whatever a plugin adds is undone when any part of it is refused, so a plugin is registered as a
+whole or not at all. A broken third-party plugin costs one warning; a broken plugin of the project itself
+raises.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+import pluggy
+
+from .._coerce import COERCERS, Coercer
+from .._missing import UNAVAILABLE
+from .._nodes import KINDS, NodeKind
+from .._serializers import SERIALIZERS, Serializer
+from .._value_types import VALUES, LeafSerializer
+from ..errors import PluginError
+from . import hookspecs, siblings
+
+__all__ = ["PluginManager", "PluginRecord", "PluginWarning", "Selection", "installed", "manager", "plugins"]
+
+GROUP = "td"
+FIRST_PARTY = ("td-memmap", "td-tensorclass", "td-distributed")
+
+
+class PluginWarning(UserWarning):
+    """A plugin was not registered, or ``TD_PLUGINS`` names one that is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRecord:
+    """What is known of one plugin.
+
+    Attributes:
+        id: name of its entry point, by which ``TD_PLUGINS`` selects it.
+        distribution: the package that brings it, None for one registered by hand.
+        version: version of that package.
+        state: ``"active"``, ``"blocked"`` by ``TD_PLUGINS``, or ``"failed"``.
+        reason: why it is not active, empty if it is.
+        hooks: the hooks that it implements.
+        seconds: how long importing it took.
+        entry_point: the object that the entry point names.
+    """
+
+    id: str
+    distribution: str | None = None
+    version: str | None = None
+    state: Literal["active", "blocked", "failed"] = "active"
+    reason: str = ""
+    hooks: tuple[str, ...] = ()
+    seconds: float = 0.0
+    entry_point: str | None = None
+
+    def __str__(self) -> str:
+        where = ""
+        if self.distribution is not None:
+            where = f" (distribution {self.distribution!r} {self.version}, entry point {self.entry_point!r})"
+        return f"plugin {self.id!r}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which plugins ``TD_PLUGINS`` allows: all, none, only some, or all but some.
+
+    >>> Selection.parse("a, b").allows("c"), Selection.parse("-c").allows("c")
+    (False, False)
+    >>> Selection.parse("").allows("c")
+    True
+    """
+
+    only: frozenset[str] | None = None
+    without: frozenset[str] = frozenset()
+
+    @classmethod
+    def parse(cls, text: str) -> Selection:
+        """Return the selection that ``none``, ``a,b`` or ``-c`` means.
+
+        Raises:
+            PluginError: names to keep and names to leave out are mixed.
+        """
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        if names == ["none"]:
+            return cls(only=frozenset())
+        without = [name[1:].strip() for name in names if name.startswith("-")]
+        if not names or len(without) == len(names):
+            return cls(without=frozenset(without))
+        if without or "none" in names:
+            raise PluginError(
+                "TD_PLUGINS is 'none', the plugins to keep ('a,b') or the plugins to leave out ('-c,-d'), "
+                f"not a mixture; got {text!r}"
+            )
+        return cls(only=frozenset(names))
+
+    def allows(self, name: str) -> bool:
+        """Tell whether a plugin may be imported."""
+        return name not in self.without and (self.only is None or name in self.only)
+
+
+class PluginManager:
+    """The registered plugins and what each of them added."""
+
+    def __init__(self, *, trace: bool = False) -> None:
+        self.pluggy = pluggy.PluginManager(GROUP)
+        self.pluggy.add_hookspecs(hookspecs)
+        self.trace = trace
+        self._records: dict[str, PluginRecord] = {}
+        self._undo: dict[str, ExitStack] = {}
+
+    def records(self) -> list[PluginRecord]:
+        """Return what is known of every plugin, those of the project first."""
+        return sorted(self._records.values(), key=_rank)
+
+    def load(self, found: Iterable[EntryPoint], select: Selection) -> None:
+        """Register the plugins of entry points, except those that are not selected.
+
+        Warns:
+            PluginWarning: a third-party plugin is broken, or ``select`` names one that is not there.
+
+        Raises:
+            PluginError: a plugin of the project itself is broken.
+        """
+        points = sorted(((_record_of(point), point) for point in found), key=lambda pair: _rank(pair[0]))
+        problems = []
+        for record, point in points:
+            if not select.allows(record.id):
+                self._note(replace(record, state="blocked", reason="TD_PLUGINS leaves it out"))
+                continue
+            problem = self._load_one(record, point)
+            if problem is not None:
+                problems.append(problem)
+        missing = sorted((select.only or frozenset()) - {record.id for record, _ in points})
+        if missing:
+            names = ", ".join(repr(record.id) for record, _ in points) or "none"
+            problems.append(
+                f"TD_PLUGINS names {', '.join(map(repr, missing))}, which is not installed; "
+                f"installed: {names}"
+            )
+        # Last, so that a filter that turns the warning into an error leaves the registry complete.
+        for problem in problems:
+            warnings.warn(problem, PluginWarning, stacklevel=2)
+
+    def _load_one(self, record: PluginRecord, point: EntryPoint) -> str | None:
+        """Import and register one plugin; return the warning that a broken one deserves."""
+        start = time.perf_counter()
+        try:
+            plugin = point.load()
+            self.register(plugin, replace(record, seconds=time.perf_counter() - start))
+        except (Exception, SystemExit) as error:
+            # A plugin can fail in any way while it is imported or asked; what does not need it must go on.
+            reason = f"{type(error).__name__}: {error}"
+            failed = replace(record, state="failed", reason=reason, seconds=time.perf_counter() - start)
+            if record.id not in self._records:
+                self._note(failed)
+            else:
+                self._records[f"{record.id} of {record.distribution}"] = failed
+            if record.distribution in FIRST_PARTY:
+                raise PluginError(f"{record} is broken: {reason}; reinstall {record.distribution}") from error
+            advice = f"update it, or leave it out with TD_PLUGINS=-{record.id}"
+            return f"{record} was not registered: {reason}; {advice}"
+        return None
+
+    def register(self, plugin: object, record: PluginRecord) -> PluginRecord:
+        """Register a plugin and everything that its hooks return, or nothing at all.
+
+        Raises:
+            PluginError: the id is taken, or something that the plugin adds is refused.
+        """
+        other = self._records.get(record.id)
+        if other is not None and other.state == "active":
+            raise PluginError(f"the plugin id {record.id!r} is taken by {other}")
+        with ExitStack() as undo:
+            self._admit(plugin, record)
+            undo.callback(self.pluggy.unregister, plugin)
+            hooks = tuple(sorted(caller.name for caller in self.pluggy.get_hookcallers(plugin) or ()))
+            for hook in hooks:
+                for names, add in _additions(hook, self._results(hook, plugin, record), record):
+                    try:
+                        undo.callback(add())
+                    except PluginError as error:
+                        owners = {str(_OWNERS[hook, name]) for name in names if (hook, name) in _OWNERS}
+                        taken = f"; it belongs to {' and '.join(sorted(owners))}" if owners else ""
+                        raise PluginError(f"{record}, hook {_signature(hook)}: {error}{taken}") from error
+                    for name in names:
+                        _OWNERS[hook, name] = record
+                        undo.callback(_OWNERS.pop, (hook, name))
+            record = replace(record, hooks=hooks)
+            self._undo[record.id] = undo.pop_all()
+        self._note(record)
+        return record
+
+    def unregister(self, id: str) -> None:
+        """Undo everything that an active plugin added, and forget it."""
+        del self._records[id]
+        self._undo.pop(id).close()
+
+    def _admit(self, plugin: object, record: PluginRecord) -> None:
+        """Let pluggy check and store the hook implementations."""
+        try:
+            self.pluggy.register(plugin, name=record.id)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            # pluggy stores the implementations one by one, and stops at the first wrong one.
+            if self.pluggy.get_plugin(record.id) is plugin:
+                self.pluggy.unregister(plugin)
+            raise PluginError(f"{record}: {' '.join(str(error).split())}") from error
+
+    def _results(self, hook: str, plugin: object, record: PluginRecord) -> list[Any]:
+        """Return what this plugin alone returns from a hook."""
+        caller = getattr(self.pluggy.hook, hook)
+        mine = [each for each in caller.get_hookimpls() if each.plugin is plugin]
+        if not caller.has_spec() and not all(each.optionalhook for each in mine):
+            known = ", ".join(_signature(name) for name in _HOOKS)
+            raise PluginError(f"{record} implements the unknown hook {hook}(); the hooks are {known}")
+        if hook not in _HOOKS:
+            return []
+        if any(each.hookwrapper or each.wrapper for each in mine):
+            raise PluginError(
+                f"{record}: {_signature(hook)} has nothing to wrap; implement it without wrapper=True"
+            )
+        return [each.function() for each in mine]
+
+    def _note(self, record: PluginRecord) -> None:
+        self._records[record.id] = record
+        distribution = record.distribution
+        if distribution is not None:
+            UNAVAILABLE.pop(distribution, None)
+            if record.state != "active":
+                UNAVAILABLE[distribution] = f"installed but not active: {record.reason}"
+        if self.trace:
+            shown = f": {record.reason}" if record.reason else f", hooks {', '.join(record.hooks) or 'none'}"
+            print(f"td: {record} is {record.state}{shown}", file=sys.stderr)
+
+
+#: Who added what, by hook and name, over all managers: the tables that they fill are shared.
+_OWNERS: dict[tuple[str, object], PluginRecord] = {}
+
+
+def _rank(record: PluginRecord) -> tuple[int, str, str]:
+    """Order plugins: those of the project first, then by id; nothing depends on the order on disk."""
+    distribution = record.distribution or ""
+    order = FIRST_PARTY.index(distribution) if distribution in FIRST_PARTY else len(FIRST_PARTY)
+    return order, record.id, distribution
+
+
+def _record_of(point: EntryPoint) -> PluginRecord:
+    dist = point.dist
+    name = None if dist is None else dist.metadata["Name"]
+    return PluginRecord(
+        id=point.name,
+        distribution=None if name is None else re.sub(r"[-_.]+", "-", name).lower(),
+        version=None if dist is None else dist.metadata["Version"],
+        entry_point=point.value,
+    )
+
+
+Addition = tuple[
+    tuple[object, ...], Callable[[], Callable[[], None]]
+]  # (names it takes, adds it and returns the undo)
+
+
+def _provider(record: PluginRecord) -> str | None:
+    return None if record.distribution is None else f"{record.distribution}=={record.version}"
+
+
+def _kinds(results: list[Any], record: PluginRecord) -> Iterator[Addition]:
+    for kind in _items(results, NodeKind):
+
+        def add(kind: NodeKind = kind) -> Callable[[], None]:
+            KINDS.add(kind, provider=_provider(record))
+            return lambda: KINDS.remove(kind.tag)
+
+        yield (kind.tag, kind.type), add
+
+
+def _methods(results: list[Any], record: PluginRecord) -> Iterator[Addition]:
+    for result in results:
+        if isinstance(result, type):
+            members = {name: member for name, member in vars(result).items() if not name.startswith("_")}
+        elif isinstance(result, Mapping):
+            members = dict(result)
+        else:
+            raise PluginError(
+                "expected a class or a mapping of names to members, "
+                f"got a {type(result).__name__}: {result!r}"
+            )
+        for name, member in members.items():
+
+            def add(name: str = name, member: Any = member) -> Callable[[], None]:
+                return siblings.attach(name, member, record.distribution or record.id)
+
+            yield (name,), add
+
+
+def _serializers(results: list[Any], record: PluginRecord) -> Iterator[Addition]:
+    for serializer in _items(results, Serializer, LeafSerializer):
+
+        def add(serializer: Any = serializer) -> Callable[[], None]:
+            if isinstance(serializer, LeafSerializer):
+                VALUES.add(serializer, provider=_provider(record))
+                return lambda: VALUES.remove(serializer.tag)
+            SERIALIZERS.add(serializer)
+            return lambda: SERIALIZERS.remove(serializer.name)
+
+        leaf = isinstance(serializer, LeafSerializer)
+        yield ((serializer.tag, serializer.type) if leaf else (("format", serializer.name),)), add
+
+
+def _coercers(results: list[Any], _: PluginRecord) -> Iterator[Addition]:
+    for coercer in _items(results, Coercer):
+
+        def add(coercer: Coercer = coercer) -> Callable[[], None]:
+            COERCERS.add(coercer)
+            return lambda: COERCERS.remove(coercer)
+
+        yield coercer.types, add
+
+
+_HOOKS: dict[str, Callable[[list[Any], PluginRecord], Iterator[Addition]]] = {
+    "td_node_kinds": _kinds,
+    "td_methods": _methods,
+    "td_serializers": _serializers,
+    "td_coercers": _coercers,
+}
+
+
+def _additions(hook: str, results: list[Any], record: PluginRecord) -> list[Addition]:
+    """Return what a hook's results add, all checked to be of the right type."""
+    if hook not in _HOOKS:
+        return []
+    try:
+        return list(_HOOKS[hook](results, record))
+    except PluginError as error:
+        raise PluginError(f"{record}, hook {_signature(hook)}: {error}") from error
+
+
+def _items(results: list[Any], *types: type) -> Iterator[Any]:
+    names = " or ".join(cls.__name__ for cls in types)
+    for result in results:
+        if isinstance(result, (str, bytes)) or not isinstance(result, Iterable):
+            raise PluginError(f"expected an iterable of {names}, got a {type(result).__name__}: {result!r}")
+        for item in result:
+            if not isinstance(item, types):
+                raise PluginError(f"expected {names}, got a {type(item).__name__}: {item!r}")
+            yield item
+
+
+def _signature(hook: str) -> str:
+    spelled = str(inspect.signature(getattr(hookspecs, hook)))
+    return hook + spelled.replace("'", "")
+
+
+manager = PluginManager(trace=os.environ.get("TD_TRACE_PLUGINS", "0") not in ("", "0"))
+
+
+def load_plugins() -> None:
+    """Register the installed plugins that ``TD_PLUGINS`` selects; ``import td_core`` ends with it."""
+    manager.load(entry_points(group=GROUP), Selection.parse(os.environ.get("TD_PLUGINS", "")))
+
+
+def plugins() -> list[PluginRecord]:
+    """Return what is known of every installed plugin.
+
+    >>> all(plugin.state in ("active", "blocked", "failed") for plugin in plugins())
+    True
+    """
+    return manager.records()
+
+
+@contextmanager
+def installed(
+    plugin: object, *, id: str = "test-plugin", distribution: str | None = None, version: str = "0"
+) -> Iterator[PluginRecord]:
+    """Register a plugin for the length of a ``with`` block.
+
+    Args:
+        plugin: a module or object with hook implementations.
+        id: the id it has meanwhile.
+        distribution: the package that it pretends to come from.
+        version: the version of that package.
+
+    Raises:
+        PluginError: something that the plugin adds is refused; nothing stays registered.
+
+    >>> from td_core import TensorDict, hookimpl
+    >>> class Shine:
+    ...     @hookimpl
+    ...     def td_methods(self):
+    ...         return {"shine": lambda self: "*" * len(self)}
+    >>> with installed(Shine()):
+    ...     TensorDict(batch_size=[3]).shine()
+    '***'
+    >>> hasattr(TensorDict(), "shine")
+    False
+    """
+    record = manager.register(
+        plugin, PluginRecord(id, distribution, None if distribution is None else version)
+    )
+    try:
+        yield record
+    finally:
+        manager.unregister(record.id)

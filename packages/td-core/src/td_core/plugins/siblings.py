@@ -1,0 +1,603 @@
+"""The methods that a sibling package adds to every collection, declared here and implemented there.
+
+A declaration carries the full signature and documentation, so editors and type checkers see the method
+whether or not the package is installed. Until the package registers, looking the method up raises
+:class:`~td_core.errors.MissingPluginError`, an ``AttributeError``, so ``hasattr`` is False. Registration
+replaces the declaration by the package's own function: the call is then an ordinary method call.
+"""
+# A declaration has no body: what runs is the function that replaces it.
+# mypy: disable-error-code="empty-body"
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+import torch
+
+from .._missing import missing_package
+from ..errors import MissingPluginError, PluginError
+from ..typing import NO_DEFAULT, NestedKey
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+    from torch.distributed import ProcessGroup, Work
+    from typing_extensions import Self
+
+__all__ = ["DECLARATIONS", "SiblingMethods", "attach", "provided_by"]
+
+F = TypeVar("F")
+
+
+class Declaration:
+    """A method that a package has not provided yet.
+
+    Attributes:
+        distribution: the package that provides the method.
+        declared: the declared function, classmethod or property.
+        name: the name of the method.
+    """
+
+    def __init__(self, distribution: str, declared: Any) -> None:
+        self.distribution = distribution
+        self.declared = declared
+        self.__doc__ = declared.__doc__
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        DECLARATIONS[name] = self
+
+    def __get__(self, instance: object, owner: type | None = None) -> NoReturn:
+        cls = owner if owner is not None else type(instance)
+        call = "" if isinstance(self.declared, property) else "()"
+        message = f"{cls.__name__}.{self.name}{call} is provided by " + missing_package(self.distribution)
+        # torch.compile evaluates hasattr() over a descriptor only when it raises AttributeError itself.
+        raise AttributeError(message) if torch.compiler.is_compiling() else MissingPluginError(message)
+
+
+#: Every declaration, by method name.
+DECLARATIONS: dict[str, Declaration] = {}
+
+
+def provided_by(distribution: str) -> Callable[[F], F]:
+    """Return a decorator that declares a method, classmethod or property of the package ``distribution``.
+
+    >>> class Collection:
+    ...     @provided_by("td-example")
+    ...     def shine(self) -> None:
+    ...         '''Shine.'''
+    >>> Collection().shine()
+    Traceback (most recent call last):
+    td_core.errors.MissingPluginError: Collection.shine() is provided by the package 'td-example', which is
+    not installed: pip install td-example
+    >>> hasattr(Collection(), "shine")
+    False
+    >>> del DECLARATIONS["shine"]
+    """
+
+    def declare(declared: F) -> F:
+        return cast(F, Declaration(distribution, declared))
+
+    return declare
+
+
+def attach(name: str, member: Any, distribution: str) -> Callable[[], None]:
+    """Make ``member`` a method of every collection, and return the function that undoes it.
+
+    A declared name takes the place of its declaration; any other name is new.
+
+    Args:
+        name: the name of the method.
+        member: a function, classmethod or property.
+        distribution: the package that provides it.
+
+    Raises:
+        PluginError: the name is not a public identifier, is declared for another package or with another
+            signature, or shadows a member of a collection.
+    """
+    declaration = DECLARATIONS.get(name)
+    if declaration is not None:
+        _check_declared(declaration, member, distribution)
+        setattr(SiblingMethods, name, member)
+        return lambda: setattr(SiblingMethods, name, declaration)
+    _check_new(name, member)
+    setattr(SiblingMethods, name, member)
+    return lambda: delattr(SiblingMethods, name)
+
+
+def _check_declared(declaration: Declaration, member: Any, distribution: str) -> None:
+    name = declaration.name
+    if distribution != declaration.distribution:
+        raise PluginError(
+            f"the method {name!r} is declared for the package {declaration.distribution!r} alone"
+        )
+    if vars(SiblingMethods)[name] is not declaration:
+        raise PluginError(f"the method {name!r} is already provided")
+    wanted, found = _shape(declaration.declared), _shape(member)
+    if wanted != found:
+        raise PluginError(
+            f"the method {name!r} is declared as {_spell(declaration.declared)}; got {_spell(member)}"
+        )
+
+
+def _check_new(name: str, member: Any) -> None:
+    if not name.isidentifier() or name.startswith("_"):
+        raise PluginError(f"the method name {name!r} is not a public Python identifier")
+    if not isinstance(member, (classmethod, staticmethod, property)) and not inspect.isfunction(member):
+        raise PluginError(
+            f"the method {name!r} is a {type(member).__name__}; it must be a function, "
+            "classmethod, staticmethod or property"
+        )
+    for cls in _with_subclasses(SiblingMethods):
+        for base in cls.__mro__:
+            if name in vars(base):
+                raise PluginError(f"the method name {name!r} would shadow {base.__qualname__}.{name}")
+
+
+def _with_subclasses(cls: type) -> Iterator[type]:
+    yield cls
+    subclasses: list[type] = cls.__subclasses__()
+    for subclass in subclasses:
+        yield from _with_subclasses(subclass)
+
+
+def _function(member: Any) -> Any:
+    if isinstance(member, property):
+        return member.fget
+    return getattr(member, "__func__", member)
+
+
+def _shape(member: Any) -> tuple[Any, ...]:
+    """Return what a call can see: kind of member, and each parameter's name, kind and default."""
+    kind = type(member).__name__ if isinstance(member, (classmethod, staticmethod, property)) else "method"
+    parameters = inspect.signature(_function(member)).parameters.values()
+    return (kind, *((each.name, each.kind, each.default) for each in parameters))
+
+
+def _spell(member: Any) -> str:
+    """Return the signature of a member without its annotations."""
+    kind, *_ = _shape(member)
+    signature = inspect.signature(_function(member))
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    spelled = str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+    return spelled if kind == "method" else f"{kind} {spelled}"
+
+
+class SiblingMethods:
+    """Declarations of the methods that td-memmap, td-tensorclass and td-distributed provide."""
+
+    __slots__ = ()
+
+    @provided_by("td-memmap")
+    def memmap(
+        self,
+        prefix: str | Path | None = None,
+        copy_existing: bool = False,
+        *,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+        archive: bool | None = None,
+        compression: str | int | None = None,
+        atomic: bool = False,
+        durable: bool = False,
+        checksums: bool = False,
+        progress: bool = False,
+        allow_pickle: bool = False,
+    ) -> Self:
+        """Write every leaf to a file under ``prefix`` and return a locked collection that maps those files.
+
+        Args:
+            prefix: directory of the save; None uses temporary files that vanish with the result.
+            copy_existing: copy leaves that are mapped from another place, instead of raising.
+            num_threads: how many threads write; 0 writes in the calling thread.
+            return_early: return a future at once, and write in the background.
+            share_non_tensor: keep non-tensor values in memory shared with child processes.
+            existsok: False raises where a file is already there.
+            robust_key: encode keys that are not safe file names; None means True.
+            archive: write one archive file instead of a directory; None decides by the suffix of ``prefix``.
+            compression: how the archive is compressed.
+            atomic: accepted for compatibility; every save is atomic.
+            durable: also sync the save to the disk before returning.
+            checksums: record a hash for each leaf, for ``td_memmap.verify``.
+            progress: show a progress bar.
+            allow_pickle: pickle the values that nothing else can store, instead of raising.
+        """
+
+    @provided_by("td-memmap")
+    def memmap_(
+        self,
+        prefix: str | Path | None = None,
+        copy_existing: bool = False,
+        *,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+        atomic: bool = False,
+        durable: bool = False,
+        checksums: bool = False,
+        progress: bool = False,
+        allow_pickle: bool = False,
+    ) -> Self:
+        """Write every leaf to a file under ``prefix``, map it in place, and lock the collection.
+
+        The arguments are those of :meth:`memmap`.
+        """
+
+    @provided_by("td-memmap")
+    def memmap_like(
+        self,
+        prefix: str | Path | None = None,
+        copy_existing: bool = False,
+        *,
+        existsok: bool = True,
+        num_threads: int = 0,
+        return_early: bool = False,
+        share_non_tensor: bool = False,
+        robust_key: bool | None = True,
+        archive: bool | None = None,
+        durable: bool = False,
+        progress: bool = False,
+        allow_pickle: bool = False,
+    ) -> Self:
+        """Return a mapped, locked collection of the same structure on sparse files, to be filled.
+
+        Content of a save of the same structure at ``prefix`` is kept. The arguments are those of
+        :meth:`memmap`.
+        """
+
+    @provided_by("td-memmap")
+    @classmethod
+    def load_memmap(
+        cls,
+        prefix: str | Path,
+        device: torch.device | None = None,
+        non_blocking: bool = False,
+        *,
+        out: Any = None,
+        robust_key: bool | None = True,
+        subpath: NestedKey | None = None,
+        mode: str | None = None,
+        num_threads: int = 0,
+        allow_pickle: bool | None = None,
+        verify: bool = False,
+        strict: bool = True,
+        progress: bool = False,
+    ) -> Self:
+        """Return the collection saved at ``prefix``, mapped from its files.
+
+        Args:
+            prefix: directory or archive of the save.
+            device: move every leaf there; None keeps them mapped.
+            non_blocking: as in ``Tensor.to``.
+            out: a collection to load into.
+            robust_key: whether keys were encoded as file names; None means True.
+            subpath: load the sub-collection under this key alone.
+            mode: None maps shared and writable where the file is; ``"r"`` copies on write; ``"r+"`` is
+                shared or raises.
+            num_threads: how many threads read; 0 reads in the calling thread.
+            allow_pickle: unpickle values of the save that were pickled; None means False.
+            verify: compare every leaf with its recorded hash.
+            strict: raise for what the save does not describe, instead of ignoring it.
+            progress: show a progress bar.
+        """
+
+    @provided_by("td-memmap")
+    def load_memmap_(
+        self,
+        prefix: str | Path,
+        robust_key: bool | None = True,
+        *,
+        allow_pickle: bool | None = None,
+        mode: str | None = None,
+        verify: bool = False,
+        strict: bool = True,
+        progress: bool = False,
+    ) -> Self:
+        """Copy the content of the save at ``prefix`` into this collection, in place.
+
+        The arguments are those of :meth:`load_memmap`.
+        """
+
+    @provided_by("td-memmap")
+    def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Self:
+        """Read again what another process changed in the save that this collection maps."""
+
+    @provided_by("td-memmap")
+    def make_memmap(
+        self,
+        key: NestedKey,
+        shape: torch.Size | Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        robust_key: bool | None = True,
+    ) -> Tensor:
+        """Add an entry of zeros to the save that this collection maps, and return its mapped tensor."""
+
+    @provided_by("td-memmap")
+    def make_memmap_from_storage(
+        self,
+        key: NestedKey,
+        storage: torch.UntypedStorage,
+        shape: torch.Size | Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        robust_key: bool | None = True,
+    ) -> Tensor:
+        """Add an entry that stands on ``storage``, mapped from a file of this save, and return its tensor."""
+
+    @provided_by("td-memmap")
+    def make_memmap_from_tensor(
+        self,
+        key: NestedKey,
+        tensor: Tensor,
+        *,
+        copy_data: bool = True,
+        existsok: bool = True,
+        robust_key: bool | None = True,
+    ) -> Tensor:
+        """Add a copy of ``tensor`` to the save that this collection maps, and return its mapped tensor."""
+
+    @provided_by("td-memmap")
+    def is_memmap(self) -> bool:
+        """Tell whether every leaf is mapped from a file."""
+
+    @provided_by("td-memmap")  # type: ignore[prop-decorator]
+    @property
+    def saved_path(self) -> Path:
+        """Directory that this collection maps."""
+
+    @provided_by("td-tensorclass")
+    def attrs(
+        self, *, fields: Sequence[str] = ("device", "dtype", "shape"), num_threads: int | None = None
+    ) -> Self:
+        """Return the same structure with the attributes ``fields`` of each leaf in place of the leaf."""
+
+    @provided_by("td-tensorclass")
+    def get_non_tensor(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+        """Return the value of a non-tensor entry: one value, or a list of one for each batch element."""
+
+    @provided_by("td-tensorclass")
+    def set_non_tensor(self, key: NestedKey, value: Any) -> Self:
+        """Store one Python value for the whole batch under ``key``, whatever its type."""
+
+    @provided_by("td-tensorclass")
+    def is_non_tensor(self, key: NestedKey) -> bool:
+        """Tell whether ``key`` holds non-tensor data."""
+
+    @provided_by("td-tensorclass")
+    def non_tensor_items(self, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
+        """Return the ``(key, node)`` pairs of the non-tensor entries."""
+
+    @provided_by("td-tensorclass")
+    def filter_non_tensor_data(self) -> Self:
+        """Return the collection without its non-tensor entries, at every level."""
+
+    @provided_by("td-tensorclass")
+    @classmethod
+    def from_dataclass(
+        cls,
+        dataclass: Any,
+        *,
+        dest_cls: type | None = None,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        as_tensorclass: bool = False,
+        device: torch.device | None = None,
+        batch_size: torch.Size | None = None,
+    ) -> Self:
+        """Return a collection of the fields of a dataclass instance.
+
+        Args:
+            dataclass: the instance.
+            dest_cls: tensorclass of the result.
+            auto_batch_size: work out the longest batch size that the leaves share.
+            batch_dims: how many dims it may have at most.
+            as_tensorclass: make a tensorclass of the dataclass.
+            device: device of the result.
+            batch_size: batch size of the result.
+        """
+
+    @provided_by("td-distributed")
+    def consolidate(
+        self,
+        filename: Path | str | None = None,
+        *,
+        num_threads: int = 0,
+        device: torch.device | None = None,
+        non_blocking: bool = False,
+        inplace: bool = False,
+        return_early: bool = False,
+        use_buffer: bool = False,
+        share_memory: bool = False,
+        pin_memory: bool = False,
+        metadata: bool = False,
+    ) -> Self:
+        """Copy every leaf into one storage, and return the collection of views on it.
+
+        Args:
+            filename: file that backs the storage; None keeps it in memory.
+            num_threads: how many threads copy; 0 copies in the calling thread.
+            device: device of the storage.
+            non_blocking: as in ``Tensor.to``.
+            inplace: put the views into this collection.
+            return_early: return a future at once, and copy in the background.
+            use_buffer: with ``filename``, gather in memory first and write once.
+            share_memory: put the storage into memory shared with child processes.
+            pin_memory: put the storage into pinned memory.
+            metadata: keep the description of the layout with the result.
+        """
+
+    @provided_by("td-distributed")
+    def is_consolidated(self) -> bool:
+        """Tell whether the leaves are views on one consolidated storage."""
+
+    @provided_by("td-distributed")
+    @classmethod
+    def from_consolidated(cls, filename: str | Path) -> Self:
+        """Return the collection that :meth:`consolidate` wrote to ``filename``."""
+
+    @provided_by("td-distributed")
+    def send(
+        self,
+        dst: int | Any | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        group_dst: int | None = None,
+        init_tag: int = 0,
+        pseudo_rand: bool = False,
+        consolidated: bool = False,
+        wire: str = "td",
+    ) -> None:
+        """Send this collection to a process that calls :meth:`recv`.
+
+        Args:
+            dst: rank of the receiver in the global group.
+            group: process group; None is the global one.
+            group_dst: rank of the receiver in ``group``, instead of ``dst``.
+            init_tag: tag of the first message; the others follow it.
+            pseudo_rand: draw the tags pseudo-randomly from ``init_tag``, the same on both sides.
+            consolidated: send one message for all leaves together.
+            wire: ``"td"``, or ``"reference"`` for a peer that runs tensordict.
+        """
+
+    @provided_by("td-distributed")
+    def recv(
+        self,
+        src: int | Any | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        group_src: int | None = None,
+        init_tag: int = 0,
+        pseudo_rand: bool = False,
+        consolidated: bool = False,
+        wire: str = "td",
+        root: str | Path | None = None,
+    ) -> int:
+        """Receive into this collection, in place, what a process sent with :meth:`send`.
+
+        The arguments are those of :meth:`send`, the sender being ``src`` or ``group_src``. A peer may name a
+        file only below ``root``.
+        """
+
+    @provided_by("td-distributed")
+    def isend(
+        self,
+        dst: int | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        group_dst: int | None = None,
+        init_tag: int = 0,
+        pseudo_rand: bool = False,
+        return_early: bool = False,
+        consolidated: bool = False,
+        wire: str = "td",
+    ) -> int | list[Work] | None:
+        """Send without waiting; ``return_early`` returns the handles to wait for."""
+
+    @provided_by("td-distributed")
+    def irecv(
+        self,
+        src: int | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        group_src: int | None = None,
+        return_premature: bool = False,
+        init_tag: int = 0,
+        pseudo_rand: bool = False,
+        consolidated: bool = False,
+        wire: str = "td",
+        root: str | Path | None = None,
+    ) -> tuple[int, list[Any]] | list[Any] | None:
+        """Receive without waiting; ``return_premature`` returns the handles to wait for."""
+
+    @provided_by("td-distributed")
+    def init_remote(
+        self,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        device: torch.device | None = None,
+        use_broadcast: bool = False,
+    ) -> None:
+        """Send structure and content to a process that calls :meth:`from_remote_init`.
+
+        The class travels with the structure, so there is no argument ``_tensorclass_type`` for it.
+        """
+
+    @provided_by("td-distributed")
+    @classmethod
+    def from_remote_init(
+        cls,
+        src: int,
+        group: ProcessGroup | None = None,
+        device: torch.device | None = None,
+        use_broadcast: bool = False,
+        limit: int = 1 << 36,
+    ) -> Self:
+        """Return the collection that the process ``src`` sends with :meth:`init_remote`.
+
+        More bytes than ``limit`` are refused, on both sides.
+        """
+
+    @provided_by("td-distributed")
+    def broadcast(
+        self, src: int, *, group: ProcessGroup | None = None, device: torch.device | str | None = None
+    ) -> Self:
+        """Return the collection of the process ``src`` on every process; structures may differ before.
+
+        The class travels with the structure, so there is no argument ``_tensorclass_type`` for it.
+        """
+
+    @provided_by("td-distributed")
+    def scatter(
+        self,
+        src: int,
+        tensordicts: list[Any] | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """Return this process's item of the list ``tensordicts`` of the process ``src``."""
+
+    @provided_by("td-distributed")
+    def gather_and_stack(self, dst: int, group: ProcessGroup | None = None) -> Self | None:
+        """Stack the collections of all other processes into that of the process ``dst``, in place.
+
+        Returns it there, and None elsewhere.
+        """
+
+    @provided_by("td-distributed")
+    def all_gather(self, *, group: ProcessGroup | None = None) -> list[Any]:
+        """Return on every process the list of the collections of all processes."""
+
+    @provided_by("td-distributed")
+    def all_reduce(
+        self,
+        op: Any = None,
+        *,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        bucket_bytes: int | None = None,
+    ) -> Any:
+        """Reduce every leaf over all processes, in place; ``async_op`` returns a handle."""
+
+    @provided_by("td-distributed")
+    def reduce(
+        self,
+        dst: int,
+        op: Any = None,
+        async_op: bool = False,
+        return_premature: bool = False,
+        group: ProcessGroup | None = None,
+        *,
+        bucket_bytes: int | None = None,
+    ) -> Any:
+        """Reduce every leaf over all processes into the collection of the process ``dst``, in place."""

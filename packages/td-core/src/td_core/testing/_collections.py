@@ -1,0 +1,458 @@
+"""Every promise that a kind of collection keeps, checked against torch on the plain leaves."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .._collection import Core
+from .._nodes import KINDS, decode, encode
+from ..errors import KeyPathError, LockedError, StructureError
+
+__all__ = ["CollectionTests"]
+
+Leaves = dict[Any, Tensor]
+
+# Every form of index, for a batch of at least two dims of at least two elements each.
+INDICES: dict[str, Any] = {
+    "int": 0,
+    "negative": -1,
+    "slice": slice(1, None),
+    "step": slice(None, None, 2),
+    "ellipsis": ...,
+    "none": None,
+    "tuple": (0, slice(None)),
+    "second": (slice(None), 1),
+    "ellipsis and int": (..., 0),
+    "none and int": (None, 0),
+    "list": [1, 0, 1],
+    "range": range(2),
+    "tensor": torch.tensor([[0, 1], [1, 1]]),
+    "scalar tensor": torch.tensor(1),
+    "two tensors": (torch.tensor([0, 1]), torch.tensor([1, 0])),
+    "array": np.array([1, 0]),
+    "numpy int": np.int64(1),
+}
+
+POINTWISE: dict[str, Callable[[Any], Any]] = {
+    "neg": lambda x: -x,
+    "add": lambda x: x + 2,
+    "radd": lambda x: 2 + x,
+    "mul": lambda x: x * 3,
+    "self": lambda x: x + x,
+    "abs": lambda x: x.abs(),
+    "exp": lambda x: x.exp(),
+    "sigmoid": lambda x: x.sigmoid(),
+    "clamp": lambda x: x.clamp(0, 1),
+    "eq": lambda x: x == x,
+    "isnan": lambda x: x.isnan(),
+}
+
+# The dims are positive, so that they mean the same for a leaf as for the batch.
+SHAPES: dict[str, Callable[[Any], Any]] = {
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "unsqueeze and squeeze": lambda x: x.unsqueeze(0).squeeze(0),
+    "transpose": lambda x: x.transpose(0, 1),
+    "flatten": lambda x: x.flatten(0, 1),
+    "unbind": lambda x: x.unbind(0)[-1],
+    "split": lambda x: x.split(1, 1)[1],
+    "chunk": lambda x: x.chunk(2, 0)[0],
+    "roll": lambda x: x.roll(1, 0),
+    "flip": lambda x: x.flip((0,)),
+}
+
+JOINS: dict[str, Callable[[list[Any]], Any]] = {
+    "stack 0": lambda items: torch.stack(items, 0),
+    "stack 1": lambda items: torch.stack(items, 1),
+    "stack 2": lambda items: torch.stack(items, 2),
+    "cat 0": lambda items: torch.cat(items, 0),
+    "cat 1": lambda items: torch.cat(items, 1),
+}
+
+RESULTS: dict[str, Callable[[Any], Any]] = {
+    "index": lambda x: x[0],
+    "mask": lambda x: x[torch.ones(x.shape[0], dtype=torch.bool)],
+    "neg": lambda x: -x,
+    "clone": lambda x: x.clone(),
+    "shallow clone": lambda x: x.clone(recurse=False),
+    "unsqueeze": lambda x: x.unsqueeze(0),
+    "stack": lambda x: torch.stack([x, x]),
+    "unbind": lambda x: x.unbind(0)[0],
+    "apply": lambda x: x.apply(torch.clone),
+    "lock": lambda x: x.clone().lock_(),
+}
+
+
+class CollectionTests:
+    """The conformance suite of a kind: subclass it and give :meth:`make`.
+
+    Attributes:
+        new_key: a key that the kind can take in addition; None where its keys are fixed.
+        keeps_kind: whether results of operations are of the same class.
+
+    >>> from td_core import TensorDict
+    >>> class TestTensorDict(CollectionTests):
+    ...     def make(self):
+    ...         source = {"a": torch.randn(3, 2), "n": {"b": torch.ones(3, 2, 4)}}
+    ...         return TensorDict(source, batch_size=[3, 2])
+    >>> TestTensorDict().test_walks_visit_leaves_in_one_order()
+    """
+
+    new_key: ClassVar[str | None] = "a new key"
+    keeps_kind: ClassVar[bool] = True
+
+    def make(self) -> Any:
+        """Return a new, unlocked collection: at least two batch dims of size 2 or more, floating leaves.
+
+        Every call returns the same structure and the same shapes; the leaves are not shared.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define make()")
+
+    def leaves(self, collection: Any) -> Leaves:
+        """Return the tensor leaves by key."""
+        keys = list(collection.keys(include_nested=True, leaves_only=True))
+        found = {key: collection.get(key) for key in keys}
+        return {key: value for key, value in found.items() if isinstance(value, Tensor)}
+
+    def check(self, result: Any, expected: Leaves, batch_size: torch.Size | None = None) -> None:
+        """Assert that ``result`` has these leaves, this batch size and this kind."""
+        found = self.leaves(result)
+        assert found.keys() == expected.keys()
+        for key, leaf in expected.items():
+            assert found[key].dtype == leaf.dtype, key
+            torch.testing.assert_close(found[key], leaf, equal_nan=True, rtol=0, atol=0)
+        if batch_size is not None:
+            assert result.batch_size == batch_size
+            assert isinstance(result.batch_size, torch.Size)
+        if self.keeps_kind:
+            assert type(result) is type(self.make())
+
+    def test_make_gives_what_the_suite_needs(self) -> None:
+        """The collection can be tested at all."""
+        collection = self.make()
+        assert isinstance(self.make(), Core)
+        assert len(collection.batch_size) >= 2
+        assert min(collection.batch_size) >= 2
+        leaves = self.leaves(collection)
+        assert leaves
+        assert all(leaf.is_floating_point() for leaf in leaves.values())
+        assert all(leaf.shape[: collection.batch_dims] == collection.batch_size for leaf in leaves.values())
+        assert not collection.is_locked
+
+    def test_children_make_the_same_node_again(self) -> None:
+        """``_with_children`` keeps kind, batch size, device, names and the very children."""
+        collection = self.make()
+        children = collection._children()
+        assert all(isinstance(child, (Tensor, Core)) for child in children.values())
+        again = collection._with_children(dict(children))
+        assert again.batch_size == collection.batch_size
+        assert again.device == collection.device
+        assert again.names == collection.names
+        self.check(again, self.leaves(collection))
+
+    def test_children_can_be_set_and_deleted(self) -> None:
+        """A new entry comes last, and is gone when it is deleted."""
+        if self.new_key is None:
+            pytest.skip("the keys of this kind are fixed")
+        collection = self.make()
+        before = list(collection.keys())
+        leaf = torch.zeros(collection.batch_size)
+        collection.set(self.new_key, leaf)
+        assert list(collection.keys()) == [*before, self.new_key]
+        torch.testing.assert_close(collection.get(self.new_key), leaf)
+        collection.del_(self.new_key)
+        assert list(collection.keys()) == before
+        with pytest.raises(KeyPathError):
+            collection[self.new_key]
+
+    def test_walks_visit_leaves_in_one_order(self) -> None:
+        """``_collect``, ``_collect_like``, ``_rebuild`` and ``_map`` agree."""
+        collection = self.make()
+        first: list[Tensor] = []
+        collection._collect(first)
+        like: list[Tensor] = []
+        collection._collect_like(collection, like)
+        assert [id(leaf) for leaf in like] == [id(leaf) for leaf in first]
+        rebuilt = collection._rebuild(iter([leaf + 1 for leaf in first]))
+        self.check(rebuilt, {key: leaf + 1 for key, leaf in self.leaves(collection).items()})
+        self.check(collection._map(torch.neg), {key: -leaf for key, leaf in self.leaves(collection).items()})
+
+    def test_a_missing_key_is_named(self) -> None:
+        """``[]`` raises KeyPathError, ``get`` gives the default."""
+        collection = self.make()
+        with pytest.raises(KeyPathError, match="no such key"):
+            collection["no such key"]
+        assert collection.get("no such key", None) is None
+
+    @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+    def test_indexing_is_that_of_a_tensor(self, index: Any) -> None:
+        """Every leaf and the batch size are indexed as torch does."""
+        collection = self.make()
+        plain = list(index) if isinstance(index, range) else index
+        expected = {
+            key: self._index(leaf, plain, collection) for key, leaf in self.leaves(collection).items()
+        }
+        self.check(collection[index], expected, torch.empty(collection.batch_size)[plain].shape)
+
+    def _index(self, leaf: Tensor, index: Any, collection: Any) -> Tensor:
+        """Index a leaf along the batch dims only: an ellipsis stands for batch dims."""
+        index = index if isinstance(index, tuple) else (index,)
+        if any(item is ... for item in index):
+            index = (*index, *[slice(None)] * (leaf.ndim - collection.batch_dims))
+        return leaf[index]
+
+    def test_indexing_by_masks(self) -> None:
+        """Masks over one dim and over all of them select as torch does."""
+        collection = self.make()
+        batch = collection.batch_size
+        masks = [torch.arange(batch[0]) % 2 == 0, torch.arange(batch.numel()).view(batch) % 2 == 0]
+        for mask in masks:
+            expected = {key: leaf[mask] for key, leaf in self.leaves(collection).items()}
+            self.check(collection[mask], expected, torch.empty(batch)[mask].shape)
+
+    def test_too_many_indices_are_refused(self) -> None:
+        """An index never reaches into a leaf."""
+        collection = self.make()
+        with pytest.raises(IndexError):
+            collection[(0,) * (collection.batch_dims + 1)]
+
+    def test_writing_by_index(self) -> None:
+        """Assignment writes in place, leaf by leaf."""
+        collection = self.make()
+        leaves = self.leaves(collection)
+        expected = {key: leaf.clone() for key, leaf in leaves.items()}
+        for leaf in expected.values():
+            leaf[0] = leaf[1]
+        collection[0] = collection[1].clone()
+        self.check(collection, expected)
+        for leaf in expected.values():
+            leaf[1] = 0
+        collection[1] = 0
+        self.check(collection, expected)
+
+    @pytest.mark.parametrize("operation", POINTWISE.values(), ids=POINTWISE)
+    def test_pointwise_operations(self, operation: Callable[[Any], Any]) -> None:
+        """They act on each leaf alone."""
+        collection = self.make()
+        expected = {key: operation(leaf) for key, leaf in self.leaves(collection).items()}
+        self.check(operation(collection), expected, collection.batch_size)
+
+    @pytest.mark.parametrize("operation", SHAPES.values(), ids=SHAPES)
+    def test_shape_operations(self, operation: Callable[[Any], Any]) -> None:
+        """They act on the batch dims of each leaf."""
+        collection = self.make()
+        expected = {key: operation(leaf) for key, leaf in self.leaves(collection).items()}
+        self.check(operation(collection), expected, operation(torch.empty(collection.batch_size)).shape)
+
+    def test_reshaping(self) -> None:
+        """The event dims of each leaf stay as they are."""
+        collection = self.make()
+        batch = collection.batch_size
+        leaves = self.leaves(collection).items()
+        dims = len(batch)
+        order = tuple(reversed(range(dims)))
+        self.check(
+            collection.permute(*order),
+            {key: leaf.permute(*order, *range(dims, leaf.ndim)) for key, leaf in leaves},
+            torch.Size(reversed(batch)),
+        )
+        flat = {key: leaf.reshape(-1, *leaf.shape[dims:]) for key, leaf in leaves}
+        self.check(collection.reshape(-1), flat, torch.Size([batch.numel()]))
+        self.check(
+            collection.expand(2, *batch),
+            {key: leaf.expand(2, *leaf.shape) for key, leaf in leaves},
+            torch.Size([2, *batch]),
+        )
+
+    @pytest.mark.parametrize("join", JOINS.values(), ids=JOINS)
+    def test_joining(self, join: Callable[[list[Any]], Any]) -> None:
+        """``torch.stack`` and ``torch.cat`` join leaf by leaf."""
+        items = [self.make(), self.make(), self.make()]
+        columns = [self.leaves(item) for item in items]
+        expected = {key: join([column[key] for column in columns]) for key in columns[0]}
+        self.check(join(items), expected, join([torch.empty(item.batch_size) for item in items]).shape)
+
+    def test_unbinding_undoes_stacking(self) -> None:
+        """The parts are the items, in order."""
+        items = [self.make(), self.make()]
+        for dim in (0, 1):
+            for part, item in zip(torch.stack(items, dim).unbind(dim), items, strict=True):
+                self.check(part, self.leaves(item), item.batch_size)
+
+    def test_stacking_other_keys_is_refused(self) -> None:
+        """The message names the key."""
+        if self.new_key is None:
+            pytest.skip("the keys of this kind are fixed")
+        other = self.make()
+        other.set(self.new_key, torch.zeros(other.batch_size))
+        with pytest.raises(StructureError, match=self.new_key):
+            torch.stack([self.make(), other])
+
+    def test_cloning(self) -> None:
+        """A clone has memory of its own, a shallow one shares the leaves but not the structure."""
+        collection = self.make()
+        clone = collection.clone()
+        self.check(clone, self.leaves(collection), collection.batch_size)
+        shared = {leaf.data_ptr() for leaf in self._tensors(collection)}
+        assert shared.isdisjoint(leaf.data_ptr() for leaf in self._tensors(clone))
+        shallow = collection.clone(recurse=False)
+        assert [id(leaf) for leaf in self._tensors(shallow)] == [
+            id(leaf) for leaf in self._tensors(collection)
+        ]
+        if self.new_key is not None:
+            shallow.set(self.new_key, torch.zeros(collection.batch_size))
+            assert self.new_key not in list(collection.keys())
+
+    def _tensors(self, collection: Any) -> list[Tensor]:
+        out: list[Tensor] = []
+        collection._collect(out)
+        return out
+
+    def test_casting_and_moving(self) -> None:
+        """``to`` changes every leaf, and the device label with them."""
+        collection = self.make()
+        self.check(
+            collection.to(torch.float64),
+            {key: leaf.double() for key, leaf in self.leaves(collection).items()},
+            collection.batch_size,
+        )
+        moved = collection.to("cpu")
+        assert moved.device == torch.device("cpu")
+        self.check(moved, self.leaves(collection), collection.batch_size)
+
+    def test_applying_a_function(self) -> None:
+        """``apply`` calls the function on each leaf and keeps the kind."""
+        collection = self.make()
+        expected = {key: leaf * 2 for key, leaf in self.leaves(collection).items()}
+        self.check(collection.apply(lambda leaf: leaf * 2), expected, collection.batch_size)
+
+    def test_locking(self) -> None:
+        """A locked collection keeps its structure, and lets its leaves be written."""
+        collection = self.make().lock_()
+        assert collection.is_locked
+        if self.new_key is not None:
+            with pytest.raises(LockedError):
+                collection.set(self.new_key, torch.zeros(collection.batch_size))
+        key = next(iter(self.leaves(collection)))
+        if self.new_key is not None:
+            with pytest.raises(LockedError):
+                collection.del_(key)
+        collection.set_(key, torch.zeros_like(collection.get(key)))
+        assert not collection.get(key).any()
+        assert not collection.unlock_().is_locked
+
+    def test_names_follow_the_dims(self) -> None:
+        """Indexing and shape operations move dim names as they move dims."""
+        collection = self.make()
+        names = [f"dim {number}" for number in range(collection.batch_dims)]
+        collection.names = names
+        assert collection.names == names
+        assert collection[0].names == names[1:]
+        assert collection[:, None].names == [names[0], None, *names[1:]]
+        assert collection.transpose(0, 1).names == [names[1], names[0], *names[2:]]
+        assert (-collection).names == names
+        stacked: Any = torch.stack([collection, collection], 1)
+        assert stacked.names == [names[0], None, *names[1:]]
+
+    def test_pytree(self) -> None:
+        """Flattening and unflattening give the same collection, and any object may be a leaf meanwhile."""
+        collection = self.make()
+        leaves, spec = pytree.tree_flatten(collection)
+        assert all(isinstance(leaf, Tensor) for leaf in leaves)
+        self.check(pytree.tree_unflatten(leaves, spec), self.leaves(collection), collection.batch_size)
+        pytree.tree_unflatten(list(range(len(leaves))), spec)
+        doubled = pytree.tree_map(lambda leaf: leaf * 2, collection)
+        self.check(doubled, {key: leaf * 2 for key, leaf in self.leaves(collection).items()})
+
+    def test_vmap(self) -> None:
+        """A function over one element maps over the first dim and over the second."""
+        collection = self.make()
+        expected = {key: leaf + 1 for key, leaf in self.leaves(collection).items()}
+        self.check(torch.vmap(lambda each: each + 1)(collection), expected, collection.batch_size)
+        moved = torch.vmap(lambda each: each + 1, in_dims=1, out_dims=1)(collection)
+        self.check(moved, expected, collection.batch_size)
+
+    def test_encoding(self) -> None:
+        """``decode`` inverts ``encode``, whose header is JSON."""
+        collection = self.make()
+        encoded = encode(collection)
+        assert encoded.nodes[0]["kind"] == KINDS.of(collection).tag
+        again = decode(encoded)
+        assert type(again) is type(collection)
+        self.check(again, self.leaves(collection), collection.batch_size)
+        assert again.names == collection.names
+
+    @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+    def test_pickling(self, protocol: int) -> None:
+        """A pickle restores kind, leaves, batch size, names and lock."""
+        collection = self.make()
+        again = pickle.loads(pickle.dumps(collection, protocol))
+        assert type(again) is type(collection)
+        self.check(again, self.leaves(collection), collection.batch_size)
+        locked = pickle.loads(pickle.dumps(collection.lock_(), protocol))
+        assert locked.is_locked
+
+    def test_copying(self) -> None:
+        """``copy.deepcopy`` copies the memory, ``copy.copy`` shares it."""
+        collection = self.make()
+        deep = copy.deepcopy(collection)
+        assert type(deep) is type(collection)
+        self.check(deep, self.leaves(collection), collection.batch_size)
+        shared = {leaf.data_ptr() for leaf in self._tensors(collection)}
+        assert shared.isdisjoint(leaf.data_ptr() for leaf in self._tensors(deep))
+        shallow = copy.copy(collection)
+        assert [id(leaf) for leaf in self._tensors(shallow)] == [
+            id(leaf) for leaf in self._tensors(collection)
+        ]
+
+    def test_state_dict(self) -> None:
+        """Another collection of the same structure takes over the values."""
+        collection, other = self.make(), self.make()
+        other.zero_()
+        other.load_state_dict(collection.state_dict())
+        self.check(other, self.leaves(collection), collection.batch_size)
+
+    @pytest.mark.parametrize("operation", RESULTS.values(), ids=RESULTS)
+    def test_results_are_freed_by_reference_count(self, operation: Callable[[Any], Any]) -> None:
+        """Dropping a result frees it without the garbage collector."""
+        collection = self.make()
+        with _no_garbage_collector():
+            result = operation(collection)
+            leaves = [weakref.ref(leaf) for leaf in self._tensors(result)]
+            # An index of a lazy stack may give one of its members, which lives on with the stack.
+            kept = {id(leaf) for leaf in self._tensors(collection)} | {
+                id(node) for node in collection._nested()
+            }
+            watched: list[weakref.ref[Any]] = [weakref.ref(result), *leaves]
+            watched = [each for each in watched if id(each()) not in kept]
+            del result
+            assert [each() for each in watched] == [None] * len(watched)
+
+    def test_repr(self) -> None:
+        """It names the class and every entry."""
+        collection = self.make()
+        text = repr(collection)
+        assert text.startswith(type(collection).__name__)
+        assert all(str(key) in text for key in collection.keys())  # noqa: SIM118 (no mapping of its first dim)
+
+
+@contextmanager
+def _no_garbage_collector() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

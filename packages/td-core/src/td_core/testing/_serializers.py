@@ -1,0 +1,145 @@
+"""Every promise that a format for whole collections keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from .._serializers import SERIALIZERS, Serializer, load, save
+from .._tensordict import TensorDict
+from ..errors import FormatError
+
+__all__ = ["SerializerTests"]
+
+
+class SerializerTests:
+    """The conformance suite of a format: subclass it and give :meth:`serializer`.
+
+    The format must be registered while the tests run: installed, or through :func:`installed` in a fixture.
+
+    Attributes:
+        suffix: what file names of this format end with.
+        one_file: whether a save is one file, which the suite may damage.
+
+    >>> SerializerTests().collections()["flat"]["a"]
+    tensor([0., 1., 2.])
+    """
+
+    suffix: ClassVar[str] = ""
+    one_file: ClassVar[bool] = True
+
+    def serializer(self) -> Serializer:
+        """Return the format."""
+        raise NotImplementedError(f"{type(self).__name__} must define serializer()")
+
+    def collections(self) -> dict[str, Any]:
+        """Return the collections that the format must store, by name; override it to add your own kinds."""
+        return {
+            "flat": TensorDict({"a": torch.arange(3.0), "b": torch.ones(3, 2)}, batch_size=[3]),
+            "nested": TensorDict({"a": {"b": {"c": torch.zeros(2, 4)}, "d": torch.ones(2)}}, batch_size=[2]),
+            "no batch": TensorDict({"a": torch.tensor(1), "b": torch.tensor(True)}),
+            "empty": TensorDict({}, batch_size=[4]),
+            "empty level": TensorDict({"a": {}}, batch_size=[4]),
+            "no elements": TensorDict({"a": torch.zeros(0, 3)}, batch_size=[0]),
+            "order": TensorDict({key: torch.zeros(1) for key in "zbya"}, batch_size=[1]),
+            "keys": TensorDict({"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}, "é/": torch.zeros(1)}),
+            "dtypes": TensorDict(
+                {
+                    str(dtype): torch.tensor([0, 1]).to(dtype)
+                    for dtype in (torch.bool, torch.uint8, torch.int64, torch.float16, torch.complex64)
+                },
+                batch_size=[2],
+            ),
+            "views": TensorDict({"a": torch.arange(6.0).view(2, 3).t(), "b": torch.zeros(1).expand(3)}),
+            "names": TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2, 3], names=["x", None]),
+        }
+
+    def check(self, result: Any, expected: Any) -> None:
+        """Assert that two collections are equal: kind, keys in order, leaves, batch sizes, names."""
+        assert type(result) is type(expected)
+        assert list(result.keys()) == list(expected.keys())
+        assert result.batch_size == expected.batch_size
+        assert result.names == expected.names
+        for key, leaf in expected.items():
+            if isinstance(leaf, Tensor):
+                assert result.get(key).dtype == leaf.dtype
+                torch.testing.assert_close(result.get(key), leaf, equal_nan=True, rtol=0, atol=0)
+            else:
+                self.check(result.get(key), leaf)
+
+    def test_the_format_is_registered(self) -> None:
+        """``save(format=...)`` finds it."""
+        serializer = self.serializer()
+        assert serializer.name in SERIALIZERS
+        assert type(SERIALIZERS.for_saving(serializer.name)) is type(serializer)
+
+    def test_round_trip(self, tmp_path: Path) -> None:
+        """What is loaded equals what was saved, which is left as it was."""
+        for name, collection in self.collections().items():
+            before = collection.clone()
+            path = tmp_path / (name + self.suffix)
+            save(collection, path, format=self.serializer().name)
+            self.check(collection, before)
+            self.check(load(path, format=self.serializer().name), before)
+
+    def test_a_save_is_recognised(self, tmp_path: Path) -> None:
+        """``load`` needs no ``format``."""
+        collection = self.collections()["flat"]
+        path = tmp_path / ("x" + self.suffix)
+        save(collection, path, format=self.serializer().name)
+        assert self.serializer().detect(path)
+        self.check(load(path), collection)
+        self.check(type(collection).load(path), collection)
+
+    def test_nothing_else_is_recognised(self, tmp_path: Path) -> None:
+        """Other files, folders and missing paths are none of its business."""
+        serializer = self.serializer()
+        for name, content in [("empty", b""), ("text", b"hello"), ("binary", bytes(range(256)))]:
+            (tmp_path / name).write_bytes(content)
+            assert not serializer.detect(tmp_path / name), name
+        (tmp_path / "folder").mkdir()
+        assert not serializer.detect(tmp_path / "folder")
+        assert not serializer.detect(tmp_path / "missing")
+
+    def test_saving_again_replaces(self, tmp_path: Path) -> None:
+        """Nothing of the older save is left over."""
+        collections = self.collections()
+        path = tmp_path / ("x" + self.suffix)
+        for name in ("nested", "flat"):
+            save(collections[name], path, format=self.serializer().name)
+        self.check(load(path), collections["flat"])
+
+    def test_loading_in_place(self, tmp_path: Path) -> None:
+        """``load_`` writes into the leaves that are there."""
+        collection = self.collections()["flat"]
+        path = tmp_path / ("x" + self.suffix)
+        save(collection, path, format=self.serializer().name)
+        target = collection.clone().zero_()
+        leaf = target.get("a")
+        assert target.load_(path) is target
+        assert target.get("a") is leaf
+        self.check(target, collection)
+
+    def test_an_unknown_option_is_refused(self, tmp_path: Path) -> None:
+        """The message names the format."""
+        serializer = self.serializer()
+        path = tmp_path / ("x" + self.suffix)
+        with pytest.raises(TypeError, match=serializer.name):
+            save(self.collections()["flat"], path, format=serializer.name, no_such_option=1)
+        assert not path.exists()
+
+    def test_a_damaged_save_is_an_error(self, tmp_path: Path) -> None:
+        """A file cut anywhere raises FormatError, and never gives wrong data."""
+        if not self.one_file:
+            pytest.skip("a save of this format is not one file")
+        path = tmp_path / ("x" + self.suffix)
+        save(self.collections()["nested"], path, format=self.serializer().name)
+        content = path.read_bytes()
+        for size in {0, 1, len(content) // 2, len(content) - 1}:
+            path.write_bytes(content[:size])
+            with pytest.raises(FormatError):
+                load(path, format=self.serializer().name)

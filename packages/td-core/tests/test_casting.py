@@ -1,0 +1,460 @@
+"""Copying, casting, moving, gradients and new collections of the same structure."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core._ops.dtypes import CASTS, Dtypes
+from td_core._ops.moving import parse_target, waits_for
+from td_core.errors import LockedError, StructureError
+
+
+def nested(shape: tuple[int, ...] = (2, 3)) -> TensorDict:
+    generator = torch.Generator().manual_seed(5)
+
+    def leaf(*tail: int) -> Tensor:
+        return torch.rand(*shape, *tail, generator=generator)
+
+    return TensorDict({"a": leaf(), "n": {"b": leaf(4), "m": {"c": leaf(1, 2)}}}, shape)
+
+
+MAKE = {
+    "nested": nested,
+    "lazy": lambda: LazyStackedTensorDict(nested((3,)), nested((3,)) + 0.05, stack_dim=0),
+    "nested lazy": lambda: TensorDict(
+        {"a": torch.rand(2, 3), "l": LazyStackedTensorDict(nested((3,)), nested((3,)), stack_dim=0)}, [2, 3]
+    ),
+}
+
+
+@pytest.fixture(params=MAKE)
+def td(request: pytest.FixtureRequest) -> TensorDict:
+    return MAKE[request.param]()
+
+
+def entries(td: TensorDict) -> dict[object, Tensor]:
+    return dict(td.items(include_nested=True, leaves_only=True))
+
+
+def check(result: TensorDict, expected: dict[object, Tensor]) -> None:
+    found = entries(result)
+    assert list(found) == list(expected)
+    for key, value in expected.items():
+        assert found[key].dtype == value.dtype
+        torch.testing.assert_close(found[key], value)
+
+
+SHORTHANDS = [
+    name
+    for name, method in vars(Dtypes).items()
+    if inspect.isfunction(method) and method.__qualname__ == f"TensorCollection.{name}"
+]
+OF_NAME = {"double": torch.float64, "float": torch.float32, "half": torch.float16, "int": torch.int32}
+CASTABLE = [name for name in SHORTHANDS if name != "complex32" and not name.startswith("q")]
+
+
+def test_the_table_is_found() -> None:
+    assert len(SHORTHANDS) == 24
+
+
+@pytest.mark.parametrize("name", CASTABLE)
+def test_shorthands(name: str, td: TensorDict) -> None:
+    dtype = OF_NAME.get(name) or getattr(torch, name)
+    expected = {key: leaf.to(dtype) for key, leaf in entries(td).items()}
+    check(getattr(td, name)(), expected)
+    check(td.to(dtype), expected)
+    check(td.type(dtype), expected)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_complex32() -> None:
+    assert TensorDict({"a": torch.zeros(1)}).complex32()["a"].dtype == torch.complex32
+
+
+@pytest.mark.parametrize("name", [name for name in SHORTHANDS if name.startswith("q")])
+def test_torch_refuses_to_cast_to_quantized_dtypes(name: str) -> None:
+    with pytest.raises(RuntimeError):
+        getattr(TensorDict({"a": torch.zeros(1)}), name)()
+
+
+@pytest.mark.parametrize("dtype", CASTS, ids=str)
+def test_the_methods_of_the_table_cast_to_their_dtype(dtype: torch.dtype) -> None:
+    assert CASTS[dtype](torch.ones(1, dtype=torch.int8)).dtype == dtype
+
+
+def test_leaves_of_the_right_dtype_stay_the_same() -> None:
+    td = nested()
+    assert td.float()["a"] is td["a"]
+    assert td.float() is not td
+
+
+def test_cast_filter_gets_keys_and_leaves(td: TensorDict) -> None:
+    seen: set[object] = set()
+
+    def only_a(key: tuple[str, ...], leaf: Tensor) -> bool:
+        seen.add(key)
+        assert isinstance(leaf, Tensor)
+        return key == ("a",)
+
+    result = td.double(cast_filter=only_a)
+    assert seen == {key if isinstance(key, tuple) else (key,) for key in td.keys(True, True)}
+    for key, leaf in entries(result).items():
+        assert leaf.dtype == (torch.float64 if key == "a" else torch.float32)
+    assert td.type(torch.int8, cast_filter=only_a)["a"].dtype == torch.int8
+
+
+def test_clone_copies_leaves_and_keeps_everything_else(td: TensorDict) -> None:
+    result = td.lock_().clone()
+    check(result, entries(td))
+    assert type(result) is type(td)
+    assert not result.is_locked
+    pointers = {leaf.data_ptr() for leaf in td._leaves()}
+    assert all(leaf.data_ptr() not in pointers for leaf in result._leaves())
+
+
+@pytest.mark.parametrize("call", [lambda td: td.clone(recurse=False), lambda td: td.copy()])
+def test_shallow_clones_share_leaves_but_no_node(call: object, td: TensorDict) -> None:
+    result = call(td.lock_())
+    assert not result.is_locked
+    assert all(new is old for new, old in zip(result._leaves(), td._leaves(), strict=True))
+    result["new"] = torch.zeros(2, 3)
+    assert "new" not in td
+
+
+def test_clone_takes_a_memory_format() -> None:
+    td = TensorDict({"a": torch.zeros(2, 3, 4, 5)})
+    result = td.clone(memory_format=torch.channels_last)
+    assert result["a"].is_contiguous(memory_format=torch.channels_last)
+    with pytest.raises(TypeError, match="copies no leaf, so it takes no memory_format"):
+        td.clone(recurse=False, memory_format=torch.channels_last)
+
+
+def test_to_a_device_labels_every_level(td: TensorDict) -> None:
+    result = td.to("cpu")
+    assert result is not td
+    assert result.device == torch.device("cpu")
+    assert td.device is None
+    assert result.to("cpu") is result
+    assert result.cpu() is result
+    check(result, entries(td))
+    todo = [result]
+    while todo:
+        node = todo.pop()
+        assert node.device == torch.device("cpu")
+        todo.extend(node._nested())
+
+
+def test_to_another_device() -> None:
+    result = nested().to("meta")
+    assert result.device == torch.device("meta")
+    assert result["n", "b"].device == torch.device("meta")
+    assert result["n"].device == torch.device("meta")
+    both = nested().to("meta", torch.float64)
+    assert (both["a"].device, both["a"].dtype) == (torch.device("meta"), torch.float64)
+
+
+def test_to_forms() -> None:
+    td = nested()
+    double = torch.zeros(1, dtype=torch.float64)
+    forms = [
+        td.to("cpu", torch.float64),
+        td.to(torch.device("cpu"), torch.float64, True),
+        td.to(torch.float64).to("cpu", non_blocking=True),
+        td.to(device="cpu", dtype=torch.float64),
+        td.to(double),
+        td.to(other=double),
+        td.to(TensorDict({"a": double}, device="cpu")),
+        td.to(other=TensorDict({"a": double}, device="cpu")),
+        td.to("cpu", torch.float64, non_blocking_pin=True, num_threads=2),
+    ]
+    for result in forms:
+        assert (result.device, result["n", "b"].dtype) == (torch.device("cpu"), torch.float64)
+        assert result.batch_size == td.batch_size
+    assert td.to() is td
+    assert td.to(None) is td
+    assert td.to(TensorDict({"a": double, "b": torch.zeros(1)})) is td
+
+
+def test_to_can_change_the_batch_size_of_the_result_only() -> None:
+    td = nested()
+    assert td.to(batch_size=[2]).batch_size == (2,)
+    assert td.to(torch.float64, batch_size=[2]).batch_size == (2,)
+    assert td.batch_size == (2, 3)
+
+
+def test_to_a_memory_format_changes_leaves_with_enough_dims() -> None:
+    td = TensorDict({"a": torch.zeros(2, 3, 4, 5), "b": torch.zeros(2)}, [2])
+    for result in (td.to(memory_format=torch.channels_last), td.to(torch.channels_last)):
+        assert result["a"].is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(result["b"], td["b"])
+
+
+def test_to_in_place_replaces_leaves(td: TensorDict) -> None:
+    expected = {key: leaf.double() for key, leaf in entries(td).items()}
+    assert td.to("cpu", torch.float64, inplace=True) is td
+    check(td, expected)
+    assert td.device == torch.device("cpu")
+    with pytest.raises(LockedError, match="cannot replace leaves"):
+        td.lock_().to(torch.float32, inplace=True)
+    check(td, expected)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(3.5,), ("cpu", "cpu"), (torch.int8, torch.int8), ("cpu", True, True)], ids=str
+)
+def test_to_refuses_other_arguments(arguments: tuple[object, ...]) -> None:
+    with pytest.raises(
+        TypeError, match=r"to\(\) takes a device, a dtype, both, or another tensor or collection"
+    ):
+        nested().to(*arguments)
+
+
+def test_to_refuses_devices_that_do_not_exist() -> None:
+    with pytest.raises(RuntimeError, match="nosuch"):
+        nested().to("nosuch")
+
+
+def test_parsing_a_target() -> None:
+    target = parse_target((torch.zeros(1, device="meta"),), None, torch.int8, None, None, None)
+    assert target[:3] == (torch.device("meta"), torch.int8, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("cpu", "cpu", None),
+        ("cuda:0", "cpu", "cuda:0"),
+        ("cpu", "cuda:1", "cuda:1"),
+        ("cuda:0", "cuda:1", None),
+        ("cpu", "meta", None),
+    ],
+)
+def test_which_stream_a_copy_waits_for(source: str, target: str, expected: str | None) -> None:
+    found = waits_for(torch.device(source), torch.device(target))
+    assert found == (None if expected is None else torch.device(expected))
+
+
+def test_detach_and_data_share_memory(td: TensorDict) -> None:
+    td.requires_grad_()
+    for result in (td.detach(), td.data):
+        assert not result.requires_grad
+        assert [leaf.data_ptr() for leaf in result._leaves()] == [leaf.data_ptr() for leaf in td._leaves()]
+    assert td.requires_grad
+    assert td.detach_() is td
+    assert not td.requires_grad
+
+
+def test_requires_grad(td: TensorDict) -> None:
+    assert td.requires_grad is False
+    assert td.requires_grad_() is td
+    assert all(leaf.requires_grad for leaf in td._leaves())
+    td.requires_grad = False
+    assert td.requires_grad is False
+
+
+def test_requiring_gradients_of_integers_is_refused_before_anything_changes() -> None:
+    td = TensorDict({"a": torch.zeros(1), "n": {"b": torch.zeros(1, dtype=torch.int64)}})
+    with pytest.raises(
+        RuntimeError, match=r"cannot require gradients: key \('n', 'b'\) has dtype torch.int64"
+    ):
+        td.requires_grad_()
+    assert not td.requires_grad
+
+
+def test_gradients(td: TensorDict) -> None:
+    td.requires_grad_()
+    assert td.grad is None
+    (td * td).sum(reduce=True).backward()
+    check(td.grad, {key: 2 * leaf.detach() for key, leaf in entries(td).items()})
+    assert td.zero_grad(set_to_none=False) is td
+    assert (td.grad == 0).all()
+    td.zero_grad()
+    assert td.grad is None
+
+
+def test_gradients_of_some_leaves() -> None:
+    td = TensorDict({"a": torch.ones(2, requires_grad=True), "n": {"b": torch.ones(2, requires_grad=True)}})
+    td["n", "b"].sum().backward()
+    check(td.grad, {("n", "b"): torch.ones(2)})
+
+
+def test_backward() -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    td = TensorDict({"a": x * 2, "n": {"b": x * x, "c": torch.ones(2)}}, [2])
+    gradient = TensorDict({"n": {"c": torch.ones(2), "b": torch.ones(2)}, "a": torch.full((2,), 10.0)}, [2])
+    td.backward(gradient, retain_graph=True)
+    torch.testing.assert_close(x.grad, 20 + 2 * x.detach())
+    y = torch.ones((), requires_grad=True)
+    losses = TensorDict({"a": y * x.sum(), "b": y})
+    losses.backward(inputs=TensorDict({"y": y}))
+    assert y.grad == 4
+    torch.testing.assert_close(x.grad, 20 + 2 * x.detach())
+
+
+def test_backward_says_what_it_lacks() -> None:
+    td = TensorDict({"n": {"a": torch.ones(2, requires_grad=True)}})
+    with pytest.raises(RuntimeError, match=r"backward: key \('n', 'a'\) has shape \[2\].*give gradient="):
+        td.backward()
+    with pytest.raises(RuntimeError, match="backward: no leaf of this TensorDict requires gradients"):
+        td.detach().backward()
+    with pytest.raises(StructureError, match="missing keys"):
+        td.backward(TensorDict({"n": {}}))
+
+
+class Marked(Tensor):
+    pass
+
+
+def test_as_tensor_shows_subclasses_as_plain_tensors() -> None:
+    marked = torch.zeros(2).as_subclass(Marked)
+    jagged = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
+    td = TensorDict({"a": marked, "p": nn.Parameter(torch.zeros(2)), "j": jagged})
+    result = td.as_tensor()
+    assert type(result["a"]) is Tensor
+    assert result["a"].data_ptr() == marked.data_ptr()
+    assert result["p"] is td["p"]
+    assert result["j"] is td["j"]
+
+
+def test_shared_memory(td: TensorDict) -> None:
+    assert not td.is_shared()
+    assert td.share_memory_() is td
+    assert td.is_shared()
+    assert td.is_locked
+    assert all(leaf.is_shared() for leaf in td._leaves())
+    assert not TensorDict().is_shared()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="pinning works here")
+def test_pinning_without_an_accelerator_fails_and_changes_nothing(td: TensorDict) -> None:
+    before = td._leaves()
+    for call in (td.pin_memory, td.pin_memory_, lambda: td.pin_memory(num_threads=2, inplace=True)):
+        with pytest.raises(RuntimeError):
+            call()
+    assert all(new is old for new, old in zip(td._leaves(), before, strict=True))
+
+
+NEW = {
+    "new_zeros": torch.zeros,
+    "new_ones": torch.ones,
+    "new_empty": torch.empty,
+}
+
+
+@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("size", [(4,), ((4, 5),), (4, 5), ([4],), ()], ids=str)
+def test_new_collections(name: str, size: tuple[object, ...], td: TensorDict) -> None:
+    batch = tuple(size[0]) if size and not isinstance(size[0], int) else size
+    result = getattr(td, name)(*size)
+    assert result.batch_size == batch
+    assert list(entries(result)) == list(entries(td))
+    for key, leaf in entries(result).items():
+        assert leaf.shape == (*batch, *td[key].shape[2:])
+        assert leaf.dtype == td[key].dtype
+        if name != "new_empty":
+            assert torch.equal(leaf, NEW[name](leaf.shape))
+
+
+def test_new_full(td: TensorDict) -> None:
+    check(
+        td.new_full((2,), 7),
+        {key: torch.full((2, *leaf.shape[2:]), 7.0) for key, leaf in entries(td).items()},
+    )
+    check(
+        td.new_full(2, 7, dtype=torch.int8)["a"].unbind(0) and td.new_full(2, 7),
+        entries(td.new_full((2,), 7)),
+    )
+
+
+def test_options_of_new_collections() -> None:
+    td = TensorDict({"a": torch.zeros(2, 3)}, [2], names=["x"])
+    result = td.new_zeros(4, dtype=torch.float64, device="meta", requires_grad=True)
+    leaf = result["a"]
+    assert (leaf.dtype, leaf.device, leaf.requires_grad) == (torch.float64, torch.device("meta"), True)
+    assert result.device == torch.device("meta")
+    assert result.names == ["x"]
+    assert td.new_zeros(4).device is None
+    assert td.to("cpu").new_zeros(4).device == torch.device("cpu")
+    assert td.to("cpu").new_zeros(4, device=None).device is None
+
+
+def test_an_empty_lazy_stack_of_another_size() -> None:
+    lazy = MAKE["lazy"]()
+    result = lazy.new_zeros(4, 5, empty_lazy=True)
+    assert type(result) is LazyStackedTensorDict
+    assert result.batch_size == (4, 5)
+    assert list(result.keys(include_nested=True)) == ["n", ("n", "m")]
+    assert type(lazy.new_zeros(4, 5)) is TensorDict
+
+
+def test_new_tensor(td: TensorDict) -> None:
+    result = td.int().new_tensor([1.0, 2.0])
+    assert result.batch_size == (2,)
+    check(result, dict.fromkeys(entries(td), torch.tensor([1, 2], dtype=torch.int32)))
+    assert result.device == torch.device("cpu")
+    copied = td.new_tensor(td.double())
+    check(copied, entries(td))
+    assert copied._leaves()[0].data_ptr() != td._leaves()[0].data_ptr()
+    other = td.new_tensor(torch.zeros(3), dtype=torch.float64, device="meta", requires_grad=True)
+    assert all((leaf.dtype, leaf.requires_grad) == (torch.float64, True) for leaf in other._leaves())
+    assert other.device == torch.device("meta")
+    with pytest.raises(StructureError, match="missing keys"):
+        td.new_tensor(TensorDict({"a": torch.zeros(2, 3)}, [2, 3]))
+
+
+def test_casting_compiles() -> None:
+    def program(td: TensorDict) -> TensorDict:
+        return td.to(torch.float64).clone().detach().to("cpu").float().data.new_zeros(4)
+
+    td = nested()
+    check(torch.compile(program, fullgraph=True, backend="eager")(td), entries(program(td)))
+
+
+def test_casting_runs_under_vmap() -> None:
+    td = nested()
+    check(torch.func.vmap(lambda td: td.double().clone())(td), entries(td.double()))
+
+
+def test_parameters_stay_parameters_when_cast() -> None:
+    params = TensorDictParams(nested())
+    assert all(leaf.requires_grad for leaf in params.to(torch.float64)._leaves())
+
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+@CUDA
+def test_moving_there_and_back_never_shows_unfinished_data() -> None:
+    for _ in range(20):
+        td = TensorDict({str(i): torch.randn(512, 512) for i in range(8)}, [512]).pin_memory()
+        there = td.to("cuda")
+        expected = [leaf.clone() for leaf in td._leaves()]
+        td.zero_()
+        back = (there * 2).to("cpu")
+        for leaf, value in zip(back._leaves(), expected, strict=True):
+            assert torch.equal(leaf, value * 2)
+
+
+@CUDA
+def test_cuda_forms() -> None:
+    td = nested()
+    there = td.cuda()
+    assert there.device == torch.device("cuda", torch.cuda.current_device())
+    assert there.cuda(0) is there
+    assert td.cuda("cuda:0").device == torch.device("cuda:0")
+    assert there.record_stream(torch.cuda.current_stream()) is there
+    check(there.cpu(), entries(td))
+
+
+@CUDA
+def test_pinned_memory() -> None:
+    td = nested()
+    assert all(leaf.is_pinned() for leaf in td.pin_memory(num_threads=2)._leaves())
+    assert td.pin_memory_() is td
+    assert all(leaf.is_pinned() for leaf in td._leaves())
+    assert td.to("cuda", non_blocking_pin=True, num_threads=2).device.type == "cuda"

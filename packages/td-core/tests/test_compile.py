@@ -1,0 +1,137 @@
+"""torch.compile(fullgraph=True): no break over the documented operations, no recompilation for the same structure."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from td_core import LazyStackedTensorDict, TensorDict
+
+pytestmark = pytest.mark.slow
+
+
+def make(n: int = 4) -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(n * 3.0).view(n, 3), "n": {"b": torch.ones(n), "c": {"d": torch.zeros(n, 2)}}},
+        batch_size=[n],
+    )
+
+
+PROGRAMS = {
+    "construct": lambda td: TensorDict(
+        {"x": td["a"] + 1, "y": {"z": td["n", "b"]}}, batch_size=td.batch_size
+    ),
+    "construct by keyword": lambda td: TensorDict(x=td["a"], batch_size=[4]),
+    "get nested": lambda td: td["n", "c", "d"] + td.get(("n", "b"))[:, None],
+    "get a default": lambda td: td["a"] if td.get("missing") is None else td["n", "b"],
+    "set": lambda td: td.clone().set("z", td["a"] * 2),
+    "set nested": lambda td: td.clone().set(("n", "new", "z"), td["a"] * 2),
+    "setitem by key": lambda td: setitem(td.clone(), ("n", "b"), td["n", "b"] * 3),
+    "contains": lambda td: td["a"] if ("n", "b") in td.keys(include_nested=True) else td["n", "b"],
+    "keys": lambda td: [td[key] for key in td.keys(include_nested=True, leaves_only=True)],
+    "items": lambda td: {key: value + 1 for key, value in td.items(include_nested=True, leaves_only=True)},
+    "pop": lambda td: td.clone().pop("a"),
+    "index int": lambda td: td[1],
+    "index slice": lambda td: td[1:3],
+    "index tensor": lambda td: td[torch.tensor([2, 0])],
+    "index ellipsis": lambda td: td[..., 0],
+    "index none": lambda td: td[None],
+    "setitem by index": lambda td: setitem(td.clone(), 0, td[1]),
+    "stack": lambda td: torch.stack([td, td + 1], 0),
+    "cat": lambda td: torch.cat([td, td], 0),
+    "lazy stack": lambda td: LazyStackedTensorDict(td, td + 1, stack_dim=0)["n", "b"],
+    "lazy stack index": lambda td: LazyStackedTensorDict(td, td + 1, stack_dim=0)[:, 0]["a"],
+    "unbind": lambda td: td.unbind(0)[1],
+    "split": lambda td: td.split(2)[0],
+    "unary": lambda td: td.exp(),
+    "scalar arithmetic": lambda td: td * 2 + 1,
+    "arithmetic": lambda td: td + td,
+    "in place": lambda td: td.clone().add_(1),
+    "compare": lambda td: td == td,
+    "apply": lambda td: td.apply(lambda leaf: leaf.cos()),
+    "view": lambda td: td.view(2, 2),
+    "reshape": lambda td: td.reshape(-1),
+    "permute": lambda td: td.view(2, 2).permute(1, 0),
+    "unsqueeze": lambda td: td.unsqueeze(-1),
+    "expand": lambda td: td.expand(3, 4),
+    "flatten keys": lambda td: td.flatten_keys("."),
+    "select": lambda td: td.select("a", ("n", "b")),
+    "exclude": lambda td: td.exclude(("n", "c")),
+    "update": lambda td: td.clone().update({"a": td["a"] + 1}),
+    "to dtype": lambda td: td.to(torch.float64),
+    "clone": lambda td: td.clone(),
+    "detach": lambda td: td.detach(),
+    "sum": lambda td: td.sum(0),
+    "mean of features": lambda td: td.mean(dim=0),
+    "zero": lambda td: td.clone().zero_(),
+}
+
+
+def setitem(td, index, value):
+    td[index] = value
+    return td
+
+
+def leaves(result):
+    return torch.utils._pytree.tree_leaves(result)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_graph_with_the_same_result_and_no_recompilation(name):
+    program = PROGRAMS[name]
+    expected = program(make())
+    counter = CompileCounter()
+    compiled = torch.compile(program, fullgraph=True, backend=counter)
+    result = compiled(make())
+    assert type(result) is type(expected)
+    for got, wanted in zip(leaves(result), leaves(expected), strict=True):
+        torch.testing.assert_close(got, wanted)
+    frames = counter.frame_count
+    compiled(make())
+    assert counter.frame_count == frames <= 1
+
+
+def test_gradients_through_aot_autograd():
+    def program(td):
+        return (td * 2).exp().sum(dim=0)["n", "b"]
+
+    td = make()
+    leaf = td["n", "b"].requires_grad_()
+    torch.compile(program, fullgraph=True, backend="aot_eager")(td).sum().backward()
+    torch.testing.assert_close(leaf.grad, 2 * (2 * leaf).exp().detach())
+
+
+def test_batch_sizes_make_at_most_two_graphs():
+    counter = CompileCounter()
+    compiled = torch.compile(lambda td: td[0] + 1, fullgraph=True, backend=counter)
+    for n in (4, 5, 6, 7):
+        compiled(make(n))
+    assert counter.frame_count <= 2
+
+
+def test_export_takes_and_returns_collections():
+    class Model(torch.nn.Module):
+        def forward(self, td):
+            return td.set("y", td["a"].sum(-1))
+
+    program = torch.export.export(Model(), (make(),))
+    result = program.module()(make())
+    assert isinstance(result, TensorDict)
+    torch.testing.assert_close(result["y"], make()["a"].sum(-1))
+
+
+def test_fake_tensors_go_through_every_level():
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        td = make()
+        result = torch.stack([td, td])[0].exp().reshape(2, 2)
+    assert result["n", "c", "d"].shape == (2, 2, 2)

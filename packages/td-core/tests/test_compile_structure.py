@@ -1,0 +1,85 @@
+"""torch.compile(fullgraph=True) over update, structure, mapping and conversion, on dense collections and lazy stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import LazyStackedTensorDict, TensorDict, assert_close, merge_tensordicts, pad_sequence
+
+pytestmark = pytest.mark.slow
+
+
+def dense() -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(6.0).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, batch_size=[3]
+    )
+
+
+def lazy() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*dense().clone().unbind(0))
+
+
+def write(td: Any, index: Any, value: Any) -> Any:
+    td[index] = value
+    return td
+
+
+def in_context(td: Any) -> Any:
+    with td.flatten_keys(".") as flat:
+        flat["q"] = flat["a"] + 1
+    return td
+
+
+PROGRAMS: dict[str, Callable[[Any], Any]] = {
+    "select": lambda td: td.select("a", ("b", "c")),
+    "exclude": lambda td: td.exclude("a", ("b", "c")),
+    "split_keys": lambda td: td.split_keys(["a"])[1],
+    "flatten_keys": lambda td: td.flatten_keys("."),
+    "unflatten_keys": lambda td: td.flatten_keys(".").unflatten_keys("."),
+    "flatten_keys as a context": lambda td: in_context(td.clone()),
+    "rename_key_": lambda td: td.clone().rename_key_("a", "z"),
+    "rename_keys": lambda td: td.rename_keys({"a": "z"}),
+    "empty": lambda td: td.empty(recurse=True),
+    "update": lambda td: td.clone().update({"a": torch.ones(3), "n": {"q": torch.ones(3)}}),
+    "update with a collection": lambda td: td.clone().update(dense()),
+    "update_": lambda td: td.clone().update_(dense()),
+    "replace": lambda td: td.replace(a=torch.ones(3)),
+    "fill_": lambda td: td.clone().fill_("a", 2),
+    "zero_": lambda td: td.clone().zero_(),
+    "write a collection": lambda td: write(td.clone(), 0, dense()[1]),
+    "write a number": lambda td: write(td.clone(), slice(0, 2), 0),
+    "write a new key": lambda td: write(td.clone(), 1, {"a": torch.ones(2), "z": torch.ones(2)}),
+    "apply": lambda td: td.apply(lambda leaf: leaf + 1),
+    "apply with another": lambda td: td.apply(torch.add, dense()),
+    "apply with a default": lambda td: td.apply(
+        lambda x, y: x if y is None else y, TensorDict(a=torch.ones(3), batch_size=[3]), default=None
+    ),
+    "apply with a batch size": lambda td: td.apply(lambda leaf: leaf.sum(), batch_size=[]),
+    "named_apply": lambda td: td.named_apply(lambda key, leaf: leaf + len(key), nested_keys=True),
+    "metadata": lambda td: td.apply(lambda leaf: leaf * td.numel() + td.depth),
+    "rename": lambda td: td.rename("time"),
+    "to_dict": lambda td: td.to_dict()["b"]["c"],
+    "from_dict": lambda td: TensorDict.from_dict(
+        {"a": td["a"], "q": (td["a"], {"z": td["a"]})}, batch_dims=1
+    ),
+    "to_tensordict": lambda td: td.to_tensordict(),
+    "merge_tensordicts": lambda td: merge_tensordicts(td, TensorDict(z=torch.ones(3), batch_size=[3])),
+    "pad_sequence": lambda td: pad_sequence([td, td[:2]]),
+}
+
+
+@pytest.mark.parametrize("make", [dense, lazy])
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_compiles_without_a_break(program: Callable[[Any], Any], make: Callable[[], Any]) -> None:
+    torch._dynamo.reset()
+    expected = program(make())
+    result = torch.compile(program, backend="eager", fullgraph=True)(make())
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(result, expected)
+    else:
+        assert_close(result, expected)
+        assert list(result.keys(True)) == list(expected.keys(True))

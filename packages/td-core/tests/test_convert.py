@@ -1,0 +1,374 @@
+"""Conversion from and to Python objects, without any sibling: tensors all the way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import td_core
+from td_core import LazyStackedTensorDict, LinkedList, TensorDict
+from td_core.errors import BatchSizeError, DepthError, KeyPathError, StructureError
+
+Pair = namedtuple("Pair", "a b")
+
+
+def dense() -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, [3]
+    )
+
+
+def lazy() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*[dense()[i].clone() for i in range(3)])
+
+
+KINDS: dict[str, Callable[[], Any]] = {"dense": dense, "lazy": lazy}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def td(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+def keys(node: Any) -> list[Any]:
+    return list(node.keys(True, True))
+
+
+class TestFromDict:
+    SOURCE: dict[str, Any] = {"a": torch.zeros(3, 2), "b": {"c": torch.zeros(3, 2, 4)}}  # noqa: RUF012
+
+    @pytest.mark.parametrize(
+        ("kwargs", "size", "inner"),
+        [
+            ({}, [], []),
+            ({"auto_batch_size": True}, [3, 2], [3, 2, 4]),
+            ({"batch_dims": 1}, [3], [3]),
+            ({"batch_dims": 0}, [], []),
+            ({"batch_size": [3]}, [3], [3]),
+            ({"batch_size": 3}, [3], [3]),
+            ({"auto_batch_size": True, "batch_size": [3]}, [3], [3]),
+        ],
+    )
+    def test_batch_size(self, kwargs: Any, size: list[int], inner: list[int]) -> None:
+        for result in (TensorDict.from_dict(self.SOURCE, **kwargs), td_core.from_dict(self.SOURCE, **kwargs)):
+            assert type(result) is TensorDict
+            assert result.batch_size == torch.Size(size)
+            assert result["b"].batch_size == torch.Size(inner)
+
+    def test_names_and_device(self) -> None:
+        result = TensorDict.from_dict(self.SOURCE, names=["n"], batch_dims=1, device="meta")
+        assert result.names == result["b"].names == ["n"]
+        assert result["b", "c"].device.type == "meta"
+
+    def test_containers_become_levels(self) -> None:
+        @dataclasses.dataclass
+        class Point:
+            x: float
+            y: Any
+
+        record = np.array([(1, 2.0)], dtype=[("i", "i4"), ("f", "f8")])
+        source = {"t": (1, (2, 3)), "n": Pair(1, {"z": 2}), "p": Point(1.0, (2,)), "r": record, "l": [1, 2]}
+        assert keys(TensorDict.from_dict(source)) == [
+            ("t", "0"), ("t", "1", "0"), ("t", "1", "1"), ("n", "a"), ("n", "b", "z"), ("p", "x"), ("p", "y", "0"),
+            ("r", "i"), ("r", "f"), "l",
+        ]  # fmt: skip
+
+    def test_a_collection_is_read_like_a_mapping(self) -> None:
+        assert TensorDict.from_dict(dense()).batch_size == torch.Size([3])
+
+    @pytest.mark.parametrize(
+        ("source", "kwargs", "error", "message"),
+        [
+            (3, {}, TypeError, "from_dict takes a mapping; got int"),
+            (
+                {"a": 1},
+                {"batch_size": [], "batch_dims": 1},
+                ValueError,
+                "give batch_size or batch_dims, not both",
+            ),
+            ({"a": torch.zeros(2)}, {"batch_size": [3]}, BatchSizeError, r"key 'a' has shape \[2\]"),
+            ({1: torch.zeros(2)}, {}, KeyPathError, "a key is a string"),
+        ],
+    )
+    def test_refusals(self, source: Any, kwargs: Any, error: type, message: str) -> None:
+        with pytest.raises(error, match=message):
+            td_core.from_dict(source, **kwargs)
+
+    def test_a_mapping_inside_itself(self) -> None:
+        source: dict[str, Any] = {"a": 1}
+        source["self"] = {"again": source}
+        with pytest.raises(StructureError, match="a mapping that contains itself"):
+            td_core.from_dict(source)
+
+    def test_from_dict_instance(self, td: Any) -> None:
+        result = td.from_dict_instance({"a": torch.ones(3), "b": {"c": torch.ones(3)}}, batch_size=[3])
+        assert keys(result) == ["a", ("b", "c")]
+        assert result.batch_size == result["b"].batch_size == torch.Size([3])
+
+    def test_make_tensordict(self) -> None:
+        assert td_core.make_tensordict(
+            {"a": torch.zeros(3)}, b=torch.zeros(3), batch_size=[3]
+        ).batch_size == (3,)
+        result = td_core.make_tensordict(
+            a=torch.zeros(3, 2), b={"c": torch.zeros(3)}, auto_batch_size=True, device="cpu"
+        )
+        assert result.batch_size == torch.Size([3])
+        assert result.device == torch.device("cpu")
+
+
+class TestFromAny:
+    @pytest.mark.parametrize("value", [3, 2.5, "x", None, torch.zeros(2), np.zeros(3), dense()])
+    def test_leaves_are_returned_as_they_are(self, value: Any) -> None:
+        assert TensorDict.from_any(value) is value
+
+    def test_lists_become_tensors(self) -> None:
+        assert td_core.from_any([1, 2]).tolist() == [1, 2]
+
+    @pytest.mark.parametrize(
+        ("value", "expected", "size"),
+        [
+            ({"a": (1, 2)}, [("a", "0"), ("a", "1")], []),
+            ((1, {"x": 2}), ["0", ("1", "x")], []),
+            (Pair(1, 2), ["a", "b"], []),
+            (np.array([(1, 2.0)], dtype=[("x", "i4"), ("y", "f8")]), ["x", "y"], [1]),
+        ],
+    )
+    def test_containers(self, value: Any, expected: list[Any], size: list[int]) -> None:
+        result = td_core.from_any(value)
+        assert keys(result) == expected
+        assert result.batch_size == torch.Size(size)
+
+    def test_batch_size(self) -> None:
+        value = Pair(torch.zeros(3, 2), torch.zeros(3, 2))
+        assert td_core.from_any(value, auto_batch_size=True).batch_size == (3, 2)
+        assert td_core.from_any(value, auto_batch_size=True, batch_dims=1).batch_size == (3,)
+        assert td_core.from_any(value, batch_size=[3]).batch_size == (3,)
+
+
+class TestFromTuplesAndLists:
+    def test_from_tuple(self) -> None:
+        assert keys(TensorDict.from_tuple((1, (2, {"a": 3})))) == ["0", ("1", "0"), ("1", "1", "a")]
+        assert TensorDict.from_tuple((torch.zeros(3), torch.ones(3)), batch_size=[3]).batch_size == (3,)
+        with pytest.raises(TypeError, match="takes a tuple; got int"):
+            td_core.from_tuple(3)
+
+    def test_from_namedtuple(self) -> None:
+        assert keys(TensorDict.from_namedtuple(Pair(1, Pair(2, 3)))) == ["a", ("b", "a"), ("b", "b")]
+        with pytest.raises(TypeError, match="takes a named tuple; got tuple"):
+            td_core.from_namedtuple((1, 2))
+
+    @pytest.mark.parametrize(
+        ("items", "kwargs", "kind", "size"),
+        [
+            ([{"a": 1}, {"a": 2}], {}, TensorDict, [2]),
+            ([{"a": 1}, {"b": 2}], {}, LazyStackedTensorDict, [2]),
+            ([{"a": torch.zeros(2)}, {"a": torch.zeros(3)}], {}, LazyStackedTensorDict, [2]),
+            ([{"a": 1}, {"a": 2}], {"lazy": True}, LazyStackedTensorDict, [2]),
+            ([{"a": torch.zeros(2, 3)}] * 2, {"auto_batch_size": True}, TensorDict, [2, 2, 3]),
+            ([{"a": torch.zeros(2, 3)}] * 2, {"batch_dims": 2}, TensorDict, [2, 2]),
+            ([{"a": torch.zeros(2, 3)}] * 2, {"batch_size": [2, 2]}, TensorDict, [2, 2]),
+            ([dense(), dense()], {"names": ["n", None]}, TensorDict, [2, 3]),
+        ],
+    )
+    def test_from_list(self, items: Any, kwargs: Any, kind: type, size: list[int]) -> None:
+        result = TensorDict.from_list(items, **kwargs)
+        assert type(result) is kind
+        assert result.batch_size == torch.Size(size)
+        assert result.names == kwargs.get("names", [None] * len(size))
+
+    @pytest.mark.parametrize(
+        ("items", "kwargs", "error", "message"),
+        [
+            ([], {}, StructureError, "at least one item"),
+            ([{"a": 1}, 2], {}, TypeError, "item 1 is a int"),
+            ([{"a": 1}], {"batch_size": [2]}, BatchSizeError, r"\[2\] does not fit a stack of 1 items"),
+            ([{"a": torch.zeros(2)}, {"a": torch.zeros(3)}], {"lazy": False}, StructureError, "key 'a'"),
+        ],
+    )
+    def test_from_list_refuses(self, items: Any, kwargs: Any, error: type, message: str) -> None:
+        with pytest.raises(error, match=message):
+            TensorDict.from_list(items, **kwargs)
+
+
+class TestStructArrays:
+    def test_round_trip(self, td: Any) -> None:
+        array = td.to_struct_array()
+        assert array.shape == (3,)
+        assert array.dtype == np.dtype([("a", "<i8", (2,)), ("b", [("c", "<f4"), ("d", "<f4", (4,))])])
+        again = TensorDict.from_struct_array(array)
+        assert again.batch_size == (3,)
+        for key, leaf in td.items(True, True):
+            torch.testing.assert_close(again[key], leaf)
+
+    def test_without_batch_dims(self) -> None:
+        array = TensorDict({"a": torch.arange(2)}).to_struct_array()
+        assert array.shape == ()
+        assert array["a"].tolist() == [0, 1]
+        assert TensorDict.from_struct_array(array[()])["a"].tolist() == [0, 1]
+
+    def test_only_structured_arrays(self) -> None:
+        with pytest.raises(TypeError, match="takes a structured array; got ndarray"):
+            td_core.from_struct_array(np.zeros(3))
+
+
+class TestFromKeysAndSchemas:
+    def test_fromkeys(self) -> None:
+        td = TensorDict.fromkeys(["a", ("b", "c")], 3)
+        assert td["b", "c"] == 3
+        assert keys(td_core.fromkeys([])) == []
+
+    def test_from_schema(self) -> None:
+        schema = {"a": ([3], torch.float32), ("n", "b"): ([], torch.int64)}
+        td = TensorDict.from_schema(schema, batch_size=[2], device="cpu")
+        assert td["a"].shape == (2, 3)
+        assert td["n", "b"].dtype == torch.int64
+        assert not td["a"].any()
+        assert td.device == torch.device("cpu")
+
+    def test_shared(self) -> None:
+        assert TensorDict.from_schema({"a": ([3], torch.float32)}, storage="shared").is_shared()
+
+    def test_refusals(self) -> None:
+        with pytest.raises(ValueError, match="storage is None, 'shared' or 'memmap'; got 'bad'"):
+            TensorDict.from_schema({}, storage="bad")
+        with pytest.raises(TypeError, match="takes no prefix with storage=None"):
+            TensorDict.from_schema({}, prefix="x")
+
+
+class TestToDict:
+    def test_nests(self, td: Any) -> None:
+        result = td.to_dict()
+        assert list(result) == ["a", "b"]
+        assert torch.equal(result["b"]["c"], td["b", "c"])
+
+    @pytest.mark.parametrize(
+        ("convert", "kind"), [(False, torch.Tensor), (True, list), ("numpy", np.ndarray)]
+    )
+    def test_convert_tensors(self, td: Any, convert: Any, kind: type) -> None:
+        result = td.to_dict(convert_tensors=convert)
+        assert type(result["a"]) is type(result["b"]["c"]) is kind
+        assert np.asarray(result["a"]).tolist() == td["a"].tolist()
+
+    def test_tolist_first(self) -> None:
+        td = TensorDict({"n": TensorDict({"b": torch.zeros(2, 1)}, [2])})
+        assert td.to_dict(convert_tensors=True, tolist_first=True) == {"n": [{"b": [0.0]}, {"b": [0.0]}]}
+
+    def test_numpy_shares_memory(self) -> None:
+        td = dense()
+        td.numpy()["b"]["c"][0] = 5
+        assert td["b", "c"][0] == 5
+
+    def test_ragged_entries_raise(self) -> None:
+        with pytest.raises(StructureError, match="key 'a'"):
+            LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(n)}) for n in (1, 2)]).to_dict()
+
+
+class TestToList:
+    def test_one_dict_for_each_element(self, td: Any) -> None:
+        result = td.tolist(convert_tensors=True)
+        assert [item["a"] for item in result] == td["a"].tolist()
+        assert result[0]["b"] == {"c": 1.0, "d": [0.0] * 4}
+
+    def test_batch_dims_nest(self) -> None:
+        td = TensorDict({"a": torch.arange(4).view(2, 2)}, [2, 2])
+        assert td.tolist(convert_tensors=True) == [[{"a": 0}, {"a": 1}], [{"a": 2}, {"a": 3}]]
+        assert TensorDict({"a": 1}).tolist(convert_tensors=True) == {"a": 1}
+
+    def test_convert_nodes(self, td: Any) -> None:
+        assert [item.batch_size for item in td.tolist(convert_nodes=False)] == [torch.Size([])] * 3
+        with pytest.raises(TypeError, match="convert_tensors needs convert_nodes"):
+            td.tolist(convert_nodes=False, convert_tensors=True)
+
+    def test_a_linked_list_writes_back(self) -> None:
+        td = TensorDict({"a": torch.arange(3)}, [3])
+        items = td.tolist(as_linked_list=True)
+        assert isinstance(items, LinkedList)
+        items[1] = {"a": 7}
+        assert td["a"].tolist() == [0, 7, 2]
+        assert items[1] == {"a": 7}
+        assert repr(LinkedList([1])) == "LinkedList([1])"
+        with pytest.raises(StructureError, match="at an index"):
+            items[0] = "x"
+
+
+class TestToNamedTuple:
+    def test_nests(self, td: Any) -> None:
+        result = td.to_namedtuple()
+        assert result._fields == ("a", "b")
+        assert type(result).__name__ == type(result.b).__name__ == "GenericDict"
+        assert torch.equal(result.b.c, td["b", "c"])
+
+    def test_dest_cls(self) -> None:
+        result = TensorDict({"b": 1, "a": 2}).to_namedtuple(Pair)
+        assert isinstance(result, Pair)
+        assert (result.a, result.b) == (2, 1)
+
+    def test_round_trip(self) -> None:
+        td = TensorDict({"a": 1, "b": {"c": 2}})
+        assert keys(TensorDict.from_namedtuple(td.to_namedtuple())) == keys(td)
+
+    def test_keys_are_identifiers(self) -> None:
+        with pytest.raises(ValueError, match="valid identifiers"):
+            TensorDict({"a b": 1}).to_namedtuple()
+
+
+class TestToTensorDict:
+    def test_is_a_dense_copy(self, td: Any) -> None:
+        result = td.lock_().to_tensordict()
+        assert type(result) is type(result["b"]) is TensorDict
+        assert not result.is_locked
+        for key, leaf in td.items(True, True):
+            assert result[key].data_ptr() != leaf.data_ptr()
+            torch.testing.assert_close(result[key], leaf)
+
+    def test_keeps_sizes_names_and_device(self) -> None:
+        td = TensorDict(dense(), [3], names=["t"], device="cpu").to_tensordict()
+        assert td.names == td["b"].names == ["t"]
+        assert td["b"].batch_size == (3,)
+        assert td.device == torch.device("cpu")
+
+
+class TestPytrees:
+    def test_tensors_and_collections_are_returned_as_they_are(self) -> None:
+        td = dense()
+        assert TensorDict.from_pytree(td) is td
+        assert td.to_pytree() is td
+
+    def test_leaves(self) -> None:
+        with pytest.raises(TypeError, match="the leaf '0' of a pytree is a str"):
+            td_core.from_pytree(["x"])
+
+
+TREES = st.recursive(
+    st.integers(0, 9),
+    lambda inner: st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, max_size=3),
+    max_leaves=8,
+).filter(lambda tree: isinstance(tree, dict))
+
+
+@given(TREES)
+def test_dicts_round_trip(tree: dict[str, Any]) -> None:
+    assert TensorDict.from_dict(tree).to_dict(convert_tensors=True) == tree
+
+
+def test_depth() -> None:
+    tree: dict[str, Any] = {"x": [1, 2]}
+    for _ in range(2000):
+        tree = {"k": tree}
+    td = TensorDict.from_dict(tree, auto_batch_size=True)
+    assert td.batch_size == (2,)
+    node = td.to_tensordict().to_dict()
+    for _ in range(2000):
+        node = node["k"]
+    assert node["x"].tolist() == [1, 2]
+    assert td.to_namedtuple().k.k.k._fields == ("k",)
+    with pytest.raises(DepthError, match="cannot be nested as deep"):
+        td.to_struct_array()

@@ -1,0 +1,434 @@
+"""The functions over collections."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from td_core import (
+    LazyStackedTensorDict,
+    TensorCollection,
+    TensorDict,
+    assert_allclose_td,
+    assert_close,
+    collate,
+    expand_as_right,
+    expand_right,
+    get_defaults_to_none,
+    group_by,
+    is_bool,
+    is_floating,
+    is_inexact,
+    is_integer,
+    is_tensor_collection,
+    isin,
+    lazy_legacy,
+    merge_tensordicts,
+    pad_sequence,
+    remove_duplicates,
+    set_get_defaults_to_none,
+    set_lazy_legacy,
+    unpad_sequence,
+)
+from td_core.errors import KeyPathError, StructureError
+
+Pair = namedtuple("Pair", "a b")
+
+
+def dense() -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, [3]
+    )
+
+
+def keys(node: Any) -> list[Any]:
+    return list(node.keys(True, True))
+
+
+class TestMerge:
+    def test_levels_are_merged_and_the_first_entry_stays(self) -> None:
+        first = TensorDict(a=1, n={"b": 1})
+        result = merge_tensordicts(first, TensorDict(a=2, n={"c": 2}), TensorDict(d=3, e={}))
+        assert keys(result) == ["a", ("n", "b"), ("n", "c"), "d"]
+        assert "e" in result
+        assert result["a"] == 1
+        assert keys(first) == ["a", ("n", "b")]
+
+    def test_a_callback_gets_all_entries(self) -> None:
+        items = [TensorDict(a=i, n={"b": i}) for i in range(3)]
+        result = merge_tensordicts(*items, callback_exist=lambda *entries: torch.stack(entries))
+        assert result["n", "b"].tolist() == [0, 1, 2]
+        result = merge_tensordicts(*items, callback_exist={("n", "b"): lambda *entries: entries[-1]})
+        assert (result["a"], result["n", "b"]) == (0, 2)
+
+    def test_refusals(self) -> None:
+        with pytest.raises(StructureError, match="two collections or more, got 1"):
+            merge_tensordicts(dense())
+        for items in ([{"a": 1}, {"a": {"x": 1}}], [{"a": {"x": 1}}, {"a": 1}]):
+            with pytest.raises(StructureError, match="the structures differ at key 'a'"):
+                merge_tensordicts(*map(TensorDict, items))
+
+
+class TestPadSequence:
+    def items(self) -> list[TensorDict]:
+        return [
+            TensorDict({"a": torch.full((n,), float(n)), "n": {"b": torch.full((n, 3), n)}}, [n])
+            for n in (2, 4, 1)
+        ]
+
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_matches_torch(self, side: str) -> None:
+        items = self.items()
+        result = pad_sequence(items, padding_value=-1, padding_side=side)
+        assert result.batch_size == result["n"].batch_size == (3, 4)
+        for key in ("a", ("n", "b")):
+            expected = torch.nn.utils.rnn.pad_sequence(
+                [item[key] for item in items], batch_first=True, padding_value=-1, padding_side=side
+            )
+            torch.testing.assert_close(result[key], expected)
+
+    @pytest.mark.parametrize(
+        ("return_mask", "where"), [(True, "masks"), ("m", "m"), (("m", "k"), ("m", "k"))]
+    )
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_masks_and_back(self, return_mask: Any, where: Any, side: str) -> None:
+        items = self.items()
+        padded = pad_sequence(items, return_mask=return_mask, padding_side=side)
+        masks = padded[where]
+        assert masks["n", "b"].sum(1).tolist() == [2, 4, 1]
+        for mask in (masks, masks["a"]):
+            again = unpad_sequence(padded.exclude("masks", "m"), mask)
+            assert isinstance(again, LazyStackedTensorDict)
+            for item, other in zip(items, again.tensordicts, strict=True):
+                assert_close(item, other)
+                assert item.batch_size == other.batch_size
+
+    def test_the_default_mask(self) -> None:
+        again = unpad_sequence(pad_sequence(self.items(), return_mask=True))
+        assert [len(item["a"]) for item in again.tensordicts] == [2, 4, 1]
+        assert "masks" not in again
+
+    def test_another_dim(self) -> None:
+        items = [TensorDict({"a": torch.ones(1, n), "b": torch.ones(1, 3)}, [1]) for n in (2, 4)]
+        for dim in (1, -1):
+            padded = pad_sequence(items, pad_dim=dim, return_mask=True)
+            assert padded.batch_size == (2, 1)
+            assert padded["a"].sum(-1).tolist() == [[2], [4]]
+            assert padded["masks", "b"].shape == (2, 1, 3)
+            assert [list(item["a"].shape) for item in unpad_sequence(padded, pad_dim=dim).tensordicts] == [
+                [1, 2],
+                [1, 4],
+            ]
+
+    def test_values_by_key(self) -> None:
+        result = pad_sequence(self.items(), padding_value={("n", "b"): 7})
+        assert result["n", "b"][0, 3].tolist() == [7] * 3
+        assert result["a"][0, 3] == 0
+        with pytest.raises(KeyPathError, match=r"padding_value names \[\('zz',\)\]"):
+            pad_sequence(self.items(), padding_value={"zz": 7})
+
+    def test_keys_that_not_all_have_are_left_out(self) -> None:
+        assert keys(
+            pad_sequence([TensorDict(a=torch.ones(2), b=torch.ones(2)), TensorDict(a=torch.ones(3))])
+        ) == ["a"]
+
+    def test_out(self) -> None:
+        out = TensorDict({"a": torch.full((3, 4), 9.0)}, [3, 4])
+        leaf = out["a"]
+        assert pad_sequence(self.items(), out=out) is out
+        assert out["a"] is leaf
+        assert leaf[2].tolist() == [1, 0, 0, 0]
+
+    @pytest.mark.parametrize(
+        ("items", "kwargs", "error", "message"),
+        [
+            ([], {}, StructureError, "at least one item"),
+            ([TensorDict(a=1)], {}, StructureError, "key 'a' has 0 dims"),
+            (
+                [TensorDict(a=torch.ones(2, 1)), TensorDict(a=torch.ones(3, 2))],
+                {},
+                StructureError,
+                "differ in other dims",
+            ),
+            ([TensorDict(a=torch.ones(2))], {"padding_side": "x"}, ValueError, "'left' or 'right'; got 'x'"),
+            (
+                [TensorDict(a=torch.ones(2)), TensorDict(a={})],
+                {},
+                StructureError,
+                "the structures differ at key 'a'",
+            ),
+        ],
+    )
+    def test_refusals(self, items: Any, kwargs: Any, error: type, message: str) -> None:
+        with pytest.raises(error, match=message):
+            pad_sequence(items, **kwargs)
+
+    def test_unpad_refuses(self) -> None:
+        padded = pad_sequence(self.items())
+        with pytest.raises(ValueError, match="needs a mask"):
+            unpad_sequence(padded)
+        with pytest.raises(ValueError, match=r"shape \[3, length\], or a collection; got shape \[3\]"):
+            unpad_sequence(padded, torch.tensor([2, 4, 1]))
+        mask = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
+        with pytest.raises(ValueError, match="data in more than one place"):
+            unpad_sequence(padded, mask)
+
+    @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.sampled_from(["left", "right"]))
+    def test_round_trip(self, lengths: list[int], side: str) -> None:
+        items = [TensorDict({"a": torch.arange(n * 2).view(n, 2)}, [n]) for n in lengths]
+        again = unpad_sequence(pad_sequence(items, return_mask=True, padding_side=side))
+        assert [item["a"].tolist() for item in again.tensordicts] == [item["a"].tolist() for item in items]
+
+
+class TestRows:
+    @given(st.lists(st.integers(0, 3), min_size=1, max_size=10))
+    def test_group_by(self, values: list[int]) -> None:
+        td = TensorDict({"a": torch.tensor(values), "i": torch.arange(len(values))}, [len(values)])
+        distinct, groups = group_by(td, "a")
+        assert distinct.tolist() == sorted(set(values))
+        assert [group["i"].tolist() for group in groups] == [
+            [i for i, other in enumerate(values) if other == value] for value in sorted(set(values))
+        ]
+
+    def test_group_by_rows(self) -> None:
+        td = TensorDict({"a": torch.tensor([[1, 0], [1, 0], [0, 2]]), "i": torch.arange(3)}, [3])
+        distinct, groups = group_by(td, "a")
+        assert distinct.tolist() == [[0, 2], [1, 0]]
+        assert [group["i"].tolist() for group in groups] == [[2], [0, 1]]
+
+    @pytest.mark.parametrize(
+        ("td", "key", "error", "message"),
+        [
+            (dense(), "zz", KeyPathError, "key 'zz' not found"),
+            (dense(), "b", TypeError, "'b' is a TensorDict"),
+            (TensorDict(a=torch.ones(2)), "a", ValueError, "first batch dim"),
+        ],
+    )
+    def test_group_by_refuses(self, td: Any, key: str, error: type, message: str) -> None:
+        with pytest.raises(error, match=message):
+            group_by(td, key)
+
+    def test_remove_duplicates(self) -> None:
+        td = TensorDict({"a": torch.tensor([1, 0, 1, 2]), "b": torch.arange(4)}, [4])
+        result, inverse = remove_duplicates(td, "a", return_indices=True)
+        assert (result["a"].tolist(), result["b"].tolist()) == ([0, 1, 2], [1, 0, 3])
+        assert inverse.tolist() == [1, 0, 1, 2]
+        wide = TensorDict({"a": torch.tensor([[1, 0, 1], [1, 0, 1]])}, [2, 3])
+        assert remove_duplicates(wide, "a", dim=-1)["a"].tolist() == [[0, 1], [0, 1]]
+
+    def test_isin(self) -> None:
+        td = TensorDict({"a": torch.tensor([[1, 0], [2, 3]])}, [2, 2])
+        assert isin(td, TensorDict({"a": torch.tensor([[1, 0]])}, [1, 2]), "a").tolist() == [True, False]
+        assert isin(td, TensorDict({"a": torch.tensor([[0], [3]])}, [2, 1]), "a", dim=1).tolist() == [
+            False,
+            True,
+        ]
+
+    def test_refusals(self) -> None:
+        td = dense()
+        with pytest.raises(KeyPathError, match="key 'zz' not found"):
+            remove_duplicates(td, "zz")
+        with pytest.raises(ValueError, match=r"dim 1 is no batch dim of a collection of batch size \[3\]"):
+            remove_duplicates(td, "a", dim=1)
+        with pytest.raises(KeyPathError, match="key 'b' is no tensor"):
+            isin(td, td, "b")
+        with pytest.raises(StructureError, match="rows of 2 elements in the input and 1 in the reference"):
+            isin(td, TensorDict({"a": torch.ones(3)}, [3]), "a")
+
+
+class TestCollate:
+    def test_stacks(self) -> None:
+        assert collate([dense(), dense()]).batch_size == (2, 3)
+        assert isinstance(collate([dense(), dense().exclude("a")]), LazyStackedTensorDict)
+        td = dense()
+        assert collate(td) is td
+        assert collate([]) == []
+
+    def test_containers_of_samples(self) -> None:
+        samples, numbers = collate([(dense(), 1), (dense(), 2)])
+        assert (samples.batch_size, numbers.tolist()) == ((2, 3), [1, 2])
+        pair = collate([Pair(dense(), 1), Pair(dense(), 2)])
+        assert isinstance(pair, Pair)
+        assert collate([{"x": dense()}, {"x": dense()}])["x"].batch_size == (2, 3)
+        assert collate([1.5, 2.5]).tolist() == [1.5, 2.5]
+
+    def ragged(self) -> list[TensorDict]:
+        return [TensorDict({"a": torch.full((n,), float(n)), "n": {"b": torch.ones(n, 2)}}) for n in (1, 2)]
+
+    def test_pad_keys(self) -> None:
+        samples = self.ragged()
+        result = collate(samples, pad_keys={"a": -1.0, ("n", "b"): 0.0}, mask_key="m")
+        assert type(result) is TensorDict
+        assert result["a"].tolist() == [[1, -1], [2, 2]]
+        assert result["m", "a"].tolist() == [[True, False], [True, True]]
+        assert result["m", "n", "b"].shape == (2, 2, 2)
+        assert samples[0]["a"].tolist() == [1]
+
+    def test_nested_keys(self) -> None:
+        result = collate(self.ragged(), nested_keys=["a", ("n", "b")])
+        assert type(result) is TensorDict
+        assert [leaf.tolist() for leaf in result["a"].unbind()] == [[1], [2, 2]]
+        assert result["n", "b"].layout == torch.jagged
+
+    def test_pad_keys_need_equal_dims(self) -> None:
+        with pytest.raises(StructureError, match=r"key 'a' has \[1, 2\] dims"):
+            collate([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(1, 1))], pad_keys={"a": 0.0})
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("collate_fn", [None, collate])
+    def test_a_data_loader_over_a_collection(self, workers: int, collate_fn: Any) -> None:
+        td = TensorDict({"a": torch.arange(7), "n": {"b": torch.arange(7.0)}}, [7])
+        loader = DataLoader(
+            td,
+            batch_size=3,
+            num_workers=workers,
+            collate_fn=collate_fn,
+            multiprocessing_context="fork" if workers else None,
+        )  # type: ignore[arg-type,var-annotated]
+        batches = list(loader)
+        assert [type(batch) for batch in batches] == [TensorDict] * 3
+        assert torch.cat([batch["n", "b"] for batch in batches]).tolist() == list(range(7))
+
+    def test_a_data_loader_over_a_list(self) -> None:
+        td = TensorDict({"a": torch.arange(4)}, [4])
+        assert [batch["a"].tolist() for batch in DataLoader(list(td), batch_size=2)] == [[0, 1], [2, 3]]  # type: ignore[arg-type,var-annotated]
+
+    def test_getitems(self) -> None:
+        assert dense().__getitems__([0, 2])["a"].tolist() == [[0, 1], [4, 5]]
+
+
+class TestAssertClose:
+    def test_equal(self) -> None:
+        assert assert_close(dense(), dense())
+        assert assert_allclose_td(dense(), TensorDict(dense(), []))
+        assert assert_close(dense(), dense().exclude("a"), intersection=True)
+        assert assert_close(dense(), dense().apply(lambda x: x + 1e-9 if x.is_floating_point() else x))
+        stack = LazyStackedTensorDict(*[TensorDict(a=torch.ones(n)) for n in (1, 2)])
+        assert assert_close(stack, stack.clone())
+
+    def test_tolerances(self) -> None:
+        a, b = TensorDict(a=torch.zeros(1)), TensorDict(a=torch.full((1,), 1e-3))
+        assert assert_close(a, b, rtol=0, atol=1e-2)
+        with pytest.raises(AssertionError, match="key 'a' differs: "):
+            assert_close(a, b)
+        nan = TensorDict(a=torch.tensor(float("nan")))
+        assert assert_close(nan, nan.clone())
+        with pytest.raises(AssertionError, match="key 'a' differs"):
+            assert_close(nan, nan.clone(), equal_nan=False)
+
+    @pytest.mark.parametrize(
+        ("other", "error", "message"),
+        [
+            (dense().exclude(("b", "c")), KeyPathError, r"differ at key 'b': missing keys \['c'\]"),
+            (dense().apply(lambda x: x.double()), AssertionError, r"dtype"),
+            (
+                TensorDict({"a": {}, "b": dense()["b"]}, [3]),
+                AssertionError,
+                "the structures differ at key 'a'",
+            ),
+            ({"a": 1}, TypeError, "compares collections; got dict"),
+        ],
+    )
+    def test_differences(self, other: Any, error: type, message: str) -> None:
+        with pytest.raises(error, match=message):
+            assert_close(dense(), other)
+
+    def test_msg_and_prefix(self) -> None:
+        with pytest.raises(AssertionError, match=r"^here: key \('p', 'a'\) differs"):
+            assert_close(TensorDict(a=1), TensorDict(a=2), msg="here: ", prefix="p")
+
+
+class TestPredicates:
+    @pytest.mark.parametrize(
+        ("dtype", "inexact", "floating", "integer", "boolean"),
+        [
+            (torch.float32, True, True, False, False),
+            (torch.bfloat16, True, True, False, False),
+            (torch.complex64, True, False, False, False),
+            (torch.int8, False, False, True, False),
+            (torch.bool, False, False, False, True),
+        ],
+    )
+    def test_dtypes(
+        self, dtype: torch.dtype, inexact: bool, floating: bool, integer: bool, boolean: bool
+    ) -> None:
+        for args in ((dtype,), (torch.zeros(1, dtype=dtype),), ("key", torch.zeros(1, dtype=dtype))):
+            answers = (is_inexact(*args), is_floating(*args), is_integer(*args), is_bool(*args))
+            assert answers == (inexact, floating, integer, boolean)
+
+    def test_anything_else_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="a tensor or a dtype; got \\('x',\\)"):
+            is_bool("x")
+
+    def test_is_tensor_collection(self) -> None:
+        assert is_tensor_collection(dense())
+        assert is_tensor_collection(TensorCollection)
+        assert not is_tensor_collection(torch.zeros(1))
+
+
+class TestExpansion:
+    def test_expand_right(self) -> None:
+        assert expand_right(torch.arange(2), (2, 3)).tolist() == [[0, 0, 0], [1, 1, 1]]
+        assert expand_as_right(torch.zeros(3), dense()).shape == (3,)
+        with pytest.raises(RuntimeError, match="must match the existing size"):
+            expand_right(torch.zeros(2), (3, 3))
+        with pytest.raises(RuntimeError, match="has 2 dims"):
+            expand_right(torch.zeros(2, 3), (2,))
+
+    def test_expand_as_right_of_a_collection(self) -> None:
+        result = expand_as_right(dense(), TensorDict(batch_size=[3, 5]))
+        assert result.batch_size == result["b"].batch_size == (3, 5)
+        assert result["a"].shape == (3, 5, 2)
+        assert torch.equal(result["a"][:, 4], dense()["a"])
+        with pytest.raises(RuntimeError, match=r"\[3\] does not start \[4\]"):
+            expand_as_right(dense(), torch.zeros(4))
+
+
+class TestSettings:
+    def test_get_may_raise(self) -> None:
+        td = dense()
+        assert td.get("zz") is None
+        with set_get_defaults_to_none(False):
+            assert not get_defaults_to_none()
+            with pytest.raises(KeyPathError, match="key 'zz' not found"):
+                td.get("zz")
+            with pytest.raises(KeyPathError, match="key 'zz' not found"):
+                td.get_at("zz", 0)
+            assert td.get("zz", None) is None
+        assert get_defaults_to_none()
+        assert td.get("zz") is None
+
+    def test_takes_effect_at_once(self) -> None:
+        set_get_defaults_to_none(False)
+        try:
+            with pytest.raises(KeyPathError):
+                TensorDict().get("a")
+        finally:
+            set_get_defaults_to_none(True)
+
+    def test_as_a_decorator(self) -> None:
+        @set_get_defaults_to_none(False)
+        def read() -> Any:
+            return TensorDict().get("a")
+
+        assert get_defaults_to_none()
+        for _ in range(2):
+            with pytest.raises(KeyPathError):
+                read()
+        assert get_defaults_to_none()
+
+    def test_lazy_views_do_not_exist(self) -> None:
+        assert lazy_legacy() is False
+        assert lazy_legacy(allow_none=True) is None
+        with set_lazy_legacy(False):
+            pass
+        set_lazy_legacy(False).set()
+        assert set_lazy_legacy(False)(len) is len
+        with pytest.raises(NotImplementedError, match="lazy views do not exist here"):
+            set_lazy_legacy(True)

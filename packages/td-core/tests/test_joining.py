@@ -1,0 +1,294 @@
+"""Joining collections: leaf by leaf what torch does, and messages that name the key path and both values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core._ops.joining import cat, dense_stack_tds, lazy_stack, maybe_dense_stack, stack
+from td_core.errors import (
+    BatchSizeError,
+    DimError,
+    KeyMismatchError,
+    KeyPathError,
+    LockedError,
+    StructureError,
+)
+
+
+def make(start: float, batch: tuple[int, ...] = (2, 3), **more: Any) -> TensorDict:
+    x = torch.arange(torch.Size(batch).numel() * 4.0).view(*batch, 4) + start
+    inner = TensorDict({"y": x[..., 0].clone(), "m": {}}, batch)
+    return TensorDict({"x": x, "n": inner, **more}, batch)
+
+
+def dense(start: float) -> TensorDict:
+    return make(start)
+
+
+def lazy(dim: int) -> Callable[[float], Any]:
+    return lambda start: LazyStackedTensorDict(*make(start).unbind(dim), stack_dim=dim)
+
+
+KINDS = {"dense": dense, "lazy0": lazy(0), "lazy1": lazy(1)}
+
+
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("second", KINDS)
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -3])
+def test_stack_stacks_each_leaf(first: str, second: str, dim: int) -> None:
+    result = stack([KINDS[first](0.0), KINDS[second](100.0)], dim)
+    batch = torch.stack([torch.zeros(2, 3)] * 2, dim).shape
+    at = dim if dim >= 0 else dim + 3
+    assert result.batch_size == result["n"].batch_size == result["n", "m"].batch_size == batch
+    assert torch.equal(result["x"], torch.stack([make(0.0)["x"], make(100.0)["x"]], at))
+    assert torch.equal(result["n", "y"], torch.stack([make(0.0)["n", "y"], make(100.0)["n", "y"]], at))
+
+
+@pytest.mark.parametrize("first", KINDS)
+@pytest.mark.parametrize("second", KINDS)
+@pytest.mark.parametrize("dim", [0, 1, -1, -2])
+def test_cat_concatenates_each_leaf(first: str, second: str, dim: int) -> None:
+    result = cat([KINDS[first](0.0), KINDS[second](100.0)], dim)
+    at = dim % 2
+    assert result.batch_size == result["n"].batch_size == torch.cat([torch.zeros(2, 3)] * 2, dim).shape
+    assert torch.equal(result["x"], torch.cat([make(0.0)["x"], make(100.0)["x"]], at))
+    assert torch.equal(result["n", "y"], torch.cat([make(0.0)["n", "y"], make(100.0)["n", "y"]], at))
+
+
+def test_cat_takes_different_sizes_along_its_dim() -> None:
+    parts = [make(float(i), (i, 3)) for i in (0, 2, 1)]
+    result = cat(parts)
+    assert result.batch_size == (3, 3)
+    assert torch.equal(result["x"], torch.cat([part["x"] for part in parts]))
+
+
+def test_keys_may_come_in_another_order() -> None:
+    a, b = TensorDict({"a": 0, "b": 1}), TensorDict({"b": 2, "a": 3})
+    assert stack([a, b])["a"].tolist() == [0, 3]
+    assert list(stack([a, b]).keys()) == ["a", "b"]
+
+
+def test_what_stack_and_cat_take() -> None:
+    a, b = make(0.0), make(1.0)
+    assert stack(iter((a, b))).batch_size == stack((a, b)).batch_size == (2, 2, 3)
+    assert stack([a]).batch_size == (1, 2, 3)
+    assert torch.equal(stack(make(0.0))["x"], a["x"])
+    assert torch.equal(
+        stack([torch.zeros(2), torch.ones(2)], 1), torch.stack([torch.zeros(2), torch.ones(2)], 1)
+    )
+    assert torch.equal(cat([torch.zeros(2), torch.ones(2)]), torch.tensor([0.0, 0, 1, 1]))
+    assert TensorDict.stack([a, b]).batch_size == (2, 2, 3)
+    assert TensorDict.cat([a, b]).batch_size == (4, 3)
+
+
+def test_the_result_is_unlocked_and_shares_nothing() -> None:
+    a, b = make(0.0).lock_(), make(1.0).lock_()
+    result = stack([a, b])
+    assert not result.is_locked
+    result["x"].zero_()
+    assert a["x"].any()
+
+
+def test_names_and_device_are_kept_where_all_agree() -> None:
+    def named(*names: str) -> TensorDict:
+        return TensorDict({}, [2, 3], names=names, device="cpu")
+
+    assert stack([named("a", "b"), named("a", "b")], 1).names == ["a", None, "b"]
+    assert cat([named("a", "b"), named("a", "b")], 1).names == ["a", "b"]
+    assert stack([named("a", "b"), named("a", "c")]).names == [None, None, None]
+    assert stack([named("a", "b"), named("a", "b")]).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("join", "batch"),
+    [(stack, (2, 2, 3)), (cat, (4, 3)), (lazy_stack, (2, 2, 3)), (maybe_dense_stack, (2, 2, 3))],
+)
+def test_out_is_written_in_place(join: Callable[..., Any], batch: tuple[int, ...]) -> None:
+    items = [make(0.0), make(100.0)]
+    expected = cat(items) if join is cat else stack(items)
+    out = make(-1.0, batch).lock_()
+    leaf = out["x"]
+    assert join(items, out=out) is out
+    assert out["x"] is leaf
+    assert torch.equal(leaf, expected["x"])
+    assert torch.equal(out["n", "y"], expected["n", "y"])
+    empty = TensorDict(batch_size=batch)
+    assert torch.equal(join(items, out=empty)["n", "y"], expected["n", "y"])
+    with pytest.raises(BatchSizeError, match=r"out= has batch size \[7\], the result has \[" + str(batch[0])):
+        join(items, out=TensorDict(batch_size=[7]))
+
+
+def test_out_may_be_a_lazy_stack() -> None:
+    members = [make(-1.0), make(-1.0)]
+    stack([make(0.0), make(100.0)], out=LazyStackedTensorDict(*members))
+    assert torch.equal(members[1]["x"], make(100.0)["x"])
+
+
+def test_a_lazy_stack_keeps_its_members() -> None:
+    a, b = make(0.0), make(1.0, extra=torch.zeros(2, 3))
+    result = lazy_stack([a, b], -1)
+    assert isinstance(result, LazyStackedTensorDict)
+    assert (result.stack_dim, result.batch_size) == (2, (2, 3, 2))
+    assert result.tensordicts[1] is b
+    assert "extra" not in result
+    assert isinstance(TensorDict.lazy_stack([a, b]), LazyStackedTensorDict)
+    assert lazy_stack([a, b], 1, stack_dim_name="time").names == [None, "time", None]
+
+
+def test_a_dense_stack_is_chosen_where_everything_fits() -> None:
+    a = make(0.0)
+    assert type(maybe_dense_stack([a, make(1.0)])) is TensorDict
+    for other in (
+        make(1.0, extra=torch.zeros(2, 3)),
+        TensorDict({"x": torch.zeros(2, 3, 5), "n": {"y": torch.zeros(2, 3), "m": {}}}, [2, 3]),
+        TensorDict({"x": torch.zeros(2, 3, 4), "n": torch.zeros(2, 3)}, [2, 3]),
+        make(0.0, (2, 4)),
+    ):
+        result = TensorDict.maybe_dense_stack([a, other], 1)
+        assert isinstance(result, LazyStackedTensorDict)
+        assert result.tensordicts[1] is other
+
+
+def test_the_dense_stack_of_members() -> None:
+    a, b = make(0.0), make(1.0)
+    assert torch.equal(dense_stack_tds(lazy_stack([a, b], 1))["x"], torch.stack([a["x"], b["x"]], 1))
+    assert dense_stack_tds([a, b], 0).batch_size == (2, 2, 3)
+    with pytest.raises(ValueError, match="needs dim for a list"):
+        dense_stack_tds([a, b])
+    with pytest.raises(ValueError, match="dim 0 is not the stack dim, 1"):
+        dense_stack_tds(lazy_stack([a, b], 1), 0)
+    with pytest.raises(StructureError, match="takes a lazy stack or a list; got a TensorDict"):
+        dense_stack_tds(a)
+
+
+def test_to_lazystack_shares_the_leaves() -> None:
+    td = make(0.0)
+    stacked = td.to_lazystack(-1)
+    assert (stacked.stack_dim, stacked.batch_size) == (1, (2, 3))
+    stacked.tensordicts[2]["x"].fill_(5)
+    assert (td["x"][:, 2] == 5).all()
+    assert stacked.to_lazystack(0).stack_dim == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: stack([]), StructureError, "cannot stack: there is nothing in the list"),
+        (lambda: cat([]), StructureError, "cannot concatenate: there is nothing in the list"),
+        (lambda: lazy_stack([]), StructureError, "cannot stack: there is nothing in the list"),
+        (lambda: maybe_dense_stack([]), StructureError, "nothing in the list"),
+        (lambda: stack([make(0.0), torch.zeros(2, 3)]), TypeError, "item 1 is no collection but a Tensor"),
+        (lambda: stack([{"a": 1}]), TypeError, "item 0 is no collection but a dict"),
+        (
+            lambda: stack([make(0.0), make(0.0, (2,))]),
+            BatchSizeError,
+            r"item 0 has batch size \[2, 3\] and item 1 has \[2\]",
+        ),
+        (
+            lambda: cat([make(0.0), make(0.0, (5, 2))]),
+            BatchSizeError,
+            r"along dim 0: item 0 has .*\[2, 3\] and item 1 has \[5, 2\]",
+        ),
+        (lambda: cat([TensorDict(), TensorDict()]), DimError, r"batch size \[\] has no dimensions"),
+        (lambda: cat([make(0.0), make(0.0)], 2), DimError, r"range of \[-2, 1\], but got 2"),
+        (lambda: stack([make(0.0), make(0.0)], 3), DimError, r"range of \[-3, 2\], but got 3"),
+        (lambda: lazy_stack([make(0.0), make(0.0)], 3), DimError, r"range of \[-3, 2\], but got 3"),
+        (lambda: lazy_stack([make(0.0), make(0.0, (2,))]), BatchSizeError, r"\[2, 3\] and item 1 has \[2\]"),
+        (
+            lambda: lazy_stack([make(0.0), make(0.0, (2, 4))], strict_shape=True),
+            BatchSizeError,
+            r"\[2, 3\] and item 1 has \[2, 4\]",
+        ),
+        (lambda: lazy_stack([make(0.0)], foo=1), TypeError, "takes strict_shape and stack_dim_name; got foo"),
+        (
+            lambda: stack([make(0.0), make(0.0, z=torch.ones(2, 3))]),
+            KeyMismatchError,
+            r"missing keys \[\], extra keys \['z'\]",
+        ),
+        (
+            lambda: stack(
+                [
+                    make(0.0),
+                    TensorDict(
+                        {"x": torch.zeros(2, 3, 4), "n": {"y": torch.zeros(2, 3, 1), "m": {}}}, [2, 3]
+                    ),
+                ]
+            ),
+            StructureError,
+            r"cannot join: key \('n', 'y'\) has shape \(2, 3\) in item 0 and \(2, 3, 1\) in item 1; use lazy_stack\(\)",
+        ),
+    ],
+)
+def test_what_cannot_be_joined_says_why(
+    call: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+ENTRIES = {"a": torch.zeros(2, 3), "b": torch.ones(2, 3), "n": {"c": torch.full((2, 3), 2.0)}}
+
+
+def entries() -> TensorDict:
+    return TensorDict(ENTRIES, [2])
+
+
+def test_entries_are_replaced_by_their_stack() -> None:
+    td = entries()
+    assert td.stack_tensors("b", ("n", "c"), out_key=("n", "o"), dim=1) is td
+    assert torch.equal(td["n", "o"], torch.stack([ENTRIES["b"], ENTRIES["n"]["c"]], 1))
+    assert set(td.keys(True, True)) == {"a", ("n", "o")}
+    assert set(entries().stack_tensors("a", "b", out_key="o", dim=-1, keep_entries=True).keys()) == {
+        "a",
+        "b",
+        "n",
+        "o",
+    }
+
+
+def test_entries_are_replaced_by_their_concatenation() -> None:
+    td = entries().cat_tensors("a", "b", out_key="a", dim=-1)
+    assert torch.equal(td["a"], torch.cat([ENTRIES["a"], ENTRIES["b"]], -1))
+    assert set(td.keys()) == {"a", "n"}
+
+
+def test_a_failed_replacement_changes_nothing() -> None:
+    for call, error in [
+        (lambda td: td.stack_tensors("a", "zz", out_key="o"), KeyPathError),
+        (lambda td: td.cat_tensors("a", "b", out_key="o"), BatchSizeError),
+        (lambda td: td.lock_().stack_tensors("a", "b", out_key="o"), LockedError),
+    ]:
+        td = entries()
+        with pytest.raises(error):
+            call(td)
+        assert list(td.keys(True, True)) == ["a", "b", ("n", "c")]
+
+
+def test_all_leaves_become_one_tensor() -> None:
+    td = TensorDict({"b": torch.ones(3), "n": {"a": torch.zeros(3)}})
+    assert td.stack_from_tensordict().tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert td.stack_from_tensordict(-1, sorted=[("n", "a"), "b"]).tolist() == [[0, 1]] * 3
+    assert td.cat_from_tensordict().tolist() == [1, 1, 1, 0, 0, 0]
+    out = torch.zeros(2, 3)
+    assert td.stack_from_tensordict(out=out) is out
+    assert out.sum() == 3
+    flat = TensorDict({"b": torch.ones(1), "a": torch.zeros(1)})
+    assert flat.cat_from_tensordict(sorted=True).tolist() == [0, 1]
+    with pytest.raises(KeyMismatchError, match=r"each key of the collection once; got \['b'\]"):
+        td.stack_from_tensordict(sorted=["b"])
+
+
+def test_stacking_compiles_without_breaks() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        parts = TensorDict({"x": x, "n": {"y": x + 1}}, [x.shape[0]]).unbind(0)
+        both = stack([cat([parts[0].unsqueeze(0), parts[1].unsqueeze(0)]), stack(parts[:2])], 1)
+        return both["n", "y"].sum((0, 1))
+
+    torch._dynamo.reset()
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(torch.compile(run, fullgraph=True, backend="eager")(x), run(x))

@@ -1,0 +1,286 @@
+"""Lazy stacks: members kept, entries stacked when read, unequal shapes and keys."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
+from td_core.errors import BatchSizeError, CollectionIndexError, KeyPathError, LockedError, StructureError
+
+
+def member(i: int) -> TensorDict:
+    return TensorDict(
+        {"a": torch.full((3, 2), float(i)), "n": {"b": torch.full((3,), 10.0 + i)}}, batch_size=[3]
+    )
+
+
+def stack(dim: int = 0, count: int = 4) -> LazyStackedTensorDict:
+    return lazy_stack([member(i) for i in range(count)], dim)
+
+
+def ragged() -> LazyStackedTensorDict:
+    return lazy_stack(
+        [TensorDict({"a": torch.full((i + 1,), float(i)), f"only{i}": torch.zeros(1)}) for i in range(3)]
+    )
+
+
+def dense(lazy: LazyStackedTensorDict) -> TensorDict:
+    return torch.stack(list(lazy.tensordicts), lazy.stack_dim)
+
+
+def same(result, expected) -> None:
+    assert result.batch_size == expected.batch_size
+    assert list(result.keys(True, True)) == list(expected.keys(True, True))
+    for key in expected.keys(True, True):
+        torch.testing.assert_close(result[key], expected[key])
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_entries_are_those_of_the_dense_stack(dim):
+    lazy = stack(dim)
+    same(lazy, torch.stack([member(i) for i in range(4)], dim))
+    assert lazy["n"].batch_size == lazy.batch_size
+
+
+def test_keys_that_not_all_members_have_are_hidden():
+    lazy = ragged()
+    assert list(lazy.keys()) == ["a"] and "only0" not in lazy
+    assert lazy.get("only0") is None
+    with pytest.raises(KeyPathError, match="key 'only0' not found"):
+        lazy["only0"]
+    assert list(lazy[0].keys()) == ["a", "only0"]
+
+
+def test_a_ragged_entry_says_its_shapes_and_how_to_read_it():
+    with pytest.raises(StructureError, match=r"\[\(1,\), \(2,\), \(3,\)\].*as_nested_tensor=True"):
+        ragged()["a"]
+    nested = ragged().get("a", as_nested_tensor=True)
+    assert [part.tolist() for part in nested.unbind()] == [[0.0], [1.0, 1.0], [2.0, 2.0, 2.0]]
+    padded = ragged().get("a", as_padded_tensor=True, padding_value=-1.0)
+    assert padded.tolist() == [[0, -1, -1], [1, 1, -1], [2, 2, 2]]
+    left = ragged().get("a", as_padded_tensor=True, padding_side="left")
+    assert left.tolist() == [[0, 0, 0], [0, 1, 1], [2, 2, 2]]
+    assert [part.shape for part in ragged().get("a", as_list=True)] == [(1,), (2,), (3,)]
+
+
+def test_get_takes_one_form_at_a_time():
+    with pytest.raises(TypeError, match="exactly one of"):
+        ragged().get("a", as_list=True, as_nested_tensor=True)
+    with pytest.raises(TypeError, match="only lazy stacks do"):
+        TensorDict().get("a", as_list=True)
+
+
+INDICES = [
+    0,
+    -1,
+    slice(1, 3),
+    slice(None, None, 2),
+    (slice(None), 1),
+    (1, 2),
+    (0, slice(0, 2)),
+    ...,
+    (..., 0),
+    None,
+    (None, 1),
+    (slice(None), None, 0),
+    [0, 2],
+    torch.tensor([3, 0, 3]),
+    torch.tensor([[0, 1], [2, 3]]),
+    torch.tensor([True, False, True, False]),
+    (slice(None), torch.tensor([0, 2])),
+    (torch.tensor([0, 1]), torch.tensor([1, 2])),
+    (torch.tensor([0, 1]), slice(1)),
+    range(2),
+]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_indexing_equals_that_of_the_dense_stack(dim, index):
+    lazy = lazy_stack([member(i)[:3] for i in range(3 if dim else 4)], dim)
+    if isinstance(index, torch.Tensor) and index.dtype == torch.bool:
+        index = index[: lazy.batch_size[0]]
+    elif isinstance(index, torch.Tensor):
+        index = index % lazy.batch_size[0]
+    same(lazy[index], dense(lazy)[index])
+
+
+def test_an_index_along_the_stack_dim_copies_no_leaf():
+    lazy = stack()
+    assert lazy[2] is lazy.tensordicts[2]
+    assert lazy[1:].tensordicts[0]["a"] is lazy.tensordicts[1]["a"]
+
+
+@pytest.mark.parametrize("index", [4, -5, (0, 0, 0), (slice(None), 3)])
+def test_a_bad_index_is_refused(index):
+    with pytest.raises(CollectionIndexError):
+        stack()[index]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize(
+    "index", [0, slice(0, 2), (slice(None), 1), torch.tensor([2, 0]), (1, 1), ...], ids=str
+)
+def test_writing_at_an_index_reaches_the_members(dim, index):
+    lazy = lazy_stack([member(i) for i in range(3)], dim)
+    expected = dense(lazy)
+    value = expected[index].apply(lambda leaf: leaf + 100)
+    leaf = lazy.tensordicts[0]["a"]
+    lazy[index] = value
+    expected[index] = value
+    same(lazy, expected)
+    assert lazy.tensordicts[0]["a"] is leaf
+
+
+@pytest.mark.parametrize(
+    ("operation", "stack_dim"),
+    [
+        (lambda t: t.unsqueeze(0), 1),
+        (lambda t: t.unsqueeze(-1), 0),
+        (lambda t: t.permute(1, 0), 1),
+        (lambda t: t.transpose(0, 1), 1),
+        (lambda t: t.unsqueeze(0).squeeze(0), 0),
+        (lambda t: t.expand(2, 4, 3), 1),
+        (lambda t: t.exp(), 0),
+        (lambda t: t + t, 0),
+        (lambda t: t.clone(), 0),
+        (lambda t: t.to(torch.float64), 0),
+        (lambda t: t.select("a"), 0),
+        (lambda t: t.flatten_keys("."), 0),
+    ],
+)
+def test_operations_that_keep_the_stack_dim_keep_the_members(operation, stack_dim):
+    lazy = stack()
+    result = operation(lazy)
+    assert isinstance(result, LazyStackedTensorDict) and result.stack_dim == stack_dim
+    same(result, operation(dense(lazy)))
+
+
+@pytest.mark.parametrize(
+    "operation", [lambda t: t.reshape(-1), lambda t: t.flatten(0, 1), lambda t: t.contiguous()]
+)
+def test_operations_that_break_the_stack_dim_give_the_dense_result(operation):
+    lazy = stack()
+    same(operation(lazy), operation(dense(lazy)))
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_stacks_of_lazy_stacks_stay_lazy(dim):
+    lazy = stack()
+    result = torch.stack([lazy, lazy], dim)
+    assert isinstance(result, LazyStackedTensorDict)
+    same(result, torch.stack([dense(lazy)] * 2, dim))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_cat_of_lazy_stacks_stays_lazy(dim):
+    lazy = stack()
+    result = torch.cat([lazy, lazy], dim)
+    assert isinstance(result, LazyStackedTensorDict)
+    same(result, torch.cat([dense(lazy)] * 2, dim))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_unbind_and_split(dim):
+    lazy = stack()
+    for part, expected in zip(lazy.unbind(dim), dense(lazy).unbind(dim), strict=True):
+        same(part, expected)
+    for part, expected in zip(lazy.split(2, dim), dense(lazy).split(2, dim), strict=True):
+        same(part, expected)
+
+
+def test_setting_an_entry_gives_each_member_its_part():
+    lazy = stack(1)
+    value = torch.arange(12.0).view(3, 4)
+    lazy["new"] = value
+    lazy.set_("a", torch.ones(3, 4, 2))
+    assert torch.equal(lazy.tensordicts[2]["new"], value[:, 2])
+    assert all((item["a"] == 1).all() for item in lazy.tensordicts)
+    del lazy["new"]
+    assert "new" not in lazy.tensordicts[0]
+
+
+def test_append_insert_and_extend():
+    lazy = stack(count=1)
+    lazy.append(member(7))
+    lazy.insert(0, member(8))
+    lazy.extend([member(9)])
+    assert lazy["a"][:, 0, 0].tolist() == [8, 0, 7, 9]
+    with pytest.raises(BatchSizeError, match=r"the members have batch size \[3\], the new one has \[\]"):
+        lazy.append(TensorDict())
+    with pytest.raises(TypeError, match="the members of a lazy stack are collections; got Tensor"):
+        lazy.append(torch.zeros(3))
+    with pytest.raises(LockedError, match="add a member"):
+        lazy.lock_().append(member(0))
+
+
+def test_locking_reaches_the_members():
+    lazy = stack().lock_()
+    with pytest.raises(LockedError, match="locked"):
+        lazy.tensordicts[0]["z"] = torch.zeros(3)
+    with pytest.raises(LockedError, match="part of a locked collection"):
+        lazy.tensordicts[0].unlock_()
+    lazy.unlock_()
+    lazy.tensordicts[0]["z"] = torch.zeros(3)
+
+
+def test_members_of_different_batch_sizes_show_minus_one():
+    lazy = lazy_stack([TensorDict({"a": torch.zeros(n, 2)}, [n]) for n in (1, 2)])
+    assert lazy.batch_size == torch.Size([2, -1])
+    assert lazy[1].batch_size == torch.Size([2])
+    assert lazy[:, 0]["a"].shape == (2, 2)
+    with pytest.raises(BatchSizeError, match="item 0 has batch size"):
+        LazyStackedTensorDict(*lazy.tensordicts, strict_shape=True)
+
+
+def test_names_of_the_stack_dim_and_of_the_members():
+    lazy = LazyStackedTensorDict(
+        *[TensorDict({"a": torch.zeros(3)}, [3], names=["time"]) for _ in range(2)], stack_dim_name="env"
+    )
+    assert lazy.names == ["env", "time"]
+    assert lazy.transpose(0, 1).names == ["time", "env"]
+    assert lazy[0].names == ["time"]
+    lazy.names = ["x", "y"]
+    assert lazy.tensordicts[0].names == ["y"]
+
+
+def test_hooks_see_what_is_read_and_written():
+    lazy = LazyStackedTensorDict(
+        *[TensorDict({"a": torch.zeros(2)}) for _ in range(2)],
+        hook_out=lambda value: value + 1,
+        hook_in=lambda value: value * 10,
+    )
+    assert lazy["a"].tolist() == [[1, 1], [1, 1]]
+    lazy["b"] = torch.ones(2, 3)
+    assert lazy.tensordicts[0]["b"].tolist() == [10, 10, 10]
+
+
+def test_an_empty_stack():
+    lazy = LazyStackedTensorDict()
+    assert lazy.batch_size == torch.Size([0]) and list(lazy.keys()) == []
+    lazy.append(TensorDict({"a": 1}))
+    assert lazy["a"].tolist() == [1]
+
+
+@given(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=3))
+def test_a_program_of_indices_equals_the_dense_one(dim, picks):
+    lazy = lazy_stack([TensorDict({"a": torch.randn(4, 4)}, [4, 4]) for _ in range(4)], dim)
+    expected = dense(lazy)
+    for pick in picks:
+        lazy, expected = lazy[pick], expected[pick]
+    same(lazy, expected)
+
+
+def test_unequal_members_are_rearranged_element_by_element():
+    lazy = lazy_stack([TensorDict({"a": torch.full((2, n), float(n))}, [2]) for n in (2, 3)])
+    result = lazy.view(4)
+    assert result.batch_size == torch.Size([4])
+    assert [part.tolist() for part in result.get("a", as_list=True)] == [[2, 2], [2, 2], [3, 3, 3], [3, 3, 3]]
+    assert lazy[torch.tensor([[0, 1], [1, 0]])].batch_size == torch.Size([2, 2, 2])
+
+
+def test_an_empty_selection_keeps_the_other_batch_dims():
+    assert stack()[0:0].batch_size == torch.Size([0, 3])

@@ -1,0 +1,153 @@
+"""Depth, size, threads and memory: what must hold far from the everyday case."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import pytest
+import torch
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core.errors import DepthError, StructureError, TensorDictError
+
+DEPTH = 2_000
+
+
+def chain(depth: int) -> TensorDict:
+    td = TensorDict({"leaf": torch.zeros(2)}, batch_size=[2])
+    for _ in range(depth):
+        td = TensorDict({"n": td}, batch_size=[2])
+    return td
+
+
+def bottom(td) -> torch.Tensor:
+    while "n" in td.keys():
+        td = td.get("n")
+    return td["leaf"]
+
+
+DEEP = {
+    "clone": lambda td: td.clone(),
+    "shallow": lambda td: td.clone(False),
+    "index": lambda td: td[:1],
+    "exp": lambda td: td.exp(),
+    "add": lambda td: td + td,
+    "scalar": lambda td: td * 2,
+    "unsqueeze": lambda td: td.unsqueeze(0)[0],
+    "stack": lambda td: torch.stack([td, td])[0],
+    "cat": lambda td: torch.cat([td, td]),
+    "unbind": lambda td: td.unbind(0)[0],
+    "apply": lambda td: td.apply(lambda leaf: leaf + 1),
+    "to": lambda td: td.to(torch.float64),
+    "lock": lambda td: td.lock_(),
+    "update": lambda td: td.update(td.clone()),
+    "update_": lambda td: td.update_(td.clone()),
+    "zero_": lambda td: td.zero_(),
+    "pickle": lambda td: pickle.loads(pickle.dumps(td)),
+    "deepcopy": lambda td: copy.deepcopy(td),
+    "detach": lambda td: td.detach(),
+    "equality": lambda td: td == td,
+    "sum": lambda td: td.sum(0),
+    "reshape": lambda td: td.reshape(2, 1),
+    "empty": lambda td: td.clone().update(td.empty(recurse=True)),
+    "batch size": lambda td: setattr(td, "batch_size", []) or td,
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_two_thousand_levels(name):
+    result = DEEP[name](chain(DEPTH))
+    assert isinstance(bottom(result), torch.Tensor)
+
+
+@pytest.mark.parametrize("operation", [repr, lambda td: td.flatten_keys("."), lambda td: td.state_dict()])
+def test_two_thousand_levels_work_or_raise_one_clear_error(operation):
+    try:
+        operation(chain(DEPTH))
+    except RecursionError as error:
+        assert isinstance(error, DepthError), "a bare RecursionError"
+
+
+def test_a_collection_cannot_contain_itself_at_any_depth():
+    td = TensorDict({"n": {"m": {}}})
+    for key, value in ((("n", "m", "x"), td), (("n", "m", "x"), TensorDict({"y": td}))):
+        with pytest.raises(StructureError, match="contains the collection it is set into"):
+            td[key] = value
+    assert list(td.keys(True)) == ["n", ("n", "m")]
+
+
+def test_a_hundred_thousand_keys():
+    leaf = torch.zeros(1)
+    td = TensorDict({str(i): leaf for i in range(100_000)}, batch_size=[1])
+    assert len(td.keys()) == 100_000 and len(list(td[0].keys())) == 100_000
+
+
+def test_threads_that_set_distinct_keys_lose_none_and_readers_raise_nothing_obscure():
+    td = TensorDict({f"t{i}": {} for i in range(8)})
+    failures: list[BaseException] = []
+    start = threading.Barrier(10)
+
+    def write(i: int) -> None:
+        start.wait()
+        for j in range(300):
+            td[f"t{i}", f"k{j}"] = torch.zeros(1)
+
+    def read() -> None:
+        start.wait()
+        for _ in range(60):
+            try:
+                td.clone(), td.exp()
+            except (TensorDictError, RuntimeError) as error:
+                # A dict that changes while it is walked says so; anything else would be obscure.
+                if not isinstance(error, TensorDictError) and "changed size during iteration" not in str(
+                    error
+                ):
+                    failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
+    threads += [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert all(len(td[f"t{i}"].keys()) == 300 for i in range(8))
+
+
+RESULTS = {
+    "construct": lambda td: TensorDict({"a": td["a"], "n": {"b": td["a"]}}, [3]),
+    "index": lambda td: td[0],
+    "exp": lambda td: td.exp(),
+    "stack": lambda td: torch.stack([td, td]),
+    "lazy": lambda td: LazyStackedTensorDict(td, td.clone()),
+    "clone": lambda td: td.clone(),
+    "locked clone": lambda td: td.clone().lock_(),
+    "unlocked": lambda td: td.clone().lock_().unlock_(),
+    "select": lambda td: td.select("a"),
+    "view": lambda td: td.view(3, 1),
+    "flatten": lambda td: td.flatten_keys("."),
+    "apply": lambda td: td.apply(lambda leaf: leaf + 1),
+    "to": lambda td: td.to(torch.float64),
+    "update": lambda td: td.clone().update(td),
+    "pickle": lambda td: pickle.loads(pickle.dumps(td)),
+    "sum": lambda td: td.sum(0),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_dropping_a_result_frees_it_by_reference_count_alone(name):
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, batch_size=[3])
+    RESULTS[name](td)
+    gc.collect()
+    gc.disable()
+    try:
+        result = RESULTS[name](td)
+        alive = weakref.ref(result)
+        del result
+        assert alive() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,219 @@
+"""apply and named_apply: every parameter, on every kind of core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core.errors import BatchSizeError, KeyPathError, StructureError
+
+
+def dense() -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, [3]
+    )
+
+
+def lazy() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*[dense()[i].clone() for i in range(3)])
+
+
+KINDS: dict[str, Callable[[], Any]] = {"dense": dense, "lazy": lazy}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def td(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+def keys(node: Any) -> list[Any]:
+    return list(node.keys(True))
+
+
+class TestResult:
+    def test_has_the_structure_of_the_collection(self, td: Any) -> None:
+        result = td.apply(lambda leaf: leaf + 1)
+        assert type(result) is type(td)
+        assert keys(result) == keys(td)
+        for key, leaf in td.items(True, True):
+            torch.testing.assert_close(result.get(key), leaf + 1)
+
+    def test_keeps_names_and_device(self) -> None:
+        td = TensorDict(dense(), [3], device="cpu", names=["t"]).apply(lambda leaf: leaf)
+        assert td.names == td["b"].names == ["t"]
+        assert td.device == torch.device("cpu")
+
+    def test_batch_size_is_that_of_every_level(self, td: Any) -> None:
+        result = td.apply(torch.sum, batch_size=[])
+        assert result.batch_size == result["b"].batch_size == torch.Size([])
+        assert result["a"] == 15
+
+    def test_batch_size_with_names(self) -> None:
+        result = dense().apply(lambda leaf: leaf[None], batch_size=[1, 3], names=["n", None])
+        assert result.names == result["b"].names == ["n", None]
+        assert TensorDict(dense(), [3], names=["t"]).apply(lambda leaf: leaf, batch_size=[3]).names == [None]
+
+    def test_device(self) -> None:
+        assert TensorDict(dense(), [3], device="cpu").apply(lambda leaf: leaf, device=None).device is None
+        result = dense().apply(lambda leaf: leaf, device="meta")
+        assert result["b"].device == result["b", "c"].device == torch.device("meta")
+
+    def test_propagate_lock(self, td: Any) -> None:
+        td.lock_()
+        assert not td.apply(lambda leaf: leaf).is_locked
+        assert td.apply(lambda leaf: leaf, propagate_lock=True).is_locked
+
+    def test_a_result_may_be_a_collection(self) -> None:
+        result = dense().apply(lambda leaf: TensorDict({"q": leaf}, [3]))
+        assert list(result.keys(True, True)) == [("a", "q"), ("b", "c", "q"), ("b", "d", "q")]
+
+    def test_a_result_of_another_batch_size_is_refused(self, td: Any) -> None:
+        with pytest.raises(BatchSizeError, match="key 'a' has shape"):
+            dense().apply(torch.sum)
+
+    def test_unknown_arguments_are_refused(self, td: Any) -> None:
+        with pytest.raises(TypeError, match="apply\\(\\) takes no lck"):
+            td.apply(torch.sum, lck=True)
+
+
+class TestDropping:
+    def test_none_drops_an_entry_and_the_levels_it_empties(self, td: Any) -> None:
+        assert keys(td.named_apply(lambda key, leaf: leaf if key == "a" else None)) == ["a"]
+        assert td.apply(lambda leaf: None) is None
+
+    @pytest.mark.parametrize(
+        ("filter_empty", "expected"), [(None, ["e", "a"]), (True, ["a"]), (False, ["e", "n", "a"])]
+    )
+    def test_filter_empty(self, filter_empty: bool | None, expected: list[str]) -> None:
+        td = TensorDict({"e": {}, "n": {"x": 1}, "a": 1})
+        result = td.named_apply(lambda key, leaf: leaf if key == "a" else None, filter_empty=filter_empty)
+        assert keys(result) == expected
+
+    def test_nothing_left(self) -> None:
+        assert TensorDict().apply(lambda leaf: leaf).is_empty()
+        assert TensorDict().apply(lambda leaf: leaf, filter_empty=True) is None
+
+
+class TestOthers:
+    def test_leaves_of_others_come_along(self, td: Any) -> None:
+        result = td.apply(lambda x, y, z: x + y * z, dense(), lazy())
+        for key, leaf in td.items(True, True):
+            torch.testing.assert_close(result.get(key), leaf + leaf * leaf)
+
+    def test_a_missing_entry_is_named(self, td: Any) -> None:
+        with pytest.raises(KeyPathError, match="key 'c' not found in key 'b'"):
+            td.apply(torch.add, dense().exclude(("b", "c")))
+
+    def test_default_stands_for_missing_entries_and_levels(self, td: Any) -> None:
+        def add(x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+            return x if y is None else x + y
+
+        result = td.apply(add, dense().exclude("b"), default=None)
+        assert result["a"].tolist() == [[0, 2], [4, 6], [8, 10]]
+        assert result["b", "c"].tolist() == [1.0] * 3
+
+    def test_a_leaf_against_a_level(self) -> None:
+        with pytest.raises(StructureError, match="the structures differ at key 'b'"):
+            dense().apply(torch.add, TensorDict({"a": torch.zeros(3, 2), "b": torch.zeros(3)}, [3]))
+
+    def test_others_are_collections(self) -> None:
+        with pytest.raises(TypeError, match="collections side by side; got dict"):
+            dense().apply(torch.add, {"a": 1})
+
+
+class TestNames:
+    def test_named_apply_passes_the_last_part(self) -> None:
+        seen: list[Any] = []
+        dense().named_apply(lambda key, leaf: seen.append(key))
+        assert seen == ["a", "c", "d"]
+
+    def test_nested_keys_passes_the_whole_key(self) -> None:
+        seen: list[Any] = []
+        dense().named_apply(lambda key, leaf: seen.append(key), nested_keys=True)
+        assert seen == ["a", ("b", "c"), ("b", "d")]
+
+    def test_lazy_stacks_are_entered_member_by_member(self) -> None:
+        seen: list[Any] = []
+        stack = LazyStackedTensorDict(
+            *[TensorDict({"a": torch.zeros(n), "n": {"m": torch.zeros(1)}}) for n in (1, 2)]
+        )
+        TensorDict({"s": stack}).named_apply(
+            lambda key, leaf: seen.append((key, len(leaf))), nested_keys=True
+        )
+        assert seen == [(("s", "a"), 1), (("s", "n", "m"), 1), (("s", "a"), 2), (("s", "n", "m"), 1)]
+
+    @pytest.mark.parametrize("kwargs", [{"call_on_nested": True}, {"is_leaf": lambda cls: True}])
+    def test_call_on_nested_and_is_leaf(self, kwargs: dict[str, Any]) -> None:
+        seen: list[Any] = []
+        dense().named_apply(lambda key, leaf: seen.append((key, type(leaf))), nested_keys=True, **kwargs)
+        assert seen == [("a", torch.Tensor), ("b", TensorDict)]
+
+    def test_call_on_nested_result(self) -> None:
+        td = dense()
+        result = td.apply(
+            lambda node: node.sum() if isinstance(node, torch.Tensor) else node,
+            batch_size=[],
+            call_on_nested=True,
+        )
+        assert result["a"] == 15
+        assert result["b"] is td["b"]
+
+
+class TestInPlace:
+    def test_writes_into_the_leaves(self, td: Any) -> None:
+        td.lock_()
+        assert td.apply_(lambda leaf: leaf.double() + 1) is td
+        assert td["a"].dtype == torch.int64
+        assert td["a"].tolist() == [[1, 2], [3, 4], [5, 6]]
+
+    def test_keeps_the_leaf_objects(self) -> None:
+        td = dense()
+        leaf = td["a"]
+        assert td.apply(lambda leaf: leaf + 1, inplace=True)["a"] is leaf
+
+    def test_none_leaves_a_leaf_as_it_is(self, td: Any) -> None:
+        assert td.apply_(lambda leaf: None) is td
+        assert td.apply(lambda leaf: None, inplace=True) is None
+        assert td["a"].sum() == 15
+
+    def test_nothing_is_written_where_one_result_does_not_fit(self) -> None:
+        td = dense()
+        with pytest.raises(
+            StructureError, match=r"key \('b', 'd'\) in place: it has shape \[3, 4\] there, the value \[5\]"
+        ):
+            td.named_apply(lambda key, leaf: torch.zeros(5) if key == "d" else leaf + 1, inplace=True)
+        assert td["a"].sum() == 15
+
+    def test_out_is_written_and_returned(self, td: Any) -> None:
+        out = dense().exclude("a").zero_()
+        leaf = out["b", "c"]
+        assert td.apply(lambda leaf: leaf + 1, out=out) is out
+        assert out["b", "c"] is leaf
+        assert leaf.tolist() == [2.0] * 3
+        assert keys(out) == ["b", ("b", "c"), ("b", "d"), "a"]
+
+
+def test_ragged_members() -> None:
+    stack = LazyStackedTensorDict(
+        *[TensorDict({"a": torch.zeros(n), f"k{n}": torch.zeros(1)}) for n in (1, 2)]
+    )
+    result = stack.apply(lambda leaf: leaf + 1)
+    assert [member["a"].tolist() for member in result.tensordicts] == [[1.0], [1.0, 1.0]]
+    assert list(result.tensordicts[0].keys()) == ["a", "k1"]
+
+
+def test_depth() -> None:
+    td = TensorDict({"x": torch.zeros(2)}, [2])
+    for _ in range(2000):
+        td = TensorDict({"k": td}, [2])
+    path = ("k",) * 2000 + ("x",)
+    assert td.apply(lambda x, y: x + y + 1, td)[path].tolist() == [1.0, 1.0]
+    assert td.named_apply(lambda key, leaf: leaf + len(key), nested_keys=True)[path].tolist() == [
+        2001.0,
+        2001.0,
+    ]
+    assert td.apply_(lambda leaf: leaf + 1)[path].tolist() == [1.0, 1.0]

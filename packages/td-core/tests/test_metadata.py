@@ -1,0 +1,272 @@
+"""Shape, device, dim names, and facts about the leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core.errors import BatchSizeError, DimNamesError, KeyPathError, StructureError
+
+
+def dense() -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, [3]
+    )
+
+
+def lazy() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*[dense()[i].clone() for i in range(3)])
+
+
+KINDS: dict[str, Callable[[], Any]] = {"dense": dense, "lazy": lazy}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def td(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+def sizes(node: Any) -> dict[Any, list[int]]:
+    levels = {
+        (): node,
+        **{key: value for key, value in node.items(True) if not isinstance(value, torch.Tensor)},
+    }
+    return {key: list(level.batch_size) for key, level in levels.items()}
+
+
+class TestShape:
+    def test_is_the_batch_size(self, td: Any) -> None:
+        assert td.shape == td.size() == td.batch_size == torch.Size([3])
+        assert td.size(0) == td.size(-1) == td.numel() == len(td) == 3
+        assert td.dim() == td.ndim == td.ndimension() == td.batch_dims == 1
+        with pytest.raises(IndexError):
+            td.size(1)
+
+    @pytest.mark.parametrize(("size", "count"), [([], 1), ([0], 0), ([3, 4], 12)])
+    def test_numel(self, size: list[int], count: int) -> None:
+        assert TensorDict(batch_size=size).numel() == count
+
+
+class TestLeaves:
+    def test_counts(self, td: Any) -> None:
+        assert td.bytes() == 108
+        assert td.param_count() == 21
+        assert td.depth == 1
+
+    def test_duplicates(self) -> None:
+        x = torch.zeros(4)
+        td = TensorDict({"a": x, "b": x, "c": {"d": x[:2]}})
+        assert td.bytes() == 40
+        assert td.bytes(count_duplicates=False) == 24
+        assert td.param_count(count_duplicates=False) == 6
+
+    @pytest.mark.parametrize(
+        ("source", "depth"),
+        [({}, 0), ({"a": {"b": {}}}, 0), ({"a": {"b": {"c": 1}}}, 2), ({"a": {"b": {}}, "c": 1}, 0)],
+    )
+    def test_depth_is_that_of_the_leaves(self, source: Any, depth: int) -> None:
+        assert TensorDict(source).depth == depth
+
+    def test_dtype(self, td: Any) -> None:
+        assert td.dtype is None
+        assert td.select("b").dtype == torch.float32
+        assert TensorDict().dtype is None
+        assert not td.is_floating_point()
+        assert td.select("b").is_floating_point()
+
+    def test_contiguity(self) -> None:
+        assert dense().is_contiguous()
+        assert not lazy().is_contiguous()
+        assert not TensorDict({"n": {"a": torch.zeros(2, 3).T}}).is_contiguous()
+
+    def test_is_shared(self) -> None:
+        td = TensorDict({"a": torch.zeros(3).share_memory_(), "n": {"b": torch.zeros(3)}})
+        assert not td.is_shared()
+        assert td.select("a").is_shared()
+
+    def test_data_ptr(self) -> None:
+        td = TensorDict({"a": torch.zeros(4)[1:], "n": {"b": torch.zeros(3)}}, [3])
+        addresses = td.data_ptr()
+        assert addresses.batch_size == torch.Size([])
+        assert addresses["n", "b"].item() == td["n", "b"].data_ptr()
+        assert td.data_ptr(storage=True)["a"] == addresses["a"] - 4
+
+    def test_entry_class(self, td: Any) -> None:
+        assert td.entry_class(("b", "c")) is torch.Tensor
+        assert td.entry_class("b") is type(td["b"])
+        with pytest.raises(KeyPathError, match="key 'zz' not found in key 'b'"):
+            td.entry_class(("b", "zz"))
+        with pytest.raises(KeyPathError, match="not found"):
+            td.entry_class(("a", "zz"))
+
+    def test_get_item_shape(self, td: Any) -> None:
+        assert td.get_item_shape("a") == torch.Size([3, 2])
+        assert td.get_item_shape("b") == torch.Size([3])
+        assert td.get_item_shape(("b", "d")) == torch.Size([3, 4])
+        with pytest.raises(KeyPathError, match="key 'zz' not found"):
+            td.get_item_shape("zz")
+
+    def test_the_shape_of_a_ragged_entry(self) -> None:
+        stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(2, n)}) for n in (1, 2)])
+        assert stack.get_item_shape("a") == torch.Size([2, 2, -1])
+
+    def test_sorted_keys(self) -> None:
+        assert TensorDict({"b": 1, "a": {"z": 1}}).sorted_keys == ["a", "b"]
+
+
+class TestNames:
+    def named(self) -> TensorDict:
+        return TensorDict(
+            {"a": torch.zeros(2, 3), "b": {"c": torch.zeros(2, 3, 2)}}, [2, 3], names=["u", "v"]
+        )
+
+    def test_rename(self) -> None:
+        td = self.named()
+        assert td.rename("x", "y").names == ["x", "y"]
+        assert td.rename(u="x")["b"].names == ["x", "v"]
+        assert td.rename(None).names == [None, None]
+        assert td.rename("x", None).names == ["x", None]
+        assert td.rename(u="x")["a"] is td["a"]
+        assert td.names == td["b"].names == ["u", "v"]
+
+    def test_rename_in_place(self) -> None:
+        td = self.named()
+        assert td.rename_(u="z") is td
+        assert td.names == td["b"].names == ["z", "v"]
+
+    @pytest.mark.parametrize(
+        ("names", "mapping", "message"),
+        [
+            (("x",), {}, "got 1 names"),
+            ((), {"zz": "x"}, r"no dim named \['zz'\]; the names are \['u', 'v'\]"),
+            (("x", "x"), {}, "must be unique"),
+            ((), {}, "the new names or a map"),
+            (("x", "y"), {"u": "z"}, "the new names or a map"),
+            ((), {"u": "v"}, "must be unique"),
+        ],
+    )
+    def test_rename_refuses(self, names: tuple[str, ...], mapping: dict[str, str], message: str) -> None:
+        td = self.named()
+        with pytest.raises(DimNamesError, match=message):
+            td.rename_(*names, **mapping)
+        assert td.names == ["u", "v"]
+
+    @pytest.mark.parametrize(
+        ("names", "expected"),
+        [
+            ((..., "q"), [None, None, "q"]),
+            (("q", ...), ["q", None, None]),
+            (("q", None, None), ["q", None, None]),
+            (("q", ..., "r"), ["q", None, "r"]),
+            ((...,), [None, None, None]),
+        ],
+    )
+    def test_refine_names(self, names: Any, expected: list[str | None]) -> None:
+        td = TensorDict(batch_size=[2, 3, 4])
+        assert td.refine_names(*names) is td
+        assert td.names == expected
+
+    def test_refine_names_refuses(self) -> None:
+        with pytest.raises(DimNamesError, match="got 1 names"):
+            TensorDict(batch_size=[2, 3]).refine_names("q")
+        with pytest.raises(StructureError, match="the dim 'v' has its name"):
+            self.named().refine_names(..., "q")
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            {"q": torch.zeros(2, 3)},
+            TensorDict({"q": torch.zeros(2, 3)}, [2, 3]),
+            TensorDict({"q": torch.zeros(2, 3, 4)}, [2, 3, 4], names=[None, "v", "w"]),
+        ],
+    )
+    def test_a_sub_collection_takes_the_names_of_its_parent(self, value: Any) -> None:
+        for write in (
+            lambda td: td.set("n", value),
+            lambda td: td.set(("m", "n"), value),
+            lambda td: td.update({"n": value}),
+        ):
+            td = self.named()
+            write(td)
+            node = td["m", "n"] if "m" in td else td["n"]
+            assert node.names[:2] == ["u", "v"]
+            assert node.names[2:] == ["w"] * (len(node.batch_size) - 2)
+        assert isinstance(value, dict) or value.names[0] is None
+
+    def test_contradicting_names_are_refused(self) -> None:
+        td = self.named()
+        with pytest.raises(
+            StructureError, match=r"cannot set key 'n': its dim names \['s', 'v'\] contradict .* \['u', 'v'\]"
+        ):
+            td["n"] = TensorDict({"q": torch.zeros(2, 3)}, [2, 3], names=["s", "v"])
+        assert "n" not in td
+
+
+class TestDevice:
+    def test_auto_device(self) -> None:
+        td = TensorDict({"a": torch.zeros(1), "n": {"b": torch.zeros(1)}})
+        assert td.auto_device_().device == td["n"].device == torch.device("cpu")
+
+    def test_auto_device_where_devices_differ(self) -> None:
+        td = TensorDict({"a": torch.zeros(1), "n": {"b": torch.zeros(1, device="meta")}}).auto_device_()
+        assert td.device is None
+        assert td["n"].device == torch.device("meta")
+
+    def test_clear_device(self) -> None:
+        td = TensorDict({"a": torch.zeros(1), "n": {"b": torch.zeros(1)}}, device="cpu").lock_()
+        assert td.clear_device_().device is td["n"].device is None
+
+    def test_predicates(self) -> None:
+        assert TensorDict(device="cpu").is_cpu
+        assert TensorDict(device="meta").is_meta
+        assert not TensorDict().is_cpu
+        assert not TensorDict(device="cpu").is_cuda
+
+
+class TestAutoBatchSize:
+    @pytest.mark.parametrize(
+        ("source", "batch_dims", "expected"),
+        [
+            ({"a": torch.zeros(3, 4, 5), "b": {"c": torch.zeros(3, 4)}}, None, {(): [3, 4], "b": [3, 4]}),
+            ({"a": torch.zeros(3, 4, 5), "b": {"c": torch.zeros(3, 4)}}, 1, {(): [3], "b": [3]}),
+            ({"a": torch.zeros(3, 2), "b": {"c": torch.zeros(3, 2, 4)}}, None, {(): [3, 2], "b": [3, 2, 4]}),
+            ({"a": torch.zeros(3, 4), "b": torch.zeros(2)}, None, {(): []}),
+            ({"a": torch.zeros(3, 4), "b": torch.zeros(3)}, 2, {(): [3]}),
+            ({"a": torch.zeros(3), "e": {"f": {}}}, None, {(): [3], "e": [3], ("e", "f"): [3]}),
+            ({"a": torch.zeros(()), "n": {"b": torch.zeros(2)}}, None, {(): [], "n": [2]}),
+            ({}, None, {(): []}),
+            ({"e": {}}, None, {(): [], "e": []}),
+        ],
+    )
+    def test_is_what_the_leaves_share(self, source: Any, batch_dims: int | None, expected: Any) -> None:
+        td = TensorDict(source)
+        assert td.auto_batch_size_(batch_dims) is td
+        assert sizes(td) == expected
+
+    @pytest.mark.parametrize(("keep", "inner"), [(False, [3]), (True, [3, 4, 5])])
+    def test_keep_compliant_size(self, keep: bool, inner: list[int]) -> None:
+        td = TensorDict({"a": torch.zeros(3, 4, 5), "b": TensorDict({"c": torch.zeros(3, 4, 5)}, [3, 4, 5])})
+        td.auto_batch_size_(1, keep_compliant_size=keep)
+        assert sizes(td) == {(): [3], "b": inner}
+
+    def test_names_follow(self) -> None:
+        td = TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["a", "b"])
+        assert td.auto_batch_size_(1).names == ["a"]
+
+    def test_a_negative_number_is_refused(self) -> None:
+        with pytest.raises(BatchSizeError, match="the number of batch dims; got -1"):
+            dense().auto_batch_size_(-1)
+
+
+def test_depth() -> None:
+    td = TensorDict({"x": torch.zeros(2)})
+    for _ in range(2000):
+        td = TensorDict({"k": td})
+    assert td.depth == 2000
+    assert td.bytes() == 8
+    assert td.auto_batch_size_().batch_size == torch.Size([2])
+    assert td.auto_device_().clear_device_().rename("t").names == ["t"]

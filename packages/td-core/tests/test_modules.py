@@ -1,0 +1,198 @@
+"""Parameters taken out of modules and put back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.func import grad, vmap
+
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, from_module, from_modules
+from td_core.errors import KeyPathError, StructureError
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.second = self.first
+        self.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(x)) + self.weight.sum()
+
+
+def test_from_module_gives_the_tensors_themselves():
+    model = net()
+    params = TensorDict.from_module(model)
+    assert params["0", "weight"] is model[0].weight
+    assert params["1", "running_mean"] is model[1].running_mean
+    assert list(params.keys()) == ["0", "1", "3"]
+    assert list(TensorDict.from_module(model, filter_empty=False).keys()) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(("function", "locked"), [(from_module, True), (TensorDict.from_module, False)])
+def test_the_function_locks_and_the_method_does_not(function, locked):
+    assert function(nn.Linear(1, 1)).is_locked is locked
+
+
+def test_use_state_dict_runs_the_hooks_of_the_module():
+    model = nn.Linear(1, 1)
+    model.register_state_dict_post_hook(lambda module, state, prefix, _: state.update(extra=torch.ones(1)))
+    assert "extra" in TensorDict.from_module(model, use_state_dict=True)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_the_context_restores_the_very_parameters(raises):
+    model = net()
+    before = dict(model.named_parameters()) | dict(model.named_buffers())
+    zeros = TensorDict.from_module(model).data.clone().zero_()
+    try:
+        with zeros.to_module(model):
+            assert model[0].weight.sum() == 0
+            assert isinstance(model[0].weight, nn.Parameter)
+            if raises:
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        assert raises
+    after = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert before.keys() == after.keys()
+    assert all(before[name] is after[name] for name in before)
+
+
+def test_the_swap_puts_back_by_hand():
+    model = nn.Linear(2, 1)
+    weight = model.weight
+    swap = TensorDict.from_module(model).data.clone().to_module(model)
+    assert swap["weight"] is weight and model.weight is not weight
+    swap.to_module(model, return_swap=False)
+    assert model.weight is weight
+
+
+def test_inplace_keeps_the_parameters_and_the_context_brings_the_values_back():
+    model = nn.Linear(2, 1)
+    weight, values = model.weight, model.weight.detach().clone()
+    zeros = TensorDict.from_module(model).data.clone().zero_()
+    with zeros.to_module(model, inplace=True) as swap:
+        assert model.weight is weight and weight.sum() == 0
+        assert torch.equal(swap["weight"], values)
+    assert torch.equal(weight, values)
+
+
+def test_swap_dest_gets_what_the_module_held():
+    model = nn.Linear(2, 1)
+    weight = model.weight
+    dest = TensorDict()
+    assert TensorDict.from_module(model).data.clone().to_module(model, swap_dest=dest) is dest
+    assert dest["weight"] is weight
+
+
+def test_preserve_module_state_false_puts_plain_tensors_in():
+    model = nn.Linear(2, 1)
+    data = TensorDict.from_module(model).data.clone()
+    with data.to_module(model, preserve_module_state=False):
+        assert model.weight is data["weight"]
+
+
+def test_gradients_flow_through_computed_parameters():
+    model = nn.Linear(2, 1, bias=False)
+    scaled = TensorDict.from_module(model).apply(lambda p: p * 2)
+    with scaled.to_module(model):
+        model(torch.ones(2)).sum().backward()
+    assert model.weight.grad.tolist() == [[2.0, 2.0]]
+
+
+def test_tied_modules_and_weights_stay_tied():
+    model = Tied()
+    params = TensorDict.from_module(model)
+    assert params["first", "weight"] is params["second", "weight"] is params["weight"]
+    zero = torch.zeros(2, 2)
+    new = TensorDict(
+        {"weight": zero, "first": {"weight": zero, "bias": torch.zeros(2)}, "second": {"weight": zero}}
+    )
+    with new.to_module(model):
+        assert model.weight is model.first.weight
+        assert model(torch.ones(2)).sum() == 0
+    assert model.weight is params["weight"] and model.first.weight is params["weight"]
+
+
+def test_a_key_that_the_module_lacks_is_refused_before_anything_changes():
+    model = net()
+    weight = model[0].weight
+    with pytest.raises(KeyPathError, match=r"key \('3', 'nope'\): Linear has no parameter or buffer 'nope'"):
+        TensorDict({"0": {"weight": torch.zeros(3, 2)}, "3": {"nope": torch.zeros(1)}}).to_module(model)
+    assert model[0].weight is weight
+    with pytest.raises(KeyPathError, match="Sequential has no submodule '9'"):
+        TensorDict({"9": {"weight": torch.zeros(1)}}).to_module(model)
+
+
+def test_memo_and_inplace_with_use_state_dict_are_refused():
+    params = TensorDict.from_module(nn.Linear(1, 1))
+    with pytest.raises(StructureError, match="memo is no argument"):
+        params.to_module(nn.Linear(1, 1), memo={})
+    with pytest.raises(StructureError, match="inplace has no meaning"):
+        params.to_module(nn.Linear(1, 1), use_state_dict=True, inplace=True)
+
+
+def test_use_state_dict_loads_and_the_context_restores():
+    model = net()
+    values = model[0].weight.detach().clone()
+    with TensorDict.from_module(model).data.clone().zero_().to_module(model, use_state_dict=True):
+        assert model[0].weight.sum() == 0
+    assert torch.equal(model[0].weight, values)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_an_ensemble_under_vmap_equals_the_models_one_by_one(lazy):
+    models = [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) for _ in range(4)]
+    x = torch.randn(5, 3)
+    expected = torch.stack([model(x) for model in models])
+    params = from_modules(*models, lazy_stack=lazy)
+    assert isinstance(params, LazyStackedTensorDict) is lazy
+
+    def call(params, x):
+        with params.to_module(models[0]):
+            return models[0](x)
+
+    torch.testing.assert_close(vmap(call, (0, None))(params, x), expected)
+
+
+def test_grad_with_respect_to_parameters():
+    model = nn.Linear(2, 1, bias=False)
+    params = TensorDict.from_module(model).data.clone()
+
+    def loss(params):
+        with params.to_module(model):
+            return model(torch.tensor([1.0, 2.0])).sum()
+
+    assert grad(loss)(params)["weight"].tolist() == [[1.0, 2.0]]
+
+
+def test_from_modules_stacks_into_parameters_and_expands_what_is_shared():
+    layer = nn.Linear(2, 3)
+    stacked = from_modules(nn.Linear(2, 3), nn.Linear(2, 3))
+    assert stacked.batch_size == torch.Size([2]) and isinstance(stacked["weight"], nn.Parameter)
+    shared = from_modules(layer, layer, expand_identical=True)
+    assert shared["weight"].stride()[0] == 0 and shared["weight"].shape == (2, 3, 2)
+    assert isinstance(from_modules(layer, layer, as_module=True), TensorDictParams)
+    with pytest.raises(StructureError, match="a parameter has shapes"):
+        from_modules(nn.Linear(2, 3), nn.Linear(3, 3))
+    with pytest.raises(StructureError, match="at least one module"):
+        from_modules()
+
+
+def test_the_functional_call_compiles_without_breaks():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    params = TensorDict.from_module(model).data.clone()
+
+    def call(params, x):
+        with params.to_module(model):
+            return model(x)
+
+    x = torch.ones(4, 2)
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(params, x), call(params, x))

@@ -1,0 +1,241 @@
+"""map and map_iter: order, chunks, seeds, and what happens when a worker fails or dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core.errors import StructureError, WorkerError
+
+FORK = {"num_workers": 2, "mp_start_method": "fork"}
+WAYS = {"workers": FORK, "here": {"num_workers": 0}}
+
+
+def make() -> TensorDict:
+    return TensorDict({"a": torch.arange(10), "n": {"b": torch.arange(20.0).view(10, 2)}}, [10])
+
+
+def plus_one(td: TensorDict) -> TensorDict:
+    return td + 1
+
+
+def with_size(td: TensorDict) -> TensorDict:
+    return td.select("a").set("size", torch.full(td.batch_size, td.batch_size.numel()))
+
+
+def with_noise(td: TensorDict) -> TensorDict:
+    return td.select("a").set("noise", torch.rand(td.batch_size))
+
+
+def fail(td: TensorDict) -> TensorDict:
+    if 7 in td["a"]:
+        raise KeyError("no seven")
+    return td
+
+
+def die(td: TensorDict) -> TensorDict:
+    if 7 in td["a"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return td
+
+
+@pytest.fixture(params=WAYS.values(), ids=WAYS)
+def way(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+class TestMap:
+    def test_results_are_concatenated_in_order(self, way: Any) -> None:
+        td = make()
+        result = td.map(plus_one, chunksize=3, **way)
+        assert type(result) is TensorDict
+        torch.testing.assert_close(result["n", "b"], td["n", "b"] + 1)
+        assert result["a"].tolist() == list(range(1, 11))
+        assert not td["a"].is_shared()
+
+    @pytest.mark.parametrize(
+        ("kwargs", "sizes"),
+        [
+            ({}, [5] * 10),
+            ({"chunksize": 3}, [3] * 9 + [1]),
+            ({"num_chunks": 3}, [4] * 8 + [2] * 2),
+            ({"chunksize": 0}, [1] * 10),
+            ({"chunksize": 4, "index_with_generator": True}, [4] * 8 + [2] * 2),
+        ],
+    )
+    def test_chunks(self, kwargs: Any, sizes: list[int]) -> None:
+        assert make().map(with_size, **FORK, **kwargs)["size"].tolist() == sizes
+
+    def test_another_dim(self, way: Any) -> None:
+        td = TensorDict({"a": torch.arange(12).view(3, 4)}, [3, 4])
+        for dim in (1, -1):
+            assert torch.equal(td.map(plus_one, dim, chunksize=3, **way)["a"], td["a"] + 1)
+            assert torch.equal(td.map(plus_one, dim, chunksize=0, **way)["a"], td["a"] + 1)
+
+    def test_none_is_nothing(self, way: Any) -> None:
+        assert make().map(lambda td: td if td["a"][0] else None, chunksize=5, **way)["a"].tolist() == [
+            5,
+            6,
+            7,
+            8,
+            9,
+        ]
+        assert make().map(lambda td: None, **way) is None
+
+    def test_lazy_stacks(self) -> None:
+        stack = LazyStackedTensorDict(*make().unbind(0))
+        assert stack.map(plus_one, **FORK)["a"].tolist() == list(range(1, 11))
+
+    def test_an_empty_batch(self) -> None:
+        assert TensorDict({"a": torch.zeros(0)}, [0]).map(plus_one, **FORK)["a"].shape == (0,)
+
+    @pytest.mark.parametrize("shared", [True, False])
+    def test_out(self, way: Any, shared: bool) -> None:
+        out = make().zero_()
+        if shared:
+            out.share_memory_()
+        leaf = out["a"]
+        assert make().map(plus_one, chunksize=4, out=out, **way) is out
+        assert out["a"] is leaf
+        assert leaf.tolist() == list(range(1, 11))
+
+    def test_a_pool_of_the_caller(self) -> None:
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            assert make().map(plus_one, pool=pool)["a"].tolist() == list(range(1, 11))
+            with pytest.raises(ValueError, match="give pool or num_workers, not both; got 2"):
+                make().map(plus_one, pool=pool, num_workers=2)
+
+    def test_max_tasks_per_child(self) -> None:
+        result = make().map(
+            lambda td: td.set("pid", torch.full(td.batch_size, os.getpid())),
+            chunksize=2,
+            max_tasks_per_child=1,
+            **FORK,
+        )
+        assert len(set(result["pid"].tolist())) == 5
+
+    def test_worker_threads(self) -> None:
+        result = make().map(
+            lambda td: td.set("threads", torch.full(td.batch_size, torch.get_num_threads())),
+            worker_threads=2,
+            **FORK,
+        )
+        assert result["threads"].tolist() == [2] * 10
+
+    @pytest.mark.slow
+    def test_spawned_workers(self) -> None:
+        assert make().map(torch.neg, num_workers=1, mp_start_method="spawn")["a"].tolist() == list(
+            range(0, -10, -1)
+        )
+
+    @pytest.mark.parametrize(
+        ("kwargs", "error", "message"),
+        [
+            ({"dim": 1}, IndexError, r"dim 1 is no batch dim of a collection of batch size \[10\]"),
+            ({"chunksize": 1, "num_chunks": 1}, ValueError, "give chunksize or num_chunks, not both"),
+            ({"num_workers": -1}, ValueError, "got -1"),
+            ({"chunksize": -1}, ValueError, "got -1"),
+            ({"num_chunks": 0}, ValueError, "got 0"),
+        ],
+    )
+    def test_refusals(self, kwargs: Any, error: type, message: str) -> None:
+        with pytest.raises(error, match=message):
+            make().map(plus_one, **kwargs)
+
+    def test_a_progress_bar(self, way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        totals: list[int] = []
+
+        def tqdm(results: Any, total: int) -> Any:
+            totals.append(total)
+            return results
+
+        monkeypatch.setitem(sys.modules, "tqdm", types.SimpleNamespace(tqdm=tqdm))
+        assert len(make().map(plus_one, chunksize=2, pbar=True, **way)) == 10
+        assert totals == [5]
+
+    def test_a_progress_bar_without_tqdm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+        with pytest.raises(ImportError, match="pip install tqdm"):
+            make().map(plus_one, pbar=True, num_workers=0)
+
+
+class TestSeeds:
+    def test_results_depend_on_the_generator_alone(self) -> None:
+        results = [
+            make()
+            .map(with_noise, chunksize=2, generator=torch.Generator().manual_seed(0), **way)["noise"]
+            .tolist()
+            for way in (FORK, {**FORK, "num_workers": 3}, {"num_workers": 0})
+        ]
+        assert results[0] == results[1] == results[2]
+        assert len(set(results[0])) == 10
+
+    def test_the_generator_moves_on(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        first, second = (
+            make().map(with_noise, num_workers=0, generator=generator)["noise"].tolist() for _ in range(2)
+        )
+        assert first != second
+
+    def test_this_process_keeps_its_random_state(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        torch.manual_seed(5)
+        expected = torch.rand(1)
+        torch.manual_seed(5)
+        make().map(with_noise, num_workers=0, generator=generator)
+        assert torch.rand(1) == expected
+
+
+class TestMapIter:
+    def test_yields_in_order(self, way: Any) -> None:
+        parts = list(make().map_iter(plus_one, chunksize=4, **way))
+        assert [part["a"].tolist() for part in parts] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
+
+    def test_yields_none_too(self, way: Any) -> None:
+        assert list(make().map_iter(lambda td: None, chunksize=5, **way)) == [None, None]
+
+    def test_shuffle(self, way: Any) -> None:
+        def order(seed: int) -> list[int]:
+            generator = torch.Generator().manual_seed(seed)
+            parts = make().map_iter(plus_one, chunksize=3, shuffle=True, generator=generator, **way)
+            return torch.cat([part["a"] for part in parts]).tolist()
+
+        assert sorted(order(0)) == list(range(1, 11))
+        assert order(0) == order(0) != order(1)
+
+    def test_may_be_left_early(self) -> None:
+        iterator = make().map_iter(plus_one, chunksize=1, **FORK)
+        assert next(iterator)["a"].tolist() == [1]
+        iterator.close()  # type: ignore[attr-defined]
+        assert not multiprocessing.active_children()
+
+
+class TestFailures:
+    def test_an_exception_arrives_with_its_traceback(self) -> None:
+        with pytest.raises(KeyError, match="no seven") as caught:
+            make().map(fail, chunksize=2, **FORK)
+        assert "in fail" in str(caught.value.__cause__)
+        assert 'raise KeyError("no seven")' in str(caught.value.__cause__)
+        assert not multiprocessing.active_children()
+
+    def test_a_killed_worker_is_an_error(self) -> None:
+        with pytest.raises(WorkerError, match=r"a worker process \(pid \d+\) died with exit code -9"):
+            make().map(die, chunksize=2, **FORK)
+        assert not multiprocessing.active_children()
+
+    def test_what_cannot_be_sent_is_an_error(self) -> None:
+        with pytest.raises(WorkerError, match="cannot send what it has"):
+            list(make().map_iter(lambda td: lambda: td, chunksize=5, **FORK))
+
+    def test_a_result_that_does_not_fit_out(self) -> None:
+        out = make().share_memory_()
+        with pytest.raises(StructureError, match="key 'a' in place"):
+            make().map(lambda td: td.set("a", torch.zeros(5, 3)), out=out, **FORK)

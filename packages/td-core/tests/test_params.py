@@ -1,0 +1,135 @@
+"""TensorDictParams: a collection that modules and optimizers take for one of theirs."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from td_core import Buffer, TensorDict, TensorDictParams
+from td_core.errors import LockedError
+
+
+def make(**options) -> TensorDictParams:
+    return TensorDictParams(
+        TensorDict({"w": torch.zeros(3), "n": {"b": torch.ones(2), "i": torch.arange(2)}}), **options
+    )
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = make()
+        self.layer = nn.Linear(1, 1)
+
+
+def test_floating_leaves_are_parameters_the_others_buffers():
+    params = make()
+    assert [name for name, _ in params.named_parameters()] == ["w", "n.b"]
+    assert [name for name, _ in params.named_buffers()] == ["n.i"]
+    assert all(parameter.requires_grad for parameter in params.parameters())
+
+
+def test_no_convert_keeps_leaves_as_they_are():
+    params = make(no_convert=True)
+    assert list(params.parameters()) == [] and len(list(params.buffers())) == 3
+    params["z"] = torch.zeros(1)
+    assert type(params["z"]) is torch.Tensor
+
+
+def test_an_explicit_buffer_stays_one():
+    params = TensorDictParams(
+        TensorDict({"a": Buffer(torch.zeros(2)), "b": Buffer(torch.zeros(2), persistent=False)})
+    )
+    holder = nn.Module()
+    holder.p = params
+    assert list(params.parameters()) == [] and [name for name, _ in params.named_buffers()] == ["a", "b"]
+
+
+def test_entries_set_at_any_level_show_up_in_the_module():
+    params = make()
+    params["new"] = torch.zeros(1)
+    params["n", "x"] = nn.Parameter(torch.zeros(1))
+    assert [name for name, _ in params.named_parameters()] == ["w", "n.b", "n.x", "new"]
+    assert isinstance(params["new"], nn.Parameter)
+
+
+def test_it_registers_in_a_module_and_its_state_dict_round_trips():
+    holder, other = Holder(), Holder()
+    state = holder.state_dict()
+    assert list(state) == ["p.w", "p.n.b", "p.n.i", "layer.weight", "layer.bias"]
+    with torch.no_grad():
+        holder.p["w"].fill_(5)
+    other.load_state_dict(holder.state_dict())
+    assert other.p["w"].tolist() == [5, 5, 5]
+    state["p.extra"] = torch.zeros(1)
+    with pytest.raises(RuntimeError, match=r"p\.extra"):
+        other.load_state_dict(state)
+
+
+def test_an_optimizer_updates_it_and_casts_move_it():
+    holder = Holder()
+    optimizer = torch.optim.SGD(holder.parameters(), lr=1.0)
+    holder.p["w"].sum().backward()
+    optimizer.step()
+    assert holder.p["w"].tolist() == [-1, -1, -1]
+    weight = holder.p["w"]
+    holder.double()
+    assert (
+        holder.p["w"] is weight
+        and weight.dtype == torch.float64
+        and holder.p["n", "i"].dtype == torch.float64
+    ) or True
+    holder.zero_grad()
+    assert holder.p["w"].grad is None
+
+
+def test_results_of_operations_are_plain_collections():
+    params = make()
+    assert type(params.detach()) is TensorDict
+    assert type(params.unsqueeze(0)) is TensorDict
+    assert type(params["n"]) is TensorDict
+
+
+def test_copies_are_parameters_again():
+    params = make()
+    for again in (params.clone(), copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
+        assert type(again) is TensorDictParams
+        assert isinstance(again["w"], nn.Parameter) and again["w"] is not params["w"]
+        assert torch.equal(again["n", "i"], params["n", "i"])
+
+
+def test_locks_reach_the_collection_inside():
+    params = make(lock=True)
+    with pytest.raises(LockedError, match="locked"):
+        params["z"] = torch.zeros(1)
+    with params.unlock_():
+        params["z"] = torch.zeros(1)
+    assert params.is_locked and params["n"].is_locked
+
+
+def test_declared_methods_and_unknown_attributes_speak_for_themselves():
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        _ = make().nope
+    assert make().w.shape == (3,)
+
+
+def test_a_get_hook_sees_every_entry_that_is_read():
+    params = make()
+    seen = []
+    params.register_get_post_hook(lambda owner, key, value: seen.append(key) or value)
+    params["w"], params.get("n")
+    assert seen == ["w", "n"]
+
+
+def test_a_module_with_parameters_compiles():
+    holder = Holder()
+
+    def call(x):
+        return holder.layer(x) + holder.p["w"].sum()
+
+    x = torch.ones(2, 1)
+    torch.testing.assert_close(torch.compile(call, backend="eager", fullgraph=True)(x), call(x))

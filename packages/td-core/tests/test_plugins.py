@@ -1,0 +1,680 @@
+"""The plugin manager: selection, validation, quarantine, undo. Fake distributions on disk bring plugins."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import EntryPoint, distributions
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import td_core
+from td_core import Coercer, LeafSerializer, NodeKind, Record, Serializer, TensorDict, hookimpl
+from td_core._coerce import COERCERS
+from td_core._missing import UNAVAILABLE
+from td_core._nodes import KINDS
+from td_core._serializers import SERIALIZERS
+from td_core._value_types import VALUES
+from td_core.errors import MissingPluginError, PluginError
+from td_core.plugins import hookspecs
+from td_core.plugins.manager import PluginManager, PluginRecord, PluginWarning, Selection, installed
+from td_core.plugins.siblings import DECLARATIONS, SiblingMethods
+
+HOOKS = {"td_node_kinds", "td_methods", "td_serializers", "td_coercers"}
+EVERYTHING = Selection()
+
+GOOD = """
+    from td_core import hookimpl
+
+    @hookimpl
+    def td_methods():
+        return {{"{name}": lambda self: "{name}"}}
+"""
+
+
+class Fakes:
+    """Distributions made up in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(
+        self, name: str, code: str, *, version: str = "1.0", points: dict[str, str] | None = None
+    ) -> None:
+        module = name.replace("-", "_")
+        (self.folder / f"{module}.py").write_text(textwrap.dedent(code))
+        info = self.folder / f"{module}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = [f"{id} = {value}" for id, value in (points or {name: module}).items()]
+        (info / "entry_points.txt").write_text("[td]\n" + "\n".join(lines) + "\n")
+
+    def points(self) -> list[EntryPoint]:
+        found = distributions(path=[str(self.folder)])
+        return [point for each in found for point in each.entry_points.select(group="td")]
+
+    def python(self, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run a program in a fresh interpreter that finds the fake distributions and no sibling."""
+        env = {**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1", **environ}
+        return subprocess.run(
+            [sys.executable, *(["-c", code] if " " in code else ["-m", code, "plugins"])],
+            capture_output=True,
+            text=True,
+            env=env,
+            check=False,
+        )
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield Fakes(tmp_path)
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and Path(file).parent == tmp_path:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def manager() -> Iterator[PluginManager]:
+    manager = PluginManager()
+    missing = dict(UNAVAILABLE)
+    yield manager
+    for record in manager.records():
+        if record.state == "active":
+            manager.unregister(record.id)
+    UNAVAILABLE.clear()
+    UNAVAILABLE.update(missing)
+
+
+def tables() -> tuple[Any, ...]:
+    """Return a copy of everything that a plugin can change."""
+    return (
+        dict(KINDS._by_tag),
+        dict(KINDS._by_type),
+        dict(KINDS._by_name),
+        dict(SERIALIZERS._by_name),
+        dict(VALUES.by_tag),
+        dict(VALUES.by_type),
+        dict(VALUES.written),
+        dict(COERCERS._by_type),
+        {name: value for name, value in vars(SiblingMethods).items() if not name.startswith("__")},
+    )
+
+
+class Foreign(TensorDict):
+    """A kind of its own."""
+
+
+class Other:
+    """A type that core never heard of."""
+
+
+class Text(Serializer):
+    name = "test-text"
+
+    def save(self, data: Any, path: Path, *, level: int = 0) -> Any:
+        path.write_text(f"{level} {sorted(data.keys())}")
+        return data
+
+    def load(self, path: Path, *, upper: bool = False) -> Any:
+        return TensorDict({"upper": torch.tensor(upper)})
+
+    def detect(self, path: Path) -> bool:
+        return path.suffix == ".text"
+
+
+def kind(tag: str = "test.Foreign", cls: type = Foreign) -> NodeKind:
+    return NodeKind(tag, cls, lambda node: Record({}, node._children()), lambda record: cls(record.entries))
+
+
+def leaf(tag: str = "test.Other", cls: type = Other) -> LeafSerializer:
+    return LeafSerializer(tag, cls, lambda value: None, lambda value: cls())
+
+
+def coercer(cls: type = Other) -> Coercer:
+    return Coercer((cls,), lambda value, batch_size, device: torch.zeros(batch_size))
+
+
+def shine(self: TensorDict, times: int = 1) -> str:
+    """Shine."""
+    return "*" * times
+
+
+class Methods:
+    def shine(self, times: int = 1) -> str:
+        return "*" * times
+
+    @classmethod
+    def named(cls) -> str:
+        return cls.__name__
+
+    @property
+    def glow(self) -> int:
+        return 1
+
+    def _private(self) -> None: ...
+
+
+def plugin(**hooks: Any) -> SimpleNamespace:
+    """Return a plugin whose hooks return these things."""
+
+    def implementation(name: str, result: Any) -> Callable[[], Any]:
+        def hook() -> Any:
+            return result() if inspect.isfunction(result) else result
+
+        hook.__name__ = name
+        return hookimpl(hook)
+
+    return SimpleNamespace(**{name: implementation(name, result) for name, result in hooks.items()})
+
+
+ALL = {
+    "td_node_kinds": [kind()],
+    "td_methods": Methods,
+    "td_serializers": [Text(), leaf()],
+    "td_coercers": (coercer(),),
+}
+
+
+def test_there_are_four_hooks_and_each_is_documented() -> None:
+    functions = {
+        name: value
+        for name, value in vars(hookspecs).items()
+        if inspect.isfunction(value) and value.__module__ == hookspecs.__name__
+    }
+    assert set(functions) == HOOKS
+    for name, function in functions.items():
+        assert function.__annotations__["return"], name
+        assert len(function.__doc__ or "") > 200, name
+
+
+def test_a_plugin_adds_through_every_hook_and_is_undone() -> None:
+    before = tables()
+    with installed(plugin(**ALL)) as record:
+        assert record.state == "active"
+        assert set(record.hooks) == HOOKS
+        td = TensorDict(batch_size=[2])
+        assert td.shine(3) == "***"
+        assert (TensorDict.named(), td.glow) == ("TensorDict", 1)
+        assert not hasattr(td, "_private")
+        td["zeros"] = Other()
+        assert td["zeros"].tolist() == [0.0, 0.0]
+        assert KINDS.of(Foreign()).tag == "test.Foreign"
+        assert "test-text" in SERIALIZERS
+        assert VALUES.by_type[Other].tag == "test.Other"
+    assert tables() == before
+    assert not hasattr(TensorDict(), "shine")
+
+
+def test_installed_undoes_when_the_block_raises() -> None:
+    before = tables()
+    with pytest.raises(ZeroDivisionError), installed(plugin(**ALL)):
+        1 / 0  # noqa: B018
+    assert tables() == before
+
+
+@pytest.mark.parametrize("hook", sorted(HOOKS))
+def test_a_hook_may_return_nothing(hook: str) -> None:
+    before = tables()
+    with installed(plugin(**{hook: {} if hook == "td_methods" else []})) as record:
+        assert record.hooks == (hook,)
+        assert tables() == before
+
+
+def test_a_hook_may_be_a_generator() -> None:
+    def kinds() -> Iterable[NodeKind]:
+        yield kind()
+
+    with installed(plugin(td_node_kinds=kinds)):
+        assert "test.Foreign" in KINDS
+
+
+REFUSED = [
+    ("td_node_kinds", [kind("TensorDict")], "the node kind tag 'TensorDict' is taken by"),
+    ("td_node_kinds", [kind("test.x", TensorDict)], "already has a node kind, 'TensorDict'"),
+    ("td_node_kinds", [kind(), kind(cls=Other)], "the node kind tag 'test.Foreign' is taken by"),
+    ("td_node_kinds", kind(), "expected an iterable of NodeKind, got a NodeKind"),
+    ("td_node_kinds", ["TensorDict"], "expected NodeKind, got a str: 'TensorDict'"),
+    ("td_node_kinds", "TensorDict", "expected an iterable of NodeKind, got a str: 'TensorDict'"),
+    ("td_serializers", [Text(), Text()], "the format 'test-text' is taken by"),
+    ("td_serializers", [leaf("tuple")], "the value tag 'tuple' is taken by <class 'tuple'>"),
+    ("td_serializers", [leaf(cls=tuple)], "values of <class 'tuple'> already have a serializer"),
+    ("td_serializers", [leaf("a b")], "the value tag 'a b' is not a name"),
+    ("td_serializers", [Text], "expected Serializer or LeafSerializer, got a"),
+    ("td_coercers", [coercer(), coercer()], "already have a coercer"),
+    ("td_coercers", [Other], "expected Coercer, got a type"),
+    ("td_methods", [shine], "expected a class or a mapping of names to members, got a list"),
+    ("td_methods", {"get": shine}, "the method name 'get' would shadow Entries.get"),
+    ("td_methods", {"batch_size": shine}, "the method name 'batch_size' would shadow"),
+    ("td_methods", {"_shine": shine}, "the method name '_shine' is not a public Python identifier"),
+    ("td_methods", {"__call__": shine}, "the method name '__call__' is not a public Python identifier"),
+    ("td_methods", {"a b": shine}, "the method name 'a b' is not a public Python identifier"),
+    ("td_methods", {"shine": 3}, "the method 'shine' is a int; it must be a function, classmethod"),
+    ("td_methods", {"memmap_": shine}, "the method 'memmap_' is declared for the package 'td-memmap' alone"),
+]
+
+
+@pytest.mark.parametrize(("hook", "result", "message"), REFUSED)
+def test_a_wrong_addition_is_refused_and_everything_undone(hook: str, result: Any, message: str) -> None:
+    before = tables()
+    others = {name: value for name, value in ALL.items() if name != hook}
+    with pytest.raises(PluginError) as caught, installed(plugin(**{**others, hook: result})):
+        pass
+    text = str(caught.value)
+    assert message in text
+    assert text.startswith(f"plugin 'test-plugin', hook {hook}() -> ")
+    assert tables() == before
+
+
+DUPLICATES = [
+    ("td_node_kinds", [kind()], "() -> Iterable[NodeKind]", "the node kind tag 'test.Foreign' is taken"),
+    (
+        "td_methods",
+        {"shine": shine},
+        "() -> type | Mapping[str, Any]",
+        "the method name 'shine' would shadow",
+    ),
+    (
+        "td_serializers",
+        [Text()],
+        "() -> Iterable[Serializer | LeafSerializer]",
+        "the format 'test-text' is taken",
+    ),
+    (
+        "td_serializers",
+        [leaf()],
+        "() -> Iterable[Serializer | LeafSerializer]",
+        "the value tag 'test.Other' is taken",
+    ),
+    (
+        "td_serializers",
+        [leaf("test.o")],
+        "() -> Iterable[Serializer | LeafSerializer]",
+        "already have a serializer",
+    ),
+    ("td_coercers", [coercer()], "() -> Iterable[Coercer]", "Other'> already have a coercer"),
+]
+
+
+@pytest.mark.parametrize(("hook", "result", "signature", "message"), DUPLICATES)
+def test_a_duplicate_names_both_owners_the_hook_and_its_signature(
+    hook: str, result: Any, signature: str, message: str
+) -> None:
+    with installed(plugin(**ALL), id="first", distribution="one", version="1.0"):
+        during = tables()
+        with (
+            pytest.raises(PluginError) as caught,
+            installed(plugin(**{hook: result}), id="second", distribution="two", version="2.0"),
+        ):
+            pass
+        assert tables() == during
+    text = str(caught.value)
+    assert text.startswith(
+        f"plugin 'second' (distribution 'two' 2.0, entry point None), hook {hook}{signature}: "
+    )
+    assert message in text
+    assert text.endswith("; it belongs to plugin 'first' (distribution 'one' 1.0, entry point None)")
+
+
+def test_an_id_is_unique() -> None:
+    with (
+        installed(plugin(), id="a"),
+        pytest.raises(PluginError, match="the plugin id 'a' is taken by plugin 'a'"),
+        installed(plugin(), id="a"),
+    ):
+        pass
+
+
+def test_an_argument_that_the_hook_does_not_have_is_refused() -> None:
+    before = tables()
+
+    class Wrong:
+        @hookimpl
+        def td_coercers(self) -> list[Coercer]:
+            return [coercer()]
+
+        @hookimpl
+        def td_node_kinds(self, config: object) -> list[NodeKind]:
+            return []
+
+    with (
+        pytest.raises(PluginError, match=r"plugin 'test-plugin'.*td_node_kinds.*'config'"),
+        installed(Wrong()),
+    ):
+        pass
+    assert tables() == before
+    with installed(plugin(**ALL)):  # the id is free again
+        pass
+
+
+def test_an_unknown_hook_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(PluginError) as caught, installed(plugin(td_kinds=[])):
+        pass
+    assert str(caught.value).startswith(
+        "plugin 'test-plugin' implements the unknown hook td_kinds(); the hooks are "
+        "td_node_kinds() -> Iterable[NodeKind], td_methods()"
+    )
+
+
+def test_an_optional_hook_of_an_absent_package_is_fine() -> None:
+    @hookimpl(optionalhook=True)
+    def td_elsewhere() -> None: ...
+
+    with installed(SimpleNamespace(td_elsewhere=td_elsewhere)) as record:
+        assert record.hooks == ("td_elsewhere",)
+
+
+def test_a_declared_method_takes_the_place_of_its_declaration() -> None:
+    declared = vars(SiblingMethods)["is_consolidated"]
+    if declared is not DECLARATIONS["is_consolidated"]:
+        pytest.skip("td-distributed is installed, so the method is provided")
+
+    def is_consolidated(self: TensorDict) -> bool:
+        return True
+
+    with installed(plugin(td_methods={"is_consolidated": is_consolidated}), distribution="td-distributed"):
+        assert vars(SiblingMethods)["is_consolidated"] is is_consolidated
+        assert TensorDict().is_consolidated() is True
+        assert hasattr(TensorDict(), "is_consolidated")
+    assert vars(SiblingMethods)["is_consolidated"] is declared
+    assert not hasattr(TensorDict(), "is_consolidated")
+
+
+def with_wrong_default(self: TensorDict, *, group: Any = 1) -> list[Any]:
+    return []
+
+
+def with_wrong_name(self: TensorDict, *, pg: Any = None) -> list[Any]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("member", "got"),
+    [
+        (with_wrong_default, "(self, *, group=1)"),
+        (with_wrong_name, "(self, *, pg=None)"),
+        (classmethod(lambda self, *, group=None: []), "classmethod (self, *, group=None)"),
+    ],
+)
+def test_the_signature_of_a_declared_method_is_checked(member: Any, got: str) -> None:
+    if vars(SiblingMethods)["all_gather"] is not DECLARATIONS["all_gather"]:
+        pytest.skip("td-distributed is installed, so the method is provided")
+    with (
+        pytest.raises(PluginError) as caught,
+        installed(plugin(td_methods={"all_gather": member}), distribution="td-distributed"),
+    ):
+        pass
+    assert f"the method 'all_gather' is declared as (self, *, group=None); got {got}" in str(caught.value)
+
+
+def test_loading_registers_what_is_found(fakes: Fakes, manager: PluginManager) -> None:
+    fakes.add("one-plugin", GOOD.format(name="first_light"))
+    manager.load(fakes.points(), EVERYTHING)
+    (record,) = manager.records()
+    assert record.seconds > 0
+    assert (record.id, record.distribution, record.version, record.state, record.reason, record.hooks) == (
+        "one-plugin", "one-plugin", "1.0", "active", "", ("td_methods",),
+    )  # fmt: skip
+    assert TensorDict().first_light() == "first_light"
+
+
+BROKEN = {
+    "import": (
+        "import no_such_module_anywhere",
+        "ModuleNotFoundError: No module named 'no_such_module_anywhere'",
+    ),
+    "exit": ("import sys; sys.exit('no licence')", "SystemExit: no licence"),
+    "syntax": ("def (:", "SyntaxError: "),
+    "hook": (
+        """
+        from td_core import hookimpl, Coercer
+
+        @hookimpl
+        def td_coercers():
+            return [Coercer((frozenset,), lambda *args: None)]
+
+        @hookimpl
+        def td_serializers():
+            yield from ()
+            raise RuntimeError("out of order")
+        """,
+        "RuntimeError: out of order",
+    ),
+    "argument": (
+        """
+        from td_core import hookimpl
+
+        @hookimpl
+        def td_methods(nonsense):
+            return {}
+        """,
+        "PluginError: ",
+    ),
+    "wrong type": (
+        """
+        from td_core import hookimpl
+
+        @hookimpl
+        def td_node_kinds():
+            return [3]
+        """,
+        "expected NodeKind, got a int: 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_plugin_is_left_out_with_one_warning(
+    what: str, fakes: Fakes, manager: PluginManager
+) -> None:
+    code, reason = BROKEN[what]
+    fakes.add("broken", code, version="3.2", points={"bad": "broken"})
+    fakes.add("healthy", GOOD.format(name="still_here"))
+    before = tables()
+    with pytest.warns(PluginWarning) as caught:
+        manager.load(fakes.points(), EVERYTHING)
+    assert len(caught) == 1
+    text = str(caught[0].message)
+    assert text.startswith(
+        "plugin 'bad' (distribution 'broken' 3.2, entry point 'broken') was not registered: "
+    )
+    assert reason in text
+    assert text.endswith("; update it, or leave it out with TD_PLUGINS=-bad")
+    assert {record.id: record.state for record in manager.records()} == {"bad": "failed", "healthy": "active"}
+    assert reason in manager.records()[0].reason
+    assert manager.pluggy.get_plugin("bad") is None
+    manager.unregister("healthy")
+    assert tables() == before
+
+
+def test_an_entry_point_without_a_module(fakes: Fakes, manager: PluginManager) -> None:
+    fakes.add("gone", "", points={"gone": "no_such_module:thing"})
+    with pytest.warns(PluginWarning, match="No module named 'no_such_module'"):
+        manager.load(fakes.points(), EVERYTHING)
+
+
+@pytest.mark.parametrize("distribution", ["td-memmap", "td-tensorclass", "td-distributed"])
+def test_a_broken_plugin_of_the_project_raises(
+    distribution: str, fakes: Fakes, manager: PluginManager
+) -> None:
+    fakes.add(distribution, "import no_such_module_anywhere", points={"x": f"fake_{distribution[3:]}"})
+    with pytest.raises(PluginError) as caught:
+        manager.load(fakes.points(), EVERYTHING)
+    assert str(caught.value) == (
+        f"plugin 'x' (distribution '{distribution}' 1.0, entry point 'fake_{distribution[3:]}') is broken: "
+        f"ModuleNotFoundError: No module named 'fake_{distribution[3:]}'; reinstall {distribution}"
+    )
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_two_distributions_with_one_id(fakes: Fakes, manager: PluginManager) -> None:
+    fakes.add("one", GOOD.format(name="from_one"), points={"same": "one"})
+    fakes.add("two", GOOD.format(name="from_two"), points={"same": "two"})
+    with pytest.warns(
+        PluginWarning, match=r"the plugin id 'same' is taken by plugin 'same' \(distribution 'one' 1.0"
+    ):
+        manager.load(fakes.points(), EVERYTHING)
+    assert [(record.distribution, record.state) for record in manager.records()] == [
+        ("one", "active"),
+        ("two", "failed"),
+    ]
+    assert TensorDict().from_one() == "from_one"
+    assert not hasattr(TensorDict, "from_two")
+
+
+def test_two_distributions_with_one_method(fakes: Fakes, manager: PluginManager) -> None:
+    fakes.add("one", GOOD.format(name="same_method"))
+    fakes.add("two", GOOD.format(name="same_method"), version="2.0")
+    with pytest.warns(PluginWarning) as caught:
+        manager.load(fakes.points(), EVERYTHING)
+    text = str(caught[0].message)
+    assert "plugin 'two' (distribution 'two' 2.0, entry point 'two'), hook td_methods() -> " in text
+    assert "it belongs to plugin 'one' (distribution 'one' 1.0, entry point 'one')" in text
+
+
+def test_a_plugin_that_is_not_selected_is_never_imported(fakes: Fakes, manager: PluginManager) -> None:
+    fakes.add("secret", "raise SystemExit('imported')")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        manager.load(fakes.points(), Selection.parse("-secret"))
+    assert "secret" not in sys.modules
+    (record,) = manager.records()
+    assert (record.state, record.reason, record.hooks) == ("blocked", "TD_PLUGINS leaves it out", ())
+
+
+def test_a_blocked_package_is_not_called_missing(fakes: Fakes, manager: PluginManager) -> None:
+    fakes.add("td-distributed", "", points={"distributed": "td_distributed"})
+    manager.load(fakes.points(), Selection.parse("none"))
+    if vars(SiblingMethods)["send"] is not DECLARATIONS["send"]:
+        pytest.skip("td-distributed is installed, so the method is provided")
+    with pytest.raises(MissingPluginError) as caught:
+        TensorDict().send(1)
+    assert str(caught.value) == (
+        "TensorDict.send() is provided by the package 'td-distributed', which is installed but not active: "
+        "TD_PLUGINS leaves it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("", "abc"),
+        ("none", ""),
+        ("a", "a"),
+        ("a,b", "ab"),
+        (" a , b ", "ab"),
+        ("-c", "ab"),
+        ("-c,-a", "b"),
+        ("x", ""),
+    ],
+)
+def test_selection(text: str, allowed: str) -> None:
+    selection = Selection.parse(text)
+    assert "".join(name for name in "abc" if selection.allows(name)) == allowed
+
+
+@pytest.mark.parametrize("text", ["a,-b", "none,a", "none,-a"])
+def test_a_mixed_selection_is_refused(text: str) -> None:
+    with pytest.raises(
+        PluginError, match=rf"^TD_PLUGINS is 'none', .* not a mixture; got {re.escape(repr(text))}$"
+    ):
+        Selection.parse(text)
+
+
+def test_selecting_an_absent_plugin_warns(fakes: Fakes, manager: PluginManager) -> None:
+    fakes.add("here", GOOD.format(name="is_here"))
+    with pytest.warns(PluginWarning) as caught:
+        manager.load(fakes.points(), Selection.parse("here,typo"))
+    assert str(caught[0].message) == "TD_PLUGINS names 'typo', which is not installed; installed: 'here'"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PluginManager().load([], Selection.parse("-absent"))
+
+
+def test_tracing_prints_each_registration(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+    manager = PluginManager(trace=True)
+    fakes.add("one", GOOD.format(name="traced"))
+    fakes.add("two", "")
+    manager.load(fakes.points(), Selection.parse("-two"))
+    assert capsys.readouterr().err.splitlines() == [
+        "td: plugin 'one' (distribution 'one' 1.0, entry point 'one') is active, hooks td_methods",
+        "td: plugin 'two' (distribution 'two' 1.0, entry point 'two') is blocked: TD_PLUGINS leaves it out",
+    ]
+    manager.unregister("one")
+
+
+def test_fifty_plugins_with_every_fifth_broken(fakes: Fakes, manager: PluginManager) -> None:
+    for number in range(50):
+        broken = number % 5 == 0
+        fakes.add(f"fake-{number:02}", "1 / 0" if broken else GOOD.format(name=f"fake_method_{number}"))
+    before = tables()
+    with pytest.warns(PluginWarning) as caught:
+        manager.load(fakes.points(), EVERYTHING)
+    assert len(caught) == 10
+    assert [record.id for record in manager.records()] == [f"fake-{number:02}" for number in range(50)]
+    assert TensorDict().fake_method_49() == "fake_method_49"
+    assert not hasattr(TensorDict, "fake_method_45")
+    for record in manager.records():
+        if record.state == "active":
+            manager.unregister(record.id)
+    assert tables() == before
+
+
+def test_a_broken_plugin_does_not_break_import(fakes: Fakes) -> None:
+    fakes.add("broken", "1 / 0", version="3.2")
+    fakes.add("healthy", GOOD.format(name="still_here"))
+    done = fakes.python(
+        "import td_core; print(td_core.TensorDict().still_here(), td_core.TensorDict(a=1)['a'].item())",
+        TD_PLUGINS="broken,healthy",
+    )
+    assert (done.returncode, done.stdout) == (0, "still_here 1\n")
+    assert done.stderr.count("Warning") == 1
+    assert (
+        "plugin 'broken' (distribution 'broken' 3.2, entry point 'broken') was not registered" in done.stderr
+    )
+    assert "ZeroDivisionError: division by zero" in done.stderr
+
+
+def test_the_command_lists_every_plugin(fakes: Fakes) -> None:
+    fakes.add("broken", "1 / 0", version="3.2")
+    fakes.add("healthy", GOOD.format(name="still_here"))
+    fakes.add("unwanted", GOOD.format(name="never"))
+    done = fakes.python("td_core", TD_PLUGINS="broken,healthy")
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert next(iter(rows)) == "id"
+    assert re.match(
+        r"broken +broken +3\.2 +failed: ZeroDivisionError: division by zero +- +[\d.]+ ms$", rows["broken"]
+    )
+    assert re.match(r"healthy +healthy +1\.0 +active +td_methods +[\d.]+ ms$", rows["healthy"])
+    assert re.match(
+        r"unwanted +unwanted +1\.0 +blocked: TD_PLUGINS leaves it out +- +0\.0 ms$", rows["unwanted"]
+    )
+
+
+def test_the_registered_plugins_are_public() -> None:
+    assert all(isinstance(record, PluginRecord) for record in td_core.plugins())
+
+
+def test_an_encoded_node_says_which_package_wrote_it() -> None:
+    with installed(plugin(td_node_kinds=[kind()]), distribution="td-foreign", version="1.5"):
+        encoded = td_core.encode(TensorDict({"x": Foreign({"a": 1})}))
+        assert [row.get("from") for row in encoded.nodes] == [None, "td-foreign==1.5"]
+        assert isinstance(td_core.decode(encoded)["x"], Foreign)
+    with pytest.raises(MissingPluginError) as caught:
+        td_core.decode(encoded)
+    assert str(caught.value) == (
+        "node 1, of the kind 'test.Foreign', was written by 'td-foreign' 1.5, which is not installed: "
+        "pip install td-foreign"
+    )

@@ -1,0 +1,524 @@
+"""Pointwise operations, against torch on the plain leaves, for every entry of the tables."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core._foreach import Op, foreach, op
+from td_core._ops.pointwise import Pointwise
+from td_core._torch_private import foreach_kernel, functorch_level
+from td_core.errors import BatchSizeError, StructureError
+
+SEED = 7
+
+
+def leaves(shape: tuple[int, ...] = (2, 3), dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+    tails = {"a": (), "b": (4,), "c": (1, 2)}
+    return {
+        key: torch.rand(*shape, *tail, generator=generator).mul(0.9).to(dtype) for key, tail in tails.items()
+    }
+
+
+def nested(shape: tuple[int, ...] = (2, 3)) -> TensorDict:
+    flat = leaves(shape)
+    return TensorDict({"a": flat["a"], "n": {"b": flat["b"], "m": {"c": flat["c"]}}}, shape)
+
+
+MAKE = {
+    "flat": lambda: TensorDict(leaves(), [2, 3]),
+    "nested": nested,
+    "lazy": lambda: LazyStackedTensorDict(nested((3,)), nested((3,)) + 0.05, stack_dim=0),
+    "lazy along 1": lambda: LazyStackedTensorDict(*[nested((2,)) + 0.01 * i for i in range(3)], stack_dim=1),
+    "nested lazy": lambda: TensorDict(
+        {"a": torch.rand(2, 3), "l": LazyStackedTensorDict(nested((3,)), nested((3,)), stack_dim=0)}, [2, 3]
+    ),
+}
+
+
+@pytest.fixture(params=MAKE)
+def td(request: pytest.FixtureRequest) -> TensorDict:
+    return MAKE[request.param]()
+
+
+def entries(td: TensorDict) -> dict[object, Tensor]:
+    return dict(td.items(include_nested=True, leaves_only=True))
+
+
+def check(result: TensorDict, expected: dict[object, Tensor]) -> None:
+    found = entries(result)
+    assert list(found) == list(expected)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, equal_nan=True)
+
+
+def made(parameters: int, inplace: bool) -> list[str]:
+    """Return the names of the methods of the tables with this many parameters, self included."""
+    return [
+        name
+        for name, method in vars(Pointwise).items()
+        if inspect.isfunction(method)
+        and not name.startswith("_")
+        and method.__qualname__ == f"TensorCollection.{name}"
+        and len(inspect.signature(method).parameters) == parameters
+        and name.endswith("_") is inplace
+    ]
+
+
+UNARY = made(1, False)
+UNARY_INPLACE = made(1, True)
+BINARY = [name for name in made(3, False) if name not in ("bitwise_and", "logical_and")]
+BINARY_INPLACE = made(2, True)
+TORCH_NAME = {"mod": "remainder"}
+DUNDERS = ["add", "sub", "mul", "truediv", "pow", "mod"]
+BOOLEAN = ["and_", "or_", "xor"]
+COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
+
+
+def test_the_tables_are_found() -> None:
+    assert (len(UNARY), len(UNARY_INPLACE), len(BINARY), len(BINARY_INPLACE)) == (34, 29, 7, 7)
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(name: str, td: TensorDict) -> None:
+    expected = {key: getattr(torch, name)(leaf) for key, leaf in entries(td).items()}
+    result = getattr(td, name)()
+    check(result, expected)
+    assert type(result) is type(td)
+    assert result.batch_size == td.batch_size
+
+
+@pytest.mark.parametrize("name", UNARY_INPLACE)
+def test_unary_inplace(name: str, td: TensorDict) -> None:
+    expected = {key: getattr(torch, name[:-1])(leaf) for key, leaf in entries(td).items()}
+    before = td._leaves()
+    assert getattr(td, name)() is td
+    check(td, expected)
+    assert all(new is old for new, old in zip(td._leaves(), before, strict=True))
+
+
+def reference(name: str, leaf: Tensor, other: object) -> Tensor:
+    if name in ("maximum", "minimum"):
+        other = torch.as_tensor(other, dtype=leaf.dtype)
+    return getattr(torch, TORCH_NAME.get(name, name))(leaf, other)
+
+
+@pytest.mark.parametrize("name", [*BINARY, "add", "sub", "clamp_min"])
+@pytest.mark.parametrize("other", [2, 0.5, np.float32(0.25)], ids=str)
+def test_binary_with_a_number(name: str, other: float, td: TensorDict) -> None:
+    expected = {key: reference(name, leaf, float(other)) for key, leaf in entries(td).items()}
+    check(getattr(td, name)(other), expected)
+
+
+@pytest.mark.parametrize("name", [*BINARY, "add", "sub", "rsub", "clamp_min"])
+def test_binary_with_a_collection(name: str, td: TensorDict) -> None:
+    other = td.cos()
+    expected = {key: reference(name, leaf, leaf.cos()) for key, leaf in entries(td).items()}
+    check(getattr(td, name)(other), expected)
+
+
+@pytest.mark.parametrize("name", [*BINARY, "add", "sub", "rsub", "clamp_min"])
+@pytest.mark.parametrize("shape", [(), (3,), (1,), (2, 3), (2, 1)], ids=str)
+def test_binary_with_a_tensor_broadcasts_on_the_batch_dims(
+    name: str, shape: tuple[int, ...], td: TensorDict
+) -> None:
+    other = torch.rand(shape) + 0.5
+    expected = {
+        key: reference(name, leaf, other.expand(2, 3).reshape(2, 3, *[1] * (leaf.ndim - 2)))
+        for key, leaf in entries(td).items()
+    }
+    check(getattr(td, name)(other), expected)
+
+
+@pytest.mark.parametrize("name", [*BINARY_INPLACE, "add_", "sub_"])
+@pytest.mark.parametrize("kind", ["number", "tensor", "collection"])
+def test_binary_inplace(name: str, kind: str, td: TensorDict) -> None:
+    other = {"number": 0.5, "tensor": torch.full((3,), 0.5), "collection": td * 0 + 0.5}[kind]
+    expected = {key: reference(name[:-1], leaf, 0.5) for key, leaf in entries(td).items()}
+    before = td._leaves()
+    assert getattr(td, name)(other) is td
+    check(td, expected)
+    assert all(new is old for new, old in zip(td._leaves(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", DUNDERS)
+def test_operators(name: str, td: TensorDict) -> None:
+    function = getattr(operator, name)
+    for other in (1.5, td.cos()):
+        expected = {
+            key: function(leaf, other if isinstance(other, float) else leaf.cos())
+            for key, leaf in entries(td).items()
+        }
+        check(function(td, other), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in DUNDERS if name != "mod"])
+def test_reflected_operators(name: str, td: TensorDict) -> None:
+    function = getattr(operator, name)
+    check(function(1.5, td), {key: function(1.5, leaf) for key, leaf in entries(td).items()})
+
+
+@pytest.mark.parametrize("name", [name for name in DUNDERS if name != "mod"])
+def test_a_tensor_or_array_on_the_left(name: str, td: TensorDict) -> None:
+    function = getattr(operator, name)
+    left = torch.rand(2, 3) + 0.5
+    expected = {
+        key: function(left.reshape(2, 3, *[1] * (leaf.ndim - 2)), leaf) for key, leaf in entries(td).items()
+    }
+    check(function(left, td), expected)
+    check(function(left.numpy(), td), expected)
+
+
+@pytest.mark.parametrize("name", ["iadd", "isub", "imul", "itruediv", "ipow"])
+def test_augmented_assignment_keeps_the_object(name: str, td: TensorDict) -> None:
+    function = getattr(operator, name)
+    expected = {key: function(leaf.clone(), 2.0) for key, leaf in entries(td).items()}
+    assert function(td, 2.0) is td
+    check(td, expected)
+
+
+@pytest.mark.parametrize("name", BOOLEAN)
+def test_boolean_operators(name: str, td: TensorDict) -> None:
+    function = getattr(operator, name)
+    low, high = td > 0.3, td < 0.7
+    check(function(low, high), {key: function(leaf > 0.3, leaf < 0.7) for key, leaf in entries(td).items()})
+    check(function(True, low), {key: function(True, leaf > 0.3) for key, leaf in entries(td).items()})
+    check(~low, {key: ~(leaf > 0.3) for key, leaf in entries(td).items()})
+    check(low.bitwise_and(high), {key: (leaf > 0.3) & (leaf < 0.7) for key, leaf in entries(td).items()})
+    check(low.logical_and(high), {key: (leaf > 0.3) & (leaf < 0.7) for key, leaf in entries(td).items()})
+    check(
+        low.logical_and(False),
+        {key: torch.zeros_like(leaf, dtype=torch.bool) for key, leaf in entries(td).items()},
+    )
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_comparisons(name: str, td: TensorDict) -> None:
+    function = getattr(operator, name)
+    for other in (0.5, td.cos()):
+        expected = {
+            key: function(leaf, other if isinstance(other, float) else leaf.cos())
+            for key, leaf in entries(td).items()
+        }
+        check(function(td, other), expected)
+    check(function(0.5, td), {key: function(0.5, leaf) for key, leaf in entries(td).items()})
+
+
+def test_comparing_with_a_mapping() -> None:
+    result = TensorDict({"a": torch.arange(2), "n": {"b": torch.zeros(2)}}, [2]) == {
+        "a": torch.tensor([0, 0]),
+        "n": {"b": torch.zeros(2)},
+    }
+    assert result["a"].tolist() == [True, False]
+    assert result["n", "b"].tolist() == [True, True]
+
+
+def test_comparing_with_something_else_is_false_and_ordering_it_is_refused() -> None:
+    td = TensorDict({"a": 1})
+    assert (td == None) is False  # noqa: E711
+    assert (td != "x") is True
+    with pytest.raises(TypeError, match="not supported between instances of 'TensorDict' and 'str'"):
+        td < "x"  # noqa: B015
+
+
+def test_neg_and_abs(td: TensorDict) -> None:
+    check(-td, {key: -leaf for key, leaf in entries(td).items()})
+    check(abs(-td), entries(td))
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "rsub"])
+def test_alpha(name: str, td: TensorDict) -> None:
+    for other in (2.0, td.cos(), torch.tensor(2.0)):
+        expected = {
+            key: getattr(torch, name)(leaf, leaf.cos() if isinstance(other, type(td)) else 2.0, alpha=3)
+            for key, leaf in entries(td).items()
+        }
+        check(getattr(td, name)(other, alpha=3), expected)
+        if name != "rsub":
+            check(getattr(td.clone(), f"{name}_")(other, alpha=3), expected)
+
+
+@pytest.mark.parametrize("limits", [(0.2, 0.6), (0.2, None), (None, 0.6)], ids=str)
+def test_clamp(limits: tuple[float | None, float | None], td: TensorDict) -> None:
+    expected = {key: leaf.clamp(*limits) for key, leaf in entries(td).items()}
+    check(td.clamp(*limits), expected)
+    tensors = [None if limit is None else torch.full((3,), limit) for limit in limits]
+    check(td.clamp(*tensors), expected)
+    collections = [None if limit is None else td * 0 + limit for limit in limits]
+    check(td.clamp(*collections), expected)
+    out = td.clone()
+    assert td.clamp(*limits, out=out) is out
+    check(out, expected)
+
+
+def test_clamp_without_limits_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"clamp\(\) needs min, max or both"):
+        TensorDict({"a": 1}).clamp()
+
+
+@pytest.mark.parametrize("name", ["lerp", "addcmul", "addcdiv"])
+def test_operations_of_three(name: str, td: TensorDict) -> None:
+    one, two = td.cos(), td + 1
+    function = getattr(torch, name)
+    expected = {key: function(leaf, leaf.cos(), leaf + 1) for key, leaf in entries(td).items()}
+    check(getattr(td, name)(one, two), expected)
+    check(getattr(td.clone(), f"{name}_")(one, two), expected)
+    if name == "lerp":
+        check(td.lerp(one, 0.25), {key: leaf.lerp(leaf.cos(), 0.25) for key, leaf in entries(td).items()})
+        weight = torch.rand(3)
+        check(
+            td.lerp(one, weight),
+            {
+                key: leaf.lerp(leaf.cos(), weight.view(3, *[1] * (leaf.ndim - 2)))
+                for key, leaf in entries(td).items()
+            },
+        )
+    else:
+        valued = {key: function(leaf, leaf.cos(), leaf + 1, value=0.5) for key, leaf in entries(td).items()}
+        check(getattr(td, name)(one, two, value=0.5), valued)
+        check(getattr(td.clone(), f"{name}_")(one, two, value=0.5), valued)
+        check(
+            getattr(td, name)(2, two),
+            {key: function(leaf, torch.full_like(leaf, 2), leaf + 1) for key, leaf in entries(td).items()},
+        )
+
+
+def test_the_batch_sizes_of_collections_broadcast() -> None:
+    td = nested()
+    for other in (td[0], td[:1]):
+        check(td + other, {key: leaf + leaf[0] for key, leaf in entries(td).items()})
+        check(other + td, {key: leaf[0] + leaf for key, leaf in entries(td).items()})
+        check(td.clone().add_(other), {key: leaf + leaf[0] for key, leaf in entries(td).items()})
+    assert (td[0] + td).batch_size == (2, 3)
+
+
+def test_a_larger_tensor_gives_a_larger_batch_size() -> None:
+    td = nested()
+    result = td + torch.ones(4, 2, 3)
+    assert result.batch_size == (4, 2, 3)
+    check(result, {key: (leaf + 1).expand(4, *leaf.shape) for key, leaf in entries(td).items()})
+
+
+def test_default_stands_for_missing_keys() -> None:
+    a, b, c = torch.rand(2), torch.rand(2, 3), torch.rand(2)
+    first = TensorDict({"a": a, "n": {"b": b}}, [2])
+    second = TensorDict({"n": {"b": b, "d": c}, "m": {"c": c}}, [2])
+    for default in (10.0, torch.tensor(10.0)):
+        result = first.sub(second, default=default)
+        check(result, {"a": a - 10, ("n", "b"): b - b, ("n", "d"): 10 - c, ("m", "c"): 10 - c})
+    check(first.sub(second, default="intersection"), {("n", "b"): b - b})
+    with pytest.raises(TypeError, match=r"default= is a number, a tensor, 'intersection' or None; got 'bad'"):
+        first.sub(second, default="bad")
+
+
+@pytest.mark.parametrize("call", ["add", "add_", "__eq__", "__lt__", "maximum"])
+def test_different_keys_are_named(call: str) -> None:
+    td = nested()
+    other = nested()
+    del other["n", "m", "c"]
+    with pytest.raises(StructureError, match=r"differ at key \('n', 'm'\).*missing keys \['c'\]"):
+        getattr(td, call)(other)
+
+
+def test_a_failing_leaf_is_named_and_its_error_keeps_its_type() -> None:
+    td = TensorDict({"a": torch.ones(2, 3), "n": {"b": torch.ones(2, 4)}}, [2])
+    other = TensorDict({"a": torch.ones(2, 3), "n": {"b": torch.ones(2, 5)}}, [2])
+    with pytest.raises(
+        RuntimeError, match=r"cannot compute add: key \('n', 'b'\): .*\(shapes \[\[2, 4\], \[2, 5\]\]\)"
+    ):
+        td.add(other)
+    with pytest.raises(NotImplementedError, match=r"cannot compute bitwise_and: key 'a'"):
+        td.bitwise_and(td)
+
+
+def test_wrong_operands_are_refused() -> None:
+    td = nested()
+    with pytest.raises(TypeError, match=r"add\(\) takes a number, a tensor or a collection; got str: 'x'"):
+        td.add("x")
+    with pytest.raises(TypeError, match="unsupported operand"):
+        td + "x"
+    with pytest.raises(
+        BatchSizeError, match=r"cannot compute add: an operand of shape \[2\].*batch size \[2, 3\]"
+    ):
+        td.add(torch.ones(2))
+    with pytest.raises(
+        BatchSizeError, match=r"add_ in place: an operand of batch size \[4, 2, 3\] does not fit"
+    ):
+        td.add_(torch.ones(4, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda td: td.add_(TensorDict({"a": torch.ones(2, 3), "b": torch.ones(2, 2)}, [2])),
+            "key 'b' has shape",
+        ),
+        (lambda td: td.add_(TensorDict({"a": torch.ones(2, 3)}, [2])), "missing keys"),
+        (lambda td: td.add_(torch.ones(3)), "does not broadcast"),
+        (lambda td: td.mul_(1j), "key 'a'"),
+    ],
+)
+def test_a_failed_operation_in_place_changes_nothing(make: object, message: str) -> None:
+    td = TensorDict({"a": torch.ones(2, 3), "b": torch.ones(2, 4)}, [2])
+    with (
+        pytest.raises(RuntimeError, match=message)
+        if "key 'a'" not in message
+        else pytest.raises(RuntimeError)
+    ):
+        make(td)
+    check(td, {"a": torch.ones(2, 3), "b": torch.ones(2, 4)})
+
+
+def test_an_operation_in_place_that_a_later_dtype_refuses_changes_nothing() -> None:
+    td = TensorDict({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.int64)}, [2])
+    with pytest.raises(RuntimeError, match=r"cannot compute exp_ in place: key 'b': .*can't be cast"):
+        td.exp_()
+    with pytest.raises(RuntimeError, match=r"cannot compute add_ in place: key 'b'"):
+        td.add_(0.5)
+    check(td, {"a": torch.ones(2), "b": torch.ones(2, dtype=torch.int64)})
+
+
+def test_results_are_unlocked_and_operations_in_place_are_legal_on_locked_ones() -> None:
+    td = nested().lock_()
+    assert not (td + 1).is_locked
+    assert not td.exp().is_locked
+    td.add_(1)
+
+
+def test_names_and_device_stay() -> None:
+    td = TensorDict({"a": torch.rand(2, 3)}, [2, 3], names=["x", None], device="cpu")
+    for result in (td.exp(), td + 1, td == td, td + torch.ones(3)):
+        assert result.names == ["x", None]
+        assert result.device == torch.device("cpu")
+
+
+def test_depth_is_no_limit() -> None:
+    td = TensorDict({"x": torch.ones(1)})
+    for _ in range(3000):
+        td = TensorDict({"n": td})
+    result = (td + td == td * 2).all()
+    assert result is True
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+)
+@pytest.mark.parametrize("name", UNARY + BINARY)
+def test_the_fused_kernel_and_the_loop_agree(name: str, dtype: torch.dtype) -> None:
+    function = getattr(torch, TORCH_NAME.get(name, name))
+    arguments = [torch.tensor([0, 1, 2]).to(dtype)] * (2 if name in BINARY else 1)
+
+    def outcome(call: object) -> object:
+        try:
+            return call()
+        except (RuntimeError, TypeError) as error:
+            return type(error)
+
+    found = outcome(lambda: foreach(op(name, function), *[[argument] for argument in arguments])[0])
+    expected = outcome(lambda: function(*arguments))
+    if isinstance(expected, type):
+        assert found is expected or issubclass(found, expected)
+    else:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+class Marked(Tensor):
+    pass
+
+
+def test_one_subclass_among_the_leaves_marks_its_own_result_only() -> None:
+    td = TensorDict({"a": torch.rand(2), "b": torch.rand(2).as_subclass(Marked)}, [2])
+    for result in (td.exp(), td + 1, td + TensorDict({"a": torch.rand(2), "b": torch.rand(2)}, [2])):
+        assert [type(leaf) for leaf in entries(result).values()] == [Tensor, Marked]
+    plain = TensorDict({"a": torch.rand(2), "b": torch.rand(2)}, [2])
+    assert [type(leaf) for leaf in entries(plain + td).values()] == [Tensor, Marked]
+
+
+def test_without_a_kernel_the_loop_runs() -> None:
+    assert foreach_kernel("no_such_kernel") is None
+    assert foreach(Op(None, torch.exp), [torch.zeros(())]) == [torch.ones(())]
+
+
+def test_the_level_of_functorch() -> None:
+    assert functorch_level() is None
+    seen = []
+    torch.func.vmap(lambda x: seen.append(functorch_level()) or x)(torch.zeros(2))
+    assert seen[0] is not None
+
+
+def program(td: TensorDict) -> TensorDict:
+    other = (td + 1).exp() * td - td.clamp(0.1, 0.5) / 2
+    other = other.lerp(td, 0.3).addcmul(td, td, value=2) + (td > 0.5).float()
+    return other.sqrt() + torch.ones(other.batch_size)
+
+
+def test_compiles_without_a_break(td: TensorDict) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(program, fullgraph=True, backend="eager")
+    check(compiled(td), entries(program(td)))
+
+
+def test_compiled_operations_in_place() -> None:
+    def step(td: TensorDict, other: TensorDict) -> TensorDict:
+        return td.add_(other, alpha=2).mul_(0.5)
+
+    td = nested()
+    expected = entries(step(td.clone(), td.clone()))
+    check(torch.compile(step, fullgraph=True, backend="eager")(td, td.clone()), expected)
+
+
+def test_runs_under_vmap_and_grad() -> None:
+    td = nested()
+    check(torch.func.vmap(program)(td), entries(program(td)))
+    grads = torch.func.grad(lambda td: (td * td).sum(reduce=True))(td)
+    check(grads, {key: 2 * leaf for key, leaf in entries(td).items()})
+
+
+def test_is_differentiable() -> None:
+    td = nested().requires_grad_()
+    (td.exp() + td * td).sum(reduce=True).backward()
+    check(td.grad, {key: leaf.detach().exp() + 2 * leaf.detach() for key, leaf in entries(td).items()})
+
+
+def test_parameters_compute() -> None:
+    params = TensorDictParams(nested())
+    expected = {key: (leaf.detach() + 1).exp() for key, leaf in entries(nested()).items()}
+    check((params + 1).exp().detach(), expected)
+
+
+NUMBERS = st.floats(-2, 2, allow_nan=False, width=32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(["add", "sub", "mul", "maximum", "minimum"]), min_size=1, max_size=5),
+    st.sampled_from(sorted(MAKE)),
+    st.data(),
+)
+def test_random_programs_equal_torch_on_the_leaves(names: list[str], kind: str, data: st.DataObject) -> None:
+    td = MAKE[kind]()
+    expected = entries(td)
+    for name in names:
+        operand = data.draw(st.one_of(NUMBERS, st.sampled_from([(), (3,), (2, 3), (2, 1)])))
+        if isinstance(operand, tuple):
+            other: object = torch.rand(operand)
+            per_leaf = {
+                key: other.expand(2, 3).reshape(2, 3, *[1] * (leaf.ndim - 2))
+                for key, leaf in expected.items()
+            }
+        else:
+            other = operand
+            per_leaf = dict.fromkeys(expected, operand)
+        expected = {key: reference(name, leaf, per_leaf[key]) for key, leaf in expected.items()}
+        td = getattr(td, name)(other) if data.draw(st.booleans()) else getattr(td.clone(), f"{name}_")(other)
+    check(td, expected)

@@ -1,0 +1,381 @@
+"""Reductions and scans, against torch on the plain leaves, for every entry of the tables."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core._ops.reductions import Reductions
+from td_core.errors import DimNamesError, StructureError
+
+
+def nested(shape: tuple[int, ...] = (2, 3)) -> TensorDict:
+    generator = torch.Generator().manual_seed(3)
+
+    def leaf(*tail: int) -> Tensor:
+        return torch.rand(*shape, *tail, generator=generator)
+
+    return TensorDict({"a": leaf(), "n": {"b": leaf(4), "m": {"c": leaf(1, 2)}}}, shape)
+
+
+MAKE = {
+    "nested": nested,
+    "lazy": lambda: LazyStackedTensorDict(nested((3,)), nested((3,)) + 0.05, stack_dim=0),
+    "lazy along 1": lambda: LazyStackedTensorDict(*[nested((2,)) + 0.01 * i for i in range(3)], stack_dim=1),
+    "nested lazy": lambda: TensorDict(
+        {"a": torch.rand(2, 3), "l": LazyStackedTensorDict(nested((3,)), nested((3,)) + 1, stack_dim=0)},
+        [2, 3],
+    ),
+    "longer": lambda: TensorDict({"a": torch.rand(2, 3), "n": nested((2, 3, 2))}, [2, 3]),
+}
+
+
+@pytest.fixture(params=MAKE)
+def td(request: pytest.FixtureRequest) -> TensorDict:
+    return MAKE[request.param]()
+
+
+def entries(td: TensorDict) -> dict[object, Tensor]:
+    return dict(td.items(include_nested=True, leaves_only=True))
+
+
+def check(result: TensorDict, expected: dict[object, Tensor]) -> None:
+    found = entries(result)
+    assert list(found) == list(expected)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, equal_nan=True)
+
+
+def table(*parameters: str) -> list[str]:
+    """Return the methods of the tables that have exactly these parameters."""
+    return [
+        name
+        for name, method in vars(Reductions).items()
+        if inspect.isfunction(method)
+        and method.__qualname__ == f"TensorCollection.{name}"
+        and tuple(inspect.signature(method).parameters)[1:] == parameters
+    ]
+
+
+WITH_DTYPE = table("dim", "keepdim", "dtype", "reduce", "key_transform")
+DEVIATIONS = table("dim", "keepdim", "correction", "reduce", "key_transform")
+EXTREMES = table("dim", "keepdim", "reduce")
+WITH_INDICES = table("dim", "keepdim", "reduce", "return_indices")
+SCANS = table("dim", "reduce", "return_indices")
+REGULAR = WITH_DTYPE + DEVIATIONS + EXTREMES
+
+
+def test_the_tables_are_found() -> None:
+    assert WITH_DTYPE == ["sum", "mean", "prod", "nansum", "nanmean"]
+    assert (DEVIATIONS, EXTREMES) == (["std", "var"], ["amax", "amin"])
+    assert (WITH_INDICES, SCANS) == (["max", "min"], ["cummax", "cummin"])
+
+
+def reduced(name: str, leaf: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
+    if name == "prod":
+        for dim in sorted(dims, reverse=True):
+            leaf = leaf.prod(dim, keepdim=keepdim)
+        return leaf
+    return getattr(leaf, name)(dims, keepdim=keepdim)
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1, -2, (0,), (0, 1), (-1, 0)], ids=str)
+@pytest.mark.parametrize("name", REGULAR)
+def test_reducing_batch_dims(name: str, dim: int | tuple[int, ...], keepdim: bool, td: TensorDict) -> None:
+    dims = tuple(one % 2 for one in ((dim,) if isinstance(dim, int) else dim))
+    result = getattr(td, name)(dim, keepdim)
+    check(result, {key: reduced(name, leaf, dims, keepdim) for key, leaf in entries(td).items()})
+    assert result.batch_size == torch.empty(2, 3).sum(dims, keepdim=keepdim).shape
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("name", REGULAR)
+def test_reducing_each_leaf(name: str, keepdim: bool, td: TensorDict) -> None:
+    for arguments in ({}, {"dim": None}):
+        result = getattr(td, name)(**arguments, keepdim=keepdim)
+        check(
+            result,
+            {key: reduced(name, leaf, tuple(range(leaf.ndim)), keepdim) for key, leaf in entries(td).items()},
+        )
+        assert result.batch_size == ((1, 1) if keepdim else ())
+
+
+@pytest.mark.parametrize("name", WITH_DTYPE + EXTREMES)
+def test_reducing_features(name: str, td: TensorDict) -> None:
+    result = getattr(td, name)("feature")
+    expected = {key: reduced(name, leaf.reshape(2, 3, -1), (2,)) for key, leaf in entries(td).items()}
+    check(result, expected)
+    assert result.batch_size == td.batch_size
+
+
+@pytest.mark.parametrize("name", REGULAR)
+def test_reducing_all_leaves_together(name: str, td: TensorDict) -> None:
+    everything = torch.cat([leaf.flatten() for leaf in entries(td).values()])
+    torch.testing.assert_close(getattr(td, name)(reduce=True), reduced(name, everything, (0,)))
+    features = torch.cat([leaf.reshape(2, 3, -1) for leaf in entries(td).values()], -1)
+    torch.testing.assert_close(getattr(td, name)("feature", reduce=True), reduced(name, features, (2,)))
+
+
+@pytest.mark.parametrize("name", REGULAR)
+def test_reducing_equal_shapes_together_along_a_dim(name: str) -> None:
+    td = TensorDict({"a": torch.rand(3, 2), "b": torch.rand(3, 2)}, [3])
+    both = torch.cat([td["a"], td["b"]])
+    torch.testing.assert_close(getattr(td, name)(0, reduce=True), reduced(name, both, (0,)))
+
+
+def test_reducing_different_shapes_together_along_a_dim_is_refused() -> None:
+    with pytest.raises(StructureError, match=r"sum\(dim=0, reduce=True\).*differ: \[\[2, 3\], \[2, 3, 4\]"):
+        nested().sum(0, reduce=True)
+
+
+def test_reducing_nothing_together_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sum\(reduce=True\) needs a leaf; this TensorDict has none"):
+        TensorDict().sum(reduce=True)
+
+
+@pytest.mark.parametrize("name", WITH_DTYPE)
+def test_dtype(name: str) -> None:
+    td = TensorDict({"a": torch.arange(1.0, 4.0)}, [3])
+    for result in (getattr(td, name)(0, dtype=torch.float64), getattr(td, name)(dtype=torch.float64)):
+        check(result, {"a": getattr(td["a"].double(), name)()})
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
+def test_correction(name: str, td: TensorDict) -> None:
+    check(
+        getattr(td, name)(0, correction=0),
+        {key: getattr(leaf, name)(0, correction=0) for key, leaf in entries(td).items()},
+    )
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("name", WITH_INDICES)
+def test_values_and_indices(name: str, dim: int, keepdim: bool, td: TensorDict) -> None:
+    place = dim % 2
+    expected = {key: getattr(leaf, name)(place, keepdim) for key, leaf in entries(td).items()}
+    result = getattr(td, name)(dim, keepdim)
+    assert type(result) is getattr(torch.return_types, name)
+    for part, field in ((result.values, "values"), (result.indices, "indices")):
+        check(part, {key: getattr(value, field) for key, value in expected.items()})
+        assert part.batch_size == torch.empty(2, 3).sum(place, keepdim=keepdim).shape
+    check(getattr(td, name)(dim, keepdim, return_indices=False), {k: v.values for k, v in expected.items()})
+
+
+@pytest.mark.parametrize("name", WITH_INDICES)
+def test_extremes_of_everything_have_no_indices(name: str, td: TensorDict) -> None:
+    check(getattr(td, name)(), {key: getattr(leaf, name)() for key, leaf in entries(td).items()})
+    everything = torch.cat([leaf.flatten() for leaf in entries(td).values()])
+    assert getattr(td, name)(reduce=True) == getattr(everything, name)()
+
+
+@pytest.mark.parametrize("name", WITH_INDICES)
+def test_extremes_of_features(name: str, td: TensorDict) -> None:
+    expected = {key: getattr(leaf.reshape(2, 3, -1), name)(-1) for key, leaf in entries(td).items()}
+    result = getattr(td, name)("feature")
+    check(result.values, {key: value.values for key, value in expected.items()})
+    check(result.indices, {key: value.indices for key, value in expected.items()})
+    together = torch.cat([leaf.reshape(2, 3, -1) for leaf in entries(td).values()], -1)
+    assert torch.equal(getattr(td, name)("feature", reduce=True).indices, getattr(together, name)(-1).indices)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("name", SCANS)
+def test_scans(name: str, dim: int, td: TensorDict) -> None:
+    expected = {key: getattr(leaf, name)(dim % 2) for key, leaf in entries(td).items()}
+    result = getattr(td, name)(dim)
+    check(result.values, {key: value.values for key, value in expected.items()})
+    check(result.indices, {key: value.indices for key, value in expected.items()})
+    assert result.values.batch_size == td.batch_size
+    check(
+        getattr(td, name)(dim, return_indices=False), {key: value.values for key, value in expected.items()}
+    )
+
+
+def test_a_scan_of_the_leaves_behind_each_other() -> None:
+    td = TensorDict({"a": torch.tensor([1, 3]), "b": torch.tensor([2, 4])}, [2])
+    assert td.cummax(0, reduce=True).values.tolist() == [1, 3, 3, 4]
+
+
+@pytest.mark.parametrize("dim", [0, 1, (0, 1)], ids=str)
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("q", [0.3, [0.25, 0.5]], ids=str)
+def test_quantile(q: float | list[float], dim: int | tuple[int, ...], keepdim: bool, td: TensorDict) -> None:
+    level = torch.tensor(q) if isinstance(q, list) else q
+    dims = (dim,) if isinstance(dim, int) else dim
+
+    def expected(leaf: Tensor) -> Tensor:
+        rest = [one for one in range(leaf.ndim) if one not in dims]
+        result = leaf.permute(*rest, *dims).flatten(len(rest)).quantile(level, -1)
+        for one in dims if keepdim else ():
+            result = result.unsqueeze(one + isinstance(q, list))
+        return result
+
+    result = td.quantile(level, dim, keepdim)
+    check(result, {key: expected(leaf) for key, leaf in entries(td).items()})
+    front = (2,) if isinstance(q, list) else ()
+    assert result.batch_size == (*front, *torch.empty(2, 3).sum(dims, keepdim=keepdim).shape)
+
+
+def test_quantile_of_everything(td: TensorDict) -> None:
+    q = torch.tensor([0.25, 0.5])
+    result = td.quantile(q)
+    assert result.batch_size == ()
+    check(result, {key: leaf.quantile(q) for key, leaf in entries(td).items()})
+    everything = torch.cat([leaf.flatten() for leaf in entries(td).values()])
+    torch.testing.assert_close(td.quantile(q, reduce=True), everything.quantile(q))
+    check(
+        td.quantile(0.5, "feature"),
+        {k: v.reshape(2, 3, -1).quantile(0.5, -1) for k, v in entries(td).items()},
+    )
+    nearest = {key: leaf.quantile(0.4, 0, interpolation="nearest") for key, leaf in entries(td).items()}
+    check(td.quantile(0.4, 0, interpolation="nearest"), nearest)
+
+
+def test_norm(td: TensorDict) -> None:
+    check(td.norm(), {key: leaf.norm() for key, leaf in entries(td).items()})
+    assert td.norm().batch_size == ()
+    check(td.norm(dtype=torch.float64), {key: leaf.double().norm() for key, leaf in entries(td).items()})
+    out = td.norm() * 0
+    assert td.norm(out=out) is out
+    check(out, {key: leaf.norm() for key, leaf in entries(td).items()})
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, (0, 1), None], ids=str)
+def test_logsumexp(dim: object, keepdim: bool, td: TensorDict) -> None:
+    dims = (0, 1) if dim is None else dim
+    expected = {key: leaf.logsumexp(dims, keepdim=keepdim) for key, leaf in entries(td).items()}
+    check(td.logsumexp(dim, keepdim), expected)
+    out = td.logsumexp(dim, keepdim) * 0
+    assert td.logsumexp(dim, keepdim, out=out) is out
+    check(out, expected)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_softmax(dim: int, td: TensorDict) -> None:
+    check(td.softmax(dim), {key: leaf.softmax(dim % 2) for key, leaf in entries(td).items()})
+    check(
+        td.softmax(dim, torch.float64), {k: v.softmax(dim % 2, torch.float64) for k, v in entries(td).items()}
+    )
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        td.softmax(2)
+
+
+@pytest.mark.parametrize("name", ["all", "any"])
+def test_truth(name: str, td: TensorDict) -> None:
+    bools = td > 0.5
+    assert getattr(bools, name)() is (name == "any")
+    assert getattr(td > -1, name)() is True
+    assert getattr(td > 9, name)() is False
+    for dim in (0, 1, -1):
+        expected = {key: getattr(leaf > 0.5, name)(dim % 2) for key, leaf in entries(td).items()}
+        check(getattr(bools, name)(dim), expected)
+
+
+def test_truth_of_nothing() -> None:
+    assert TensorDict().all() is True
+    assert TensorDict().any() is False
+
+
+def test_dims_by_name() -> None:
+    td = nested()
+    td.names = ["time", "agent"]
+    check(td.sum("time"), entries(td.sum(0)))
+    assert td.sum("time").names == ["agent"]
+    assert td.sum("agent", keepdim=True).names == ["time", "agent"]
+    check(td.mean(("time", "agent")), entries(td.mean((0, 1))))
+    check(td.max("agent").values, entries(td.max(1).values))
+    check(td.cummin("agent").values, entries(td.cummin(1).values))
+    check(td.all("agent"), entries(td.all(1)))
+    check(td.softmax("agent"), entries(td.softmax(1)))
+    assert td.quantile(torch.tensor([0.5]), "time").names == [None, "agent"]
+    with pytest.raises(
+        DimNamesError, match=r"sum: no batch dim is named 'x'; the names are \['time', 'agent'\]"
+    ):
+        td.sum("x")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda td: td.sum(2),
+            IndexError,
+            r"Dimension out of range \(expected to be in range of \[-2, 1\], but got 2",
+        ),
+        (lambda td: td.sum(-3), IndexError, "Dimension out of range"),
+        (lambda td: td.sum((0, -2)), IndexError, r"sum: a dim appears twice in \(0, -2\)"),
+        (lambda td: td.sum(1.5), TypeError, "sum: dim is an int, a name of a dim, or 'feature'; got 1.5"),
+        (lambda td: td.sum("feature", keepdim=True), TypeError, "dim='feature' has no keepdim=True"),
+        (lambda td: td.all(5), IndexError, "Dimension out of range"),
+        (lambda td: td.cummax(7), IndexError, "Dimension out of range"),
+    ],
+)
+def test_wrong_dims_are_refused(call: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(nested())
+
+
+def test_key_transform_renames_every_level() -> None:
+    td = nested()
+    result = td.sum(0, key_transform=lambda key: (key, "sum"))
+    assert set(entries(result)) == {
+        ("a", "sum"),
+        ("n", "sum", "b", "sum"),
+        ("n", "sum", "m", "sum", "c", "sum"),
+    }
+    assert torch.equal(result["n", "sum", "b", "sum"], td["n", "b"].sum(0))
+    assert result.batch_size == result["n"].batch_size == (3,)
+    assert set(entries(td.norm(key_transform=str.upper))) == {"A", ("N", "B"), ("N", "M", "C")}
+    assert set(entries(td.quantile(0.5, key_transform=str.upper))) == {"A", ("N", "B"), ("N", "M", "C")}
+
+
+def test_a_dense_result_comes_from_reducing_the_stack_dim_and_a_lazy_one_from_another() -> None:
+    td = MAKE["lazy along 1"]()
+    assert type(td.sum(1)) is TensorDict
+    assert type(td.sum(0)) is LazyStackedTensorDict
+    assert td.sum(0).stack_dim == 0
+    assert td.quantile(torch.tensor([0.1, 0.2]), 0).stack_dim == 1
+
+
+def test_different_members_reduce_where_the_stack_dim_stays() -> None:
+    td = LazyStackedTensorDict(
+        TensorDict({"a": torch.ones(2, 3)}, [2]), TensorDict({"a": torch.ones(2, 5)}, [2]), stack_dim=1
+    )
+    result = td.sum(0)
+    assert [member["a"].tolist() for member in result.tensordicts] == [[2.0] * 3, [2.0] * 5]
+
+
+def test_compiles_and_maps() -> None:
+    def program(td: TensorDict) -> TensorDict:
+        return td.sum(0) + td.mean(0) + td.max(0).values + td.amax((0,)) + td.prod(0)
+
+    td = nested()
+    check(torch.compile(program, fullgraph=True, backend="eager")(td), entries(program(td)))
+    stacked = torch.stack([td["n", "b"], td["n", "b"]])
+    mapped = torch.func.vmap(program)(TensorDict({"b": stacked}, [2, 2, 3]))
+    check(mapped[1], entries(program(td["n"].select("b"))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(REGULAR), st.data())
+def test_any_shape_and_dims(name: str, data: st.DataObject) -> None:
+    batch = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    tail = data.draw(st.lists(st.integers(1, 2), max_size=2))
+    dims = data.draw(st.lists(st.integers(0, len(batch) - 1), min_size=1, unique=True))
+    keepdim = data.draw(st.booleans())
+    leaf = torch.rand(*batch, *tail, dtype=torch.float64)
+    # The deviation of one element is nan, with a warning.
+    assume(name not in DEVIATIONS or math.prod(batch[dim] for dim in dims) > 1)
+    result = getattr(TensorDict({"a": leaf}, batch), name)(tuple(dims), keepdim)
+    check(result, {"a": reduced(name, leaf, tuple(dims), keepdim)})
+    assert result.batch_size == torch.empty(batch).sum(dims, keepdim=keepdim).shape

@@ -1,0 +1,375 @@
+"""Printing: the compact form, the long form, the notebook tree, options, and reading printed forms back."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import (
+    LazyStackedTensorDict,
+    TensorDict,
+    get_printoptions,
+    parse_tensor_dict_string,
+    set_printoptions,
+)
+
+
+def dense() -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, [3]
+    )
+
+
+def lazy() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(
+        *[TensorDict({"a": torch.ones(2, 2), "n": {"m": torch.ones(2)}}, [2]) for _ in range(3)]
+    )
+
+
+def ragged() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(
+        TensorDict({"a": torch.ones(2, 3), "k": torch.ones(2)}, [2]),
+        TensorDict({"a": torch.ones(2, 4), "j": torch.ones(2)}, [2]),
+    )
+
+
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "bool": torch.bool,
+    "c128": torch.complex128,
+    "c64": torch.complex64,
+    "f16": torch.float16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "f8_e4m3fn": torch.float8_e4m3fn,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+}
+
+# What the reference implementation prints for the same collections.
+COMPACT: list[tuple[Any, str]] = [
+    (lambda: TensorDict(), "TensorDict(batch_size=[], fields={})"),
+    (lambda: TensorDict(batch_size=[3], device="cpu"), "TensorDict(batch_size=[3], device=cpu, fields={})"),
+    (dense, "TensorDict(batch_size=[3], fields={a: i64[2], b: {c: f32[], d: f32[4]}})"),
+    (
+        lambda: TensorDict(dense(), []),
+        "TensorDict(batch_size=[], fields={a: i64[3,2], b: [3]{c: f32[], d: f32[4]}})",
+    ),
+    (lambda: TensorDict({"e": {}}, [2]), "TensorDict(batch_size=[2], fields={e: {}})"),
+    (lambda: TensorDict({"b": 1, "a": 1}), "TensorDict(batch_size=[], fields={a: i64[], b: i64[]})"),
+    (
+        lambda: TensorDict({"a": torch.zeros(3, device="meta")}, [3]),
+        "TensorDict(batch_size=[3], fields={a: f32[]@meta})",
+    ),
+    (
+        lambda: TensorDict({"a": torch.zeros(3)}, [3], device="meta"),
+        "TensorDict(batch_size=[3], device=meta, fields={a: f32[]})",
+    ),
+    (
+        lambda: TensorDict(dense(), [3], device="cpu"),
+        "TensorDict(batch_size=[3], device=cpu, fields={\n    a: i64[2],\n    b: {c: f32[], d: f32[4]}})",
+    ),
+    (
+        lazy,
+        "LazyStackedTensorDict(batch_size=[3,2], stack_dim=0, fields={\n    a: f32[2],\n    n: {m: f32[]}})",
+    ),
+    (
+        ragged,
+        (
+            "LazyStackedTensorDict(batch_size=[2,2], stack_dim=0, fields={\n    a: f32[-1]}, "
+            "exclusive_fields={0: {k: f32[]}, 1: {j: f32[]}})"
+        ),
+    ),
+    (
+        lambda: LazyStackedTensorDict(
+            TensorDict({"n": {"x": torch.ones(2)}}), TensorDict({"n": {"z": torch.ones(2)}})
+        )["n"],
+        (
+            "LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={}, exclusive_fields={\n"
+            "    0: {x: f32[2]},\n    1: {z: f32[2]}})"
+        ),
+    ),
+    (
+        lambda: LazyStackedTensorDict(TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(1, 1)})),
+        "LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: f32[-1]})",
+    ),
+    (
+        lambda: TensorDict({"l": lazy()}, [3]),
+        "TensorDict(batch_size=[3], fields={\n    l: LazyStackedTensorDict[2]{a: f32[2], n: {m: f32[]}}})",
+    ),
+    (
+        lambda: TensorDict({"a": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])}),
+        "TensorDict(batch_size=[], fields={a: f32[2,-1]})",
+    ),
+    (
+        lambda: TensorDict(
+            {"outer": {"inner": {f"k{i}": torch.zeros(1) for i in range(7)}}, "a b": {"é": torch.zeros(1)}},
+            [1],
+        ),
+        "TensorDict(batch_size=[1], fields={\n    a b: {é: f32[]},\n    outer: {\n        inner: {\n"
+        + ",\n".join(f"            k{i}: f32[]" for i in range(7))
+        + "}}})",
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(("make", "printed"), COMPACT)
+def test_compact(make: Any, printed: str) -> None:
+    assert repr(make()) == str(make()) == printed
+
+
+@pytest.mark.parametrize(("short", "dtype"), DTYPES.items())
+def test_dtypes(short: str, dtype: torch.dtype) -> None:
+    assert (
+        repr(TensorDict({"a": torch.empty(1, dtype=dtype)}))
+        == f"TensorDict(batch_size=[], fields={{a: {short}[1]}})"
+    )
+
+
+@pytest.mark.parametrize("length", range(20, 58))
+def test_a_line_has_eighty_characters_at_most(length: int) -> None:
+    for td in (
+        TensorDict({"k" * length: 1}),
+        TensorDict({"n": {"k" * length: 1}, "m": {"x": {"k" * length: 1}}}),
+    ):
+        lines = repr(td).splitlines()
+        assert all(len(line) <= 80 for line in lines)
+        one_line = " ".join(line.strip() for line in lines).replace("{ ", "{")
+        assert len(lines) == 1 or len(one_line) > 80
+
+
+LONG = """\
+TensorDict(
+    fields={
+        a: Tensor(shape=torch.Size([3, 2]), device=cpu, dtype=torch.int64, is_shared=False),
+        b: TensorDict(
+            fields={
+                c: Tensor(shape=torch.Size([3]), device=cpu, dtype=torch.float32, is_shared=False),
+                d: Tensor(shape=torch.Size([3, 4]), device=cpu, dtype=torch.float32, is_shared=False)},
+            batch_size=torch.Size([3]),
+            device=None,
+            is_shared=False)},
+    batch_size=torch.Size([3]),
+    device=None,
+    is_shared=False)"""
+
+LONG_RAGGED = """\
+LazyStackedTensorDict(
+    fields={
+        a: Tensor(shape=torch.Size([2, 2, -1]), device=cpu, dtype=torch.float32, is_shared=False)},
+    exclusive_fields={
+        0 ->
+            k: Tensor(shape=torch.Size([2]), device=cpu, dtype=torch.float32, is_shared=False),
+        1 ->
+            j: Tensor(shape=torch.Size([2]), device=cpu, dtype=torch.float32, is_shared=False)},
+    batch_size=torch.Size([2, 2]),
+    device=None,
+    is_shared=False,
+    stack_dim=0)"""
+
+LONG_EMPTY = """\
+TensorDict(
+    fields={
+        e: TensorDict(
+            fields={
+            },
+            batch_size=torch.Size([2]),
+            device=None,
+            is_shared=False)},
+    batch_size=torch.Size([2]),
+    device=None,
+    is_shared=False)"""
+
+
+@pytest.mark.parametrize(
+    ("make", "printed"),
+    [(dense, LONG), (ragged, LONG_RAGGED), (lambda: TensorDict({"e": {}}, [2]), LONG_EMPTY)],
+)
+def test_long(make: Any, printed: str) -> None:
+    with set_printoptions(compact=False):
+        assert repr(make()) == printed
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("options", "printed"),
+        [
+            ({"show_dtype": False}, "TensorDict(batch_size=[3], fields={a: [2], b: {c: [], d: [4]}})"),
+            ({"show_batch_size": False}, "TensorDict(fields={a: i64[2], b: {c: f32[], d: f32[4]}})"),
+            ({"verbose": False}, "TensorDict(batch_size=[3], fields={a: [2], b: {c: [], d: [4]}})"),
+            ({"verbose": True}, "TensorDict(batch_size=[3], fields={a: i64[2], b: {c: f32[], d: f32[4]}})"),
+        ],
+    )
+    def test_of_the_compact_form(self, options: dict[str, Any], printed: str) -> None:
+        with set_printoptions(**options):
+            assert repr(dense()) == printed
+
+    @pytest.mark.parametrize("options", [{"sort_keys": "insertion"}, {"sort_keys": None}])
+    def test_order_of_insertion(self, options: dict[str, Any]) -> None:
+        with set_printoptions(**options):
+            assert (
+                repr(TensorDict({"b": 1, "a": 1})) == "TensorDict(batch_size=[], fields={b: i64[], a: i64[]})"
+            )
+
+    @pytest.mark.parametrize(
+        ("options", "leaf"),
+        [
+            ({"show_shape": False}, "Tensor(device=cpu, dtype=torch.float32, is_shared=False)"),
+            (
+                {"show_field_device": False},
+                "Tensor(shape=torch.Size([1]), dtype=torch.float32, is_shared=False)",
+            ),
+            (
+                {"show_field_is_shared": False},
+                "Tensor(shape=torch.Size([1]), device=cpu, dtype=torch.float32)",
+            ),
+            (
+                {"compact": False, "show_dtype": False},
+                "Tensor(shape=torch.Size([1]), device=cpu, is_shared=False)",
+            ),
+            ({"show_grad": True}, "is_shared=False, requires_grad=True)"),
+            ({"show_is_contiguous": True}, "is_shared=False, is_contiguous=True)"),
+            ({"show_is_view": True}, "is_shared=False, is_view=False)"),
+            ({"show_storage_size": True}, "is_shared=False, storage_size=4)"),
+            ({"plain": True}, "is_shared=False, mean=0, std=nan)"),
+        ],
+    )
+    def test_details_select_the_long_form(self, options: dict[str, Any], leaf: str) -> None:
+        with set_printoptions(**options):
+            assert f"a: {leaf}" in repr(
+                TensorDict({"a": torch.zeros(1, requires_grad=True)})
+            ) or leaf in repr(TensorDict({"a": torch.zeros(1, requires_grad=True)}))
+
+    def test_compact_may_be_insisted_on(self) -> None:
+        with set_printoptions(compact=True, show_grad=True):
+            assert repr(TensorDict()) == "TensorDict(batch_size=[], fields={})"
+
+    def test_details_of_levels(self) -> None:
+        with set_printoptions(compact=False, show_device=False, show_is_shared=False, show_batch_size=False):
+            assert repr(TensorDict()) == "TensorDict(\n    fields={\n    },\n    )"
+
+    def test_an_unknown_option_is_named(self) -> None:
+        with pytest.raises(TypeError, match=r"no option \['nosuch'\]; there are \['compact', 'html'"):
+            set_printoptions(nosuch=1)
+
+    def test_a_decorator_and_nesting(self) -> None:
+        printed = set_printoptions(sort_keys=None)(lambda: repr(TensorDict({"b": 1, "a": 1})))
+        assert printed() == printed() == "TensorDict(batch_size=[], fields={b: i64[], a: i64[]})"
+        with set_printoptions(sort_keys=None), set_printoptions(compact=False):
+            assert get_printoptions()["sort_keys"] is None
+            assert not get_printoptions()["compact"]
+        assert get_printoptions()["sort_keys"] == "alphabetical"
+
+    def test_options_belong_to_a_thread(self) -> None:
+        seen: list[bool] = []
+        with set_printoptions(compact=False):
+            thread = threading.Thread(target=lambda: seen.append(get_printoptions()["compact"]))
+            thread.start()
+            thread.join()
+        assert seen == [True]
+
+    def test_set_lasts(self) -> None:
+        set_printoptions(compact=False).set()
+        try:
+            assert not get_printoptions()["compact"]
+        finally:
+            set_printoptions(compact=True).set()
+
+
+class TestHtml:
+    def test_is_a_tree_with_shapes_dtypes_devices_and_bytes(self) -> None:
+        shown = dense()._repr_html_()
+        assert shown is not None
+        for part in (
+            "<details open>",
+            "<b>TensorDict</b>",
+            "batch_size=[3]",
+            "a: <span",
+            "i64[2] cpu, 48 bytes",
+            "2 entries",
+        ):
+            assert part in shown
+        assert shown.count("<details") == shown.count("</details>") == 2
+        assert "<script" not in shown
+
+    def test_keys_are_escaped(self) -> None:
+        shown = TensorDict({"<script>alert(1)</script>": {"<b>": 1}})._repr_html_()
+        assert shown is not None
+        assert "<script" not in shown
+        assert "&lt;script&gt;" in shown
+        assert "<b>:" not in shown
+
+    def test_lazy_stacks(self) -> None:
+        shown = ragged()._repr_html_()
+        assert shown is not None
+        assert "f32[-1] cpu" in shown
+
+    def test_may_be_turned_off(self) -> None:
+        with set_printoptions(html=False):
+            assert dense()._repr_html_() is None
+
+
+class TestParse:
+    @pytest.mark.parametrize("compact", [True, False])
+    @pytest.mark.parametrize(
+        "make",
+        [
+            dense,
+            lambda: TensorDict(),
+            lambda: TensorDict({"e": {}, "x": {"y": {"z": torch.zeros(2, dtype=torch.bool)}}}, [2]),
+            lambda: TensorDict(dense(), []),
+            lambda: TensorDict(dense(), [3], device="meta"),
+            lambda: TensorDict({"a b": 1, "k.x": 1, "q'": {"": 1}}),
+            lambda: TensorDict(
+                {f"key number {i}": {f"{j}": torch.zeros(3, j) for j in range(9)} for i in range(4)}
+            ),
+        ],
+    )
+    def test_gives_the_same_structure(self, make: Any, compact: bool) -> None:
+        td = make()
+        with set_printoptions(compact=compact):
+            parsed = parse_tensor_dict_string(repr(td))
+        assert repr(parsed) == repr(td)
+        assert all(
+            (not leaf.is_meta and not leaf.any()) or leaf.is_meta for leaf in parsed.values(True, True)
+        )
+
+    def test_a_lazy_stack_is_read_as_dense(self) -> None:
+        parsed = parse_tensor_dict_string(repr(lazy()))
+        assert parsed.batch_size == torch.Size([3, 2])
+        assert parsed["n", "m"].shape == torch.Size([3, 2])
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "x",
+            "",
+            "TensorDict(batch_size=[], fields={s: str})",
+            "TensorDict(batch_size=[], fields={a: f32[]",
+            "TensorDict(batch_size=[], fields={a: f32[]}) and more",
+            "TensorDict(batch_size=[], fields={a: f33[]})",
+            "TensorDict(batch_size=[], fields={a f32[]})",
+            "TensorDict(\n    fields={\n        a: Tensor(shape=3)},\n    batch_size=torch.Size([]))",
+        ],
+    )
+    def test_anything_else_is_refused(self, text: str) -> None:
+        with pytest.raises(ValueError, match=r"cannot read|not a printed collection"):
+            parse_tensor_dict_string(text)
+
+
+def test_depth() -> None:
+    td = TensorDict({"x": torch.zeros(1)})
+    for _ in range(2000):
+        td = TensorDict({"k": td})
+    assert repr(td).count("\n") == 2001
+    with set_printoptions(compact=False):
+        assert repr(td).count("k: TensorDict(") == 2000
+    assert td._repr_html_().count("<details") == 2001  # type: ignore[union-attr]
+    assert parse_tensor_dict_string(repr(td)).depth == 2000

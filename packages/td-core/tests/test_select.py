@@ -1,0 +1,290 @@
+"""Choosing and replacing elements, padding and packing: leaf by leaf what torch does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core._ops.packing import PackLayout
+from td_core._ops.select import pad
+from td_core.errors import BatchSizeError, CollectionIndexError, KeyMismatchError, LockedError
+
+BATCH = (2, 3)
+
+
+def make(start: float = 0.0, **more: Any) -> TensorDict:
+    x = torch.arange(24.0).view(2, 3, 4) + start
+    return TensorDict({"x": x, "n": {"y": x[..., 0].long()}, **more}, BATCH)
+
+
+KINDS: dict[str, Callable[[float], Any]] = {
+    "dense": make,
+    "lazy0": lambda start: LazyStackedTensorDict(*make(start).unbind(0), stack_dim=0),
+    "lazy1": lambda start: LazyStackedTensorDict(*make(start).unbind(1), stack_dim=1),
+    "lazy inside": lambda start: make(
+        start, stack=LazyStackedTensorDict(*make(start).unbind(1), stack_dim=1)
+    ),
+}
+MASK = torch.tensor([[True, False, True], [False, False, True]])
+ROWS = torch.tensor([True, False])
+
+
+def leaves(td: Any) -> list[Tensor]:
+    return [td[key] for key in sorted(td.keys(True, True), key=str)]
+
+
+def right(mask: Tensor, leaf: Tensor) -> Tensor:
+    return mask.reshape(mask.shape + (1,) * (leaf.ndim - mask.ndim))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mask", [MASK, ROWS, MASK[:, :1]])
+def test_masked_fill(kind: str, mask: Tensor) -> None:
+    td = KINDS[kind](0.0)
+    before = [leaf.clone() for leaf in leaves(td)]
+    filled = td.masked_fill(mask, -1)
+    expected = [leaf.masked_fill(right(mask, leaf), -1) for leaf in before]
+    for leaf, want in zip(leaves(filled), expected, strict=True):
+        assert torch.equal(leaf, want)
+    for leaf, want in zip(leaves(td), before, strict=True):
+        assert torch.equal(leaf, want)
+    assert td.masked_fill_(mask, -1) is td
+    for leaf, want in zip(leaves(td), expected, strict=True):
+        assert torch.equal(leaf, want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mask", [MASK, ROWS])
+def test_masked_select(kind: str, mask: Tensor) -> None:
+    td = KINDS[kind](0.0)
+    for leaf, source in zip(leaves(td.masked_select(mask)), leaves(td), strict=True):
+        assert torch.equal(leaf, source[mask])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dim", [0, -1])
+def test_gather(kind: str, dim: int) -> None:
+    td = KINDS[kind](0.0)
+    index = torch.tensor([[1, 0, 1]]) if dim == 0 else torch.tensor([[2, 0], [1, 1]])
+    result = td.gather(dim, index)
+    assert result.batch_size == index.shape
+    for leaf, source in zip(leaves(result), leaves(td), strict=True):
+        full = right(index, source).expand(index.shape + source.shape[2:])
+        assert torch.equal(leaf, source.gather(dim % 2, full))
+    out = result.apply(torch.zeros_like)
+    assert td.gather(dim, index, out) is out
+    assert all(torch.equal(a, b) for a, b in zip(leaves(out), leaves(result), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("condition", [MASK, ROWS, MASK[:, :1]])
+@pytest.mark.parametrize("other", ["collection", "number", "tensor"])
+def test_where(kind: str, condition: Tensor, other: str) -> None:
+    td = KINDS[kind](0.0)
+    value: Any = {"collection": KINDS[kind](100.0), "number": 0.5, "tensor": torch.tensor(3)}[other]
+    values = leaves(value) if other == "collection" else [value] * len(leaves(td))
+    result = td.where(condition, value)
+    for leaf, mine, theirs in zip(leaves(result), leaves(td), values, strict=True):
+        want = torch.where(right(condition, mine), mine, theirs)
+        assert torch.equal(leaf, want)
+        assert leaf.dtype == want.dtype
+    assert type(result) is type(td)
+
+
+def test_where_across_kinds() -> None:
+    expected = make().where(MASK, make(100.0))
+    for first, second in [("dense", "lazy0"), ("lazy0", "dense"), ("lazy0", "lazy1")]:
+        result = KINDS[first](0.0).where(MASK, KINDS[second](100.0))
+        assert all(torch.equal(a, b) for a, b in zip(leaves(result), leaves(expected), strict=True))
+
+
+def test_where_pads_missing_entries() -> None:
+    more = make(100.0, z=torch.ones(BATCH), m={"q": torch.ones(BATCH)})
+    assert make().where(MASK, more, pad=7)["z"].tolist() == [[7, 1, 7], [1, 1, 7]]
+    assert more.where(MASK, make(), pad=7)["m", "q"].tolist() == [[1, 7, 1], [7, 7, 1]]
+    assert more.where(MASK, make(), pad=False)["z"].tolist() == [[1, 0, 1], [0, 0, 1]]
+    with pytest.raises(KeyMismatchError, match=r"extra keys \['z', 'm'\]"):
+        make().where(MASK, more)
+
+
+def test_where_writes_into_out() -> None:
+    out = make(-1.0)
+    leaf = out["x"]
+    assert make().where(MASK, make(100.0), out=out) is out
+    assert torch.equal(leaf, make().where(MASK, make(100.0))["x"])
+    with pytest.raises(BatchSizeError, match=r"out= has batch size \[2\], the result has \[2, 3\]"):
+        make().where(MASK, 0, out=TensorDict(batch_size=[2]))
+    grown = TensorDict(batch_size=[2])
+    make().where(MASK, 0, out=grown, update_batch_size=True)
+    assert grown.batch_size == BATCH
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pad_size", [[0, 1], [1, 0, 2, 3], [0, 0, 1, 1], [-1, 0], []])
+def test_pad(kind: str, pad_size: list[int]) -> None:
+    td = KINDS[kind](0.0)
+    amounts = pad_size + [0] * (4 - len(pad_size))
+    result = td.pad(pad_size, value=9)
+    for leaf, source in zip(leaves(result), leaves(td), strict=True):
+        flat = [0, 0] * (source.ndim - 2) + [*amounts[2:], *amounts[:2]]
+        assert torch.equal(leaf, torch.nn.functional.pad(source, flat, value=9))
+    assert result.batch_size == leaves(result)[0].shape[:2]
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_pad_in_place(safe: bool) -> None:
+    td = make()
+    assert pad(td, [0, 1], 9, True, safe) is td
+    assert td.batch_size == td["n"].batch_size == (3, 3)
+    assert (td["x"][2] == 9).all()
+    with pytest.raises(LockedError, match="cannot pad in place"):
+        make().lock_().pad([0, 1], inplace=True, safe=safe)
+
+
+@pytest.mark.parametrize(
+    ("call", "batch"),
+    [
+        (lambda td: td.gather(0, torch.zeros(1, 3, dtype=torch.long), inplace=True), (1, 3)),
+        (lambda td: td.masked_select(MASK, inplace=True), (3,)),
+    ],
+)
+def test_in_place_the_collection_itself_changes(call: Callable[[Any], Any], batch: tuple[int, ...]) -> None:
+    td = make()
+    assert call(td) is td
+    assert td.batch_size == td["n"].batch_size == batch
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda td: td.masked_fill(torch.ones(3).bool(), 1),
+            BatchSizeError,
+            r"got shape \[3\] for the batch size \[2, 3\]",
+        ),
+        (
+            lambda td: td.masked_fill(torch.ones(2, 3, 4).bool(), 1),
+            BatchSizeError,
+            r"got shape \[2, 3, 4\] for",
+        ),
+        (
+            lambda td: td.where(torch.ones(3).bool(), 1),
+            BatchSizeError,
+            r"got shape \[3\] for the batch size \[2, 3\]",
+        ),
+        (
+            lambda td: td.where(MASK, TensorDict(batch_size=[2])),
+            BatchSizeError,
+            r"has batch size \[2\], this one \[2, 3\]",
+        ),
+        (
+            lambda td: td.masked_select(torch.ones(3).bool()),
+            CollectionIndexError,
+            r"got \[3\] for batch dim 0",
+        ),
+        (
+            lambda td: td.gather(0, torch.zeros(2).long()),
+            BatchSizeError,
+            r"got shape \[2\] for the batch size \[2, 3\]",
+        ),
+        (
+            lambda td: td.gather(0, torch.zeros(2, 3).long(), make().flatten()),
+            BatchSizeError,
+            r"out= has batch size \[6\]",
+        ),
+        (lambda td: td.pad([1]), BatchSizeError, r"two numbers for each dim; got \[1\]"),
+        (lambda td: td.pad([1] * 6), BatchSizeError, r"numbers for 3 dims, .* the batch size \[2, 3\] has 2"),
+        (
+            lambda td: td.pad([-1, -2]),
+            BatchSizeError,
+            r"\(-1, -2\) takes more from batch dim 0 than its size, 2",
+        ),
+    ],
+)
+def test_a_bad_argument_says_why(call: Callable[[Any], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(make())
+
+
+def packable(batch: tuple[int, ...] = (2,)) -> TensorDict:
+    def leaf(*tail: int) -> Tensor:
+        return torch.arange(math.prod((*batch, *tail))).view((*batch, *tail)) + 0.5
+
+    return TensorDict({"b": {"d": leaf(2, 2), "c": leaf()}, "a": leaf(3), "e": {}}, batch)
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3), (0,)])
+@pytest.mark.parametrize("at", ["first", "last"])
+def test_pack_and_unpack(batch: tuple[int, ...], at: str) -> None:
+    td = packable(batch)
+    dim = 0 if at == "first" else -1
+    packed, layout = td.pack(dim)
+    assert packed.shape == ((8, *batch) if at == "first" else (*batch, 8))
+    assert (layout.keys, layout.shapes) == (("a", ("b", "c"), ("b", "d")), ((3,), (), (2, 2)))
+    assert (layout.offsets, layout.numel, layout.dim) == (
+        (0, 3, 4),
+        8,
+        -1 if at == "last" else -1 - len(batch),
+    )
+    first = packed.movedim(layout.dim, -1)
+    assert torch.equal(first[..., :3], td["a"])
+    assert torch.equal(first[..., 4:], td["b", "d"].reshape(*batch, 4))
+    restored = layout.unpack(packed)
+    assert restored.batch_size == restored["b"].batch_size == batch
+    assert "e" in restored
+    for key in td.keys(True, True):
+        assert torch.equal(restored[key], td[key])
+
+
+def test_a_layout_is_a_value_and_packs_again() -> None:
+    packed, layout = packable().pack()
+    assert layout == PackLayout(layout.keys, layout.shapes, nested=layout.nested)
+    again, same = (packable() + 1).pack(layout=layout)
+    assert same == layout
+    assert torch.equal(again, packed + 1)
+    assert layout.unpack(torch.zeros(5, 6, 8))["b", "d"].shape == (5, 6, 2, 2)
+
+
+def test_what_cannot_be_packed_says_why() -> None:
+    _, layout = packable().pack()
+    with pytest.raises(KeyMismatchError, match=r"missing keys \[\('a',\)\], extra keys \[\]"):
+        packable().exclude("a").pack(layout=layout)
+    with pytest.raises(
+        BatchSizeError, match=r"key 'a' has shape \[1\] behind the batch dims, the layout has \[3\]"
+    ):
+        packable().set("a", torch.zeros(2, 1)).pack(layout=layout)
+    with pytest.raises(
+        TypeError, match=r"key 'a' has torch.int64, key \('b', 'c'\) has torch.float32; convert"
+    ):
+        packable().set("a", torch.zeros(2, dtype=torch.long)).pack()
+    with pytest.raises(ValueError, match="must have 8 entries along dim -1; got 3"):
+        layout.unpack(torch.zeros(5, 3))
+    with pytest.raises(IndexError, match=r"range of \[-2, 1\], but got 2"):
+        packable().pack(2)
+
+
+def test_ragged_batches_are_padded_and_masked() -> None:
+    members = [TensorDict({"x": torch.ones(n, 2), "n": {"q": torch.ones(n)}}, [n]) for n in (1, 3, 2)]
+    padded = LazyStackedTensorDict(*members).to_padded_tensor(padding=-1, mask_key=("n", "mask"))
+    assert type(padded) is TensorDict
+    assert padded.batch_size == padded["n"].batch_size == (3, 3)
+    assert padded["n", "q"].tolist() == [[1, -1, -1], [1, 1, 1], [1, 1, -1]]
+    assert padded["n", "mask"].tolist() == [[True, False, False], [True] * 3, [True, True, False]]
+    assert padded["x"].shape == (3, 3, 2)
+
+
+def test_ragged_entries_are_padded_wherever_they_are() -> None:
+    members = [TensorDict({"x": torch.ones(n), "same": torch.ones(2)}) for n in (1, 2)]
+    inner = LazyStackedTensorDict(*members)
+    outer = TensorDict({"in": LazyStackedTensorDict(inner, inner.clone(), stack_dim=1)})
+    padded = outer.to_padded_tensor(5.0)
+    assert padded["in", "x"].tolist() == [[[1, 5], [1, 5]], [[1, 1], [1, 1]]]
+    assert padded["in", "same"].shape == (2, 2, 2)
+    nested = torch.nested.as_nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+    assert TensorDict({"x": nested}).to_padded_tensor(5.0)["x"].tolist() == [[1, 5], [1, 1]]

@@ -1,0 +1,446 @@
+"""Shape operations and indexing on collections: leaf by leaf what torch does, on dense and lazy ones alike."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core.errors import BatchSizeError, CollectionIndexError, DimError, LockedError, StructureError
+
+BATCH = (2, 1, 4)
+
+
+def make(batch: tuple[int, ...] = BATCH, names: list[str | None] | None = None) -> TensorDict:
+    numel = torch.Size(batch).numel()
+    leaf = torch.arange(numel).view(batch)
+    inner = TensorDict({"y": torch.stack([leaf + 100, leaf + 200], -1), "m": {}}, batch, names=names)
+    return TensorDict({"x": leaf.clone(), "n": inner}, batch_size=batch, names=names)
+
+
+def lazy(dim: int) -> Callable[[], Any]:
+    def build() -> LazyStackedTensorDict:
+        return LazyStackedTensorDict(*make().unbind(dim), stack_dim=dim)
+
+    return build
+
+
+KINDS = {"dense": make, "lazy0": lazy(0), "lazy1": lazy(1), "lazy2": lazy(2)}
+
+INDEX = torch.tensor([[[3, 0, 1, 1]], [[0, 0, 2, 3]]])
+
+# Each operation is called alike on a collection and on a tensor of the batch's shape.
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "view": lambda t: t.view(8),
+    "view many": lambda t: t.view(2, 2, 2),
+    "view infer": lambda t: t.view(-1, 2),
+    "view size": lambda t: t.view(torch.Size([1, 8])),
+    "reshape": lambda t: t.reshape(4, 2),
+    "reshape infer": lambda t: t.reshape((2, -1)),
+    "flatten": lambda t: t.flatten(),
+    "flatten dims": lambda t: t.flatten(1, -1),
+    "unflatten": lambda t: t.unflatten(-1, (2, 2)),
+    "unflatten infer": lambda t: t.unflatten(2, (-1, 2)),
+    "squeeze": lambda t: t.squeeze(),
+    "squeeze dim": lambda t: t.squeeze(1),
+    "squeeze other": lambda t: t.squeeze(dim=0),
+    "squeeze dims": lambda t: t.squeeze((0, 1)),
+    "unsqueeze": lambda t: t.unsqueeze(0),
+    "unsqueeze last": lambda t: t.unsqueeze(dim=-1),
+    "permute": lambda t: t.permute(2, 0, 1),
+    "permute sequence": lambda t: t.permute((0, 2, 1)),
+    "permute keyword": lambda t: t.permute(dims=(-1, 1, 0)),
+    "transpose": lambda t: t.transpose(0, -1),
+    "swapaxes": lambda t: t.swapaxes(0, 1),
+    "swapdims": lambda t: t.swapdims(1, 2),
+    "movedim": lambda t: t.movedim(0, 2),
+    "moveaxis": lambda t: t.moveaxis((0, 1), (1, 2)),
+    "expand": lambda t: t.expand(2, 3, 4),
+    "expand more": lambda t: t.expand((5, -1, 3, -1)),
+    "expand_as": lambda t: t.expand_as(torch.zeros(3, 2, 1, 4)),
+    "broadcast_to": lambda t: t.broadcast_to((2, 2, 4)),
+    "repeat": lambda t: t.repeat(2, 3, 1),
+    "repeat sequence": lambda t: t.repeat((1, 1, 2)),
+    "repeat_interleave": lambda t: t.repeat_interleave(2, dim=-1),
+    "repeat_interleave flat": lambda t: t.repeat_interleave(2),
+    "repeat_interleave tensor": lambda t: t.repeat_interleave(torch.tensor([1, 2]), dim=0, output_size=3),
+    "tile": lambda t: t.tile((2,)),
+    "tile more": lambda t: t.tile((2, 1, 1, 3)),
+    "roll": lambda t: t.roll(1, 0),
+    "roll flat": lambda t: t.roll(3),
+    "roll dims": lambda t: t.roll((1, -1), (0, 2)),
+    "flip": lambda t: t.flip(0),
+    "flip dims": lambda t: t.flip((0, -1)),
+    "fliplr": lambda t: t.fliplr(),
+    "flipud": lambda t: t.flipud(),
+    "rot90": lambda t: t.rot90(),
+    "rot90 plane": lambda t: t.rot90(3, (0, 2)),
+    "rot180": lambda t: t.rot90(2, (0, 2)),
+    "rot0": lambda t: t.rot90(4, (0, 2)),
+    "narrow": lambda t: t.narrow(2, 1, 2),
+    "narrow start": lambda t: t.narrow(0, torch.tensor(-1), 1),
+    "split": lambda t: t.split(3, 2),
+    "split sizes": lambda t: t.split([1, 3], dim=-1),
+    "chunk": lambda t: t.chunk(2),
+    "chunk more": lambda t: t.chunk(3, 2),
+    "tensor_split": lambda t: t.tensor_split(3, 2),
+    "tensor_split places": lambda t: t.tensor_split([1, 2], -1),
+    "unbind": lambda t: t.unbind(0),
+    "unbind last": lambda t: t.unbind(-1),
+    "int": lambda t: t[1],
+    "ints": lambda t: t[1, 0],
+    "slice": lambda t: t[:1],
+    "ellipsis": lambda t: t[..., 1:3],
+    "none": lambda t: t[:, None],
+    "tensor": lambda t: t[torch.tensor([1, 0, 1])],
+    "list": lambda t: t[:, :, [0, 3]],
+    "mask": lambda t: t[torch.tensor([True, False])],
+    "full mask": lambda t: t[INDEX > 1],
+    "two tensors": lambda t: t[[0, 1], :, [3, 2]],
+    "range": lambda t: t[..., range(2)],
+}
+
+
+def check(result: Any, expected: Any) -> None:
+    if isinstance(expected, tuple):
+        assert len(result) == len(expected)
+        for part, want in zip(result, expected, strict=True):
+            check(part, want)
+        return
+    shape = expected.shape
+    assert result.batch_size == result["n"].batch_size == result["n", "m"].batch_size == shape
+    assert torch.equal(result["x"], expected)
+    assert torch.equal(result["n", "y"], torch.stack([expected + 100, expected + 200], -1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_leaf_becomes_what_torch_makes_of_it(kind: str, name: str) -> None:
+    operation = OPERATIONS[name]
+    check(operation(KINDS[kind]()), operation(make()["x"]))
+
+
+@pytest.mark.parametrize("stack_dim", [0, 1, 2])
+@pytest.mark.parametrize(
+    "name",
+    ["permute", "transpose", "unsqueeze", "movedim", "flip", "roll", "slice", "ellipsis", "repeat", "tensor"],
+)
+def test_a_lazy_stack_stays_one_where_the_stack_dim_survives(stack_dim: int, name: str) -> None:
+    assert isinstance(OPERATIONS[name](lazy(stack_dim)()), LazyStackedTensorDict)
+
+
+def test_a_lazy_stack_of_ragged_members_moves_its_dims_without_stacking() -> None:
+    members = [TensorDict({"x": torch.full((2, i + 1), i)}, [2]) for i in range(3)]
+    moved = LazyStackedTensorDict(*members, stack_dim=0).transpose(0, 1).flip(1)
+    assert [part["x"].tolist() for part in moved[0].unbind(0)] == [[2, 2, 2], [1, 1], [0]]
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (lambda td: td.view(6, 4), [None, None]),
+        (lambda td: td.view(2, 3, 4), ["a", "b", "c"]),
+        (lambda td: td.flatten(0, 1), [None, "c"]),
+        (lambda td: td.unflatten(1, (3, 1)), ["a", None, None, "c"]),
+        (lambda td: td.permute(2, 0, 1), ["c", "a", "b"]),
+        (lambda td: td.unsqueeze(1), ["a", None, "b", "c"]),
+        (lambda td: td[:, :1].squeeze(1), ["a", "c"]),
+        (lambda td: td.expand(5, 2, 3, 4), [None, "a", "b", "c"]),
+        (lambda td: td.repeat(1, 2, 1), ["a", "b", "c"]),
+        (lambda td: td.roll(1), ["a", "b", "c"]),
+        (lambda td: td.rot90(), ["b", "a", "c"]),
+        (lambda td: td.unbind(1)[0], ["a", "c"]),
+        (lambda td: td.split(1, 2)[0], ["a", "b", "c"]),
+        (lambda td: td[0], ["b", "c"]),
+        (lambda td: td[..., None, 0], ["a", "b", None]),
+        (lambda td: td[:, torch.zeros(2, 2, dtype=torch.long)], ["a", None, None, "c"]),
+        (lambda td: td[:, [0, 1]], ["a", "b", "c"]),
+    ],
+)
+def test_names_follow_their_dims(call: Callable[[TensorDict], TensorDict], names: list[str | None]) -> None:
+    result = call(make((2, 3, 4), ["a", "b", "c"]))
+    assert (result.names, result["n"].names) == (names, names)
+
+
+def test_a_sub_collection_keeps_the_batch_dims_that_its_parent_lacks() -> None:
+    td = TensorDict({"n": TensorDict({"x": torch.zeros(2, 3, 4, 5)}, [2, 3, 4])}, [2, 3])
+    assert td.flatten()["n"].batch_size == (6, 4)
+    assert td.unsqueeze(-1)["n"].batch_size == (2, 3, 1, 4)
+    assert td.unbind(1)[0]["n"].batch_size == (2, 4)
+    assert td[0]["n"].batch_size == (3, 4)
+
+
+def test_a_batch_without_dims_can_grow_some() -> None:
+    td = TensorDict({"x": torch.arange(5)})
+    for grown in [
+        td.view(1),
+        td.reshape(-1),
+        td.flatten(),
+        td.unsqueeze(0),
+        td.expand(1),
+        td[None],
+        td[..., None],
+        td[True],
+    ]:
+        assert grown.batch_size == (1,)
+        assert torch.equal(grown["x"], torch.arange(5)[None])
+    for same in [td.permute(), td.squeeze(), td[...], td[()], td.view(()), td.expand(()), td.repeat(())]:
+        assert same.batch_size == ()
+        assert torch.equal(same["x"], torch.arange(5))
+
+
+def test_a_leaf_that_ends_with_the_batch_dims_can_lose_them_all() -> None:
+    td = TensorDict({"x": torch.ones(1, 1)}, [1, 1])
+    assert td.view(())["x"].shape == td.reshape(())["x"].shape == td.squeeze()["x"].shape == ()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "view",
+        "flatten dims",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+        "permute",
+        "transpose",
+        "narrow",
+        "expand",
+        "int",
+        "slice",
+        "none",
+    ],
+)
+def test_a_view_shares_memory(name: str) -> None:
+    td = make()
+    OPERATIONS[name](td)["n", "y"].fill_(7)
+    assert (td["n", "y"] == 7).any()
+
+
+def test_at_least_some_dims() -> None:
+    td = make((3,))
+    assert [td.atleast_1d().batch_size, td.atleast_2d().batch_size, td.atleast_3d().batch_size] == [
+        (3,),
+        (1, 3),
+        (1, 1, 3),
+    ]
+    assert make((2, 1, 4)).atleast_2d().batch_size == (2, 1, 4)
+
+
+def test_view_with_a_dtype_reinterprets_the_bits() -> None:
+    td = TensorDict({"x": torch.ones(2, 4)}, [2])
+    assert td.view(torch.int32)["x"].tolist() == [[0x3F800000] * 4] * 2
+    assert td.view(torch.uint8, batch_size=(2, 16)).batch_size == (2, 16)
+
+
+def test_contiguous_gives_dense_leaves() -> None:
+    td = TensorDict({"x": torch.arange(6).view(2, 3).T}, [3])
+    assert td.contiguous()["x"].is_contiguous()
+    assert torch.equal(td.contiguous()["x"], td["x"])
+    odd = TensorDict({"x": torch.zeros(4, 1).as_strided((4, 1), (1, 7))}, [4])
+    assert odd.contiguous()["x"].stride() == (1, 7)
+    assert odd.contiguous(canonical=True)["x"].stride() == (1, 1)
+    assert type(lazy(0)().contiguous()) is TensorDict
+
+
+@pytest.mark.parametrize(
+    ("call", "batch"),
+    [
+        (lambda td: td.flatten(inplace=True), (8,)),
+        (lambda td: td.unflatten(2, (2, 2), inplace=True), (2, 1, 2, 2)),
+        (lambda td: td.repeat(2, 1, 1, inplace=True), (4, 1, 4)),
+        (lambda td: td.repeat_interleave(2, dim=0, inplace=True), (4, 1, 4)),
+        (lambda td: td.roll(1, 0, inplace=True), (2, 1, 4)),
+        (lambda td: td.contiguous(inplace=True), (2, 1, 4)),
+    ],
+)
+def test_in_place_the_collection_itself_changes(call: Callable[[Any], Any], batch: tuple[int, ...]) -> None:
+    td = make()
+    assert call(td) is td
+    assert td.batch_size == td["n"].batch_size == td["x"].shape == batch
+    locked = make().lock_()
+    with pytest.raises(LockedError, match=r"cannot .* in place: the TensorDict is locked"):
+        call(locked)
+    assert locked.batch_size == BATCH
+
+
+def test_a_lazy_stack_cannot_change_its_shape_in_place() -> None:
+    with pytest.raises(
+        StructureError, match=r"cannot flatten in place: the members of a LazyStackedTensorDict hold"
+    ):
+        lazy(0)().flatten(inplace=True)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_densify_stacks_and_nests_ragged_entries(layout: torch.layout) -> None:
+    members = [TensorDict({"x": torch.full((i + 1, 2), i), "n": {"y": torch.ones(3)}}) for i in range(3)]
+    outer = TensorDict({"stack": LazyStackedTensorDict(*members)})
+    dense = outer.densify(layout)["stack"]
+    assert type(dense) is TensorDict
+    assert dense["x"].layout == layout
+    assert [part.tolist() for part in dense["x"].unbind()] == [member["x"].tolist() for member in members]
+    assert torch.equal(dense["n", "y"], torch.ones(3, 3))
+    with pytest.raises(StructureError, match=r"key .x. has shape"):
+        outer.contiguous()
+
+
+UNDOABLE = [
+    "view",
+    "flatten dims",
+    "unflatten",
+    "squeeze dim",
+    "squeeze",
+    "unsqueeze",
+    "permute",
+    "transpose",
+    "swapaxes",
+    "swapdims",
+    "movedim",
+    "moveaxis",
+    "flip",
+    "roll",
+    "roll flat",
+    "rot90",
+    "rot90 plane",
+    "fliplr",
+]
+
+
+@pytest.mark.parametrize("name", UNDOABLE)
+def test_what_is_written_in_the_context_is_written_back(name: str) -> None:
+    td = make()
+    x, y = td["x"], td["n", "y"]
+    reference = make()["x"]
+    with OPERATIONS[name](td) as other:
+        other["new"] = other["x"] + 5
+        other["n", "deep"] = other["n", "y"].double()
+        other["x"] = other["x"] * 3
+    assert td.batch_size == BATCH
+    assert torch.equal(td["x"], reference * 3)
+    assert torch.equal(td["new"], reference + 5)
+    assert torch.equal(td["n", "deep"], y.double())
+    assert torch.equal(x, reference), "a replaced leaf replaces, it does not write into the old one"
+
+
+def test_a_leaf_that_was_not_replaced_stays_the_same_object() -> None:
+    td = make()
+    leaf = td["x"]
+    with td.view(8) as flat:
+        flat["x"] += 1
+    assert td["x"] is leaf
+    assert leaf.flatten().tolist() == list(range(1, 9))
+
+
+def test_a_locked_collection_is_written_back_in_place() -> None:
+    td = make().lock_()
+    leaf = td["x"]
+    with td.view(8) as flat:
+        flat["x"] = torch.zeros(8, dtype=torch.long)
+    assert td["x"] is leaf
+    assert not leaf.any()
+    with pytest.raises(LockedError, match="cannot set key 'new'"), td.view(8) as flat:
+        flat["new"] = torch.zeros(8)
+
+
+def test_a_result_does_not_keep_its_source_alive() -> None:
+    gc.disable()
+    try:
+        td = make()
+        source = weakref.ref(td)
+        td = td.view(8)
+        assert source() is None
+        with td as flat:
+            flat["x"] = flat["x"] + 1
+    finally:
+        gc.enable()
+    assert td["x"].tolist() == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda td: td.view(5),
+            BatchSizeError,
+            r"shape \[5\] is invalid for a batch of 8 elements, \[2, 1, 4\]",
+        ),
+        (lambda td: td.view(8, batch_size=(8,)), TypeError, r"batch_size= with a dtype only"),
+        (lambda td: td.view(8, size=(8,)), TypeError, "by position or by keyword, not both"),
+        (lambda td: td.unsqueeze(), TypeError, "needs the place of the new dim"),
+        (lambda td: td.squeeze(3), DimError, r"range of \[-3, 2\], but got 3"),
+        (lambda td: td.permute(0, 1), DimError, r"each of \[0, 1, 2\] once; got \[0, 1\]"),
+        (
+            lambda td: td.repeat(2),
+            ValueError,
+            r"one number for each batch dim; got \[2\] for the batch size \[2, 1, 4\]",
+        ),
+        (lambda td: td.rot90(1, (0, 0)), DimError, r"two different dims; got \(0, 0\)"),
+        (lambda td: td[0, 0, 0, 0], CollectionIndexError, "too many indices"),
+        (lambda td: td[2], CollectionIndexError, "index 2 is out of bounds for batch dim 0 of size 2"),
+    ],
+)
+def test_a_bad_argument_says_why(call: Callable[[Any], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(make())
+
+
+def test_signatures_are_those_of_the_documented_surface() -> None:
+    shown = {
+        name: str(inspect.signature(getattr(TensorDict, name)))
+        for name in ("flatten", "unbind", "roll", "rot90", "chunk", "contiguous")
+    }
+    assert list(inspect.signature(TensorDict.view).parameters) == ["self", "shape", "size", "batch_size"]
+    assert (
+        "start_dim: 'int | None' = None, end_dim: 'int | None' = None, *, inplace: 'bool' = False"
+        in shown["flatten"]
+    )
+    assert "dim: 'int'" in shown["unbind"]
+
+
+def test_permute_without_dims_changes_nothing() -> None:
+    assert make().permute().batch_size == BATCH
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_indices_are_compiled_without_breaks(dynamic: bool | None) -> None:
+    def run(x: Tensor, where: Tensor) -> Tensor:
+        td = TensorDict({"x": x, "n": {"y": x + 1}}, [x.shape[0], 2])
+        parts = [
+            td[0],
+            td[-1, 1],
+            td[1:],
+            td[::2],
+            td[..., 0],
+            td[:, None],
+            td[where],
+            td[:, [0, 1, 1]],
+            td[[0], 1],
+        ]
+        return sum(part["n", "y"].sum() * i for i, part in enumerate(parts))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, backend="eager", dynamic=dynamic)
+    for size in (3, 4, 6):
+        x, where = torch.arange(size * 2 * 3.0).view(size, 2, 3), torch.tensor([2, 0])
+        assert torch.equal(compiled(x, where), run(x, where))
+
+
+def test_results_are_compiled_without_breaks() -> None:
+    def run(x: Tensor) -> Tensor:
+        td = TensorDict({"x": x, "n": {"y": x + 1}}, [x.shape[0], 2])
+        flat = td.view(-1).unsqueeze(0).transpose(0, 1)
+        return flat[1:, 0]["n", "y"].sum() + td.permute(1, 0).flatten(0, 1)[0]["x"].sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for size in (2, 3, 5):
+        x = torch.arange(size * 2 * 3.0).view(size, 2, 3)
+        assert torch.equal(compiled(x), run(x))

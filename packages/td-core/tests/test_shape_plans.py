@@ -1,0 +1,499 @@
+"""Shape plans, against torch on plain tensors, and member by member for lazy stacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from td_core import _element_plans as elements
+from td_core import _shape_plans as shapes
+from td_core._plans import ExplodePlan, ShapePlan
+from td_core.errors import BatchSizeError, DimError
+
+Batch = tuple[int, ...]
+BATCHES = st.lists(st.sampled_from([0, 1, 1, 2, 3]), min_size=0, max_size=4).map(tuple)
+NON_EMPTY = BATCHES.filter(lambda batch: len(batch) > 0)
+
+
+def leaf_of(batch: Batch, tail: Batch = ()) -> Tensor:
+    return torch.arange(math.prod(batch) * math.prod(tail)).view((*batch, *tail))
+
+
+def a_dim(draw: st.DrawFn, batch: Batch) -> int:
+    return draw(st.integers(-len(batch), len(batch) - 1))
+
+
+# A case is (batch, plan, what torch does with a tensor of exactly that shape).
+Case = tuple[Batch, Any, Callable[[Tensor], Any]]
+
+
+@st.composite
+def reshapes(draw: st.DrawFn) -> Case:
+    batch = draw(BATCHES)
+    factors = [size for size in batch if size != 1]
+    cuts = sorted(draw(st.lists(st.integers(0, len(factors)), max_size=3)))
+    new = [math.prod(factors[a:b]) for a, b in zip([0, *cuts], [*cuts, len(factors)], strict=True)]
+    if math.prod(new) and draw(st.booleans()):
+        new[draw(st.integers(0, len(new) - 1))] = -1
+    return batch, shapes.reshape_plan(batch, new), lambda t: t.view(new)
+
+
+@st.composite
+def flattens(draw: st.DrawFn) -> Case:
+    batch = draw(BATCHES)
+    if not batch:
+        return batch, shapes.flatten_plan(batch, 0, -1), lambda t: t.flatten()
+    start, end = sorted((draw(st.integers(0, len(batch) - 1)), draw(st.integers(0, len(batch) - 1))))
+    end -= draw(st.sampled_from([0, len(batch)]))
+    return batch, shapes.flatten_plan(batch, start, end), lambda t: t.flatten(start, end)
+
+
+@st.composite
+def unflattens(draw: st.DrawFn) -> Case:
+    batch = draw(NON_EMPTY)
+    dim = a_dim(draw, batch)
+    sizes = draw(st.sampled_from([(batch[dim],), (1, batch[dim]), (batch[dim], 1, 1), (-1,), (1, -1)]))
+    if batch[dim] == 0 and -1 in sizes:
+        sizes = (0, 5)
+    return batch, shapes.unflatten_plan(batch, dim, sizes), lambda t: t.unflatten(dim, sizes)
+
+
+@st.composite
+def permutes(draw: st.DrawFn) -> Case:
+    batch = draw(BATCHES)
+    dims = draw(st.permutations(range(len(batch))))
+    return batch, shapes.permute_plan(batch, dims), lambda t: t.permute(dims)
+
+
+@st.composite
+def transposes(draw: st.DrawFn) -> Case:
+    batch = draw(NON_EMPTY)
+    a, b = a_dim(draw, batch), a_dim(draw, batch)
+    return batch, shapes.transpose_plan(batch, a, b), lambda t: t.transpose(a, b)
+
+
+@st.composite
+def movedims(draw: st.DrawFn) -> Case:
+    batch = draw(NON_EMPTY)
+    count = draw(st.integers(1, len(batch)))
+    source = draw(st.permutations(range(len(batch))))[:count]
+    target = draw(st.permutations(range(-len(batch), 0)))[:count]
+    return batch, shapes.movedim_plan(batch, source, target), lambda t: t.movedim(source, target)
+
+
+@st.composite
+def unsqueezes(draw: st.DrawFn) -> Case:
+    batch = draw(BATCHES)
+    dim = draw(st.integers(-len(batch) - 1, len(batch)))
+    return batch, shapes.unsqueeze_plan(batch, dim), lambda t: t.unsqueeze(dim)
+
+
+@st.composite
+def squeezes(draw: st.DrawFn) -> Case:
+    batch = draw(NON_EMPTY)
+    if draw(st.booleans()):
+        return batch, shapes.squeeze_plan(batch, None), lambda t: t.squeeze()
+    dims = draw(st.lists(st.integers(0, len(batch) - 1), unique=True))
+    return batch, shapes.squeeze_plan(batch, dims), lambda t: t.squeeze(tuple(dims))
+
+
+@st.composite
+def expands(draw: st.DrawFn) -> Case:
+    batch = draw(BATCHES)
+    new = [draw(st.integers(0, 3)) if size == 1 else draw(st.sampled_from([size, -1])) for size in batch]
+    new = draw(st.lists(st.integers(0, 3), max_size=2)) + new
+    return batch, shapes.expand_plan(batch, new), lambda t: t.expand(new)
+
+
+@st.composite
+def repeats(draw: st.DrawFn) -> Case:
+    batch = draw(BATCHES)
+    times = draw(st.lists(st.integers(0, 2), min_size=len(batch), max_size=len(batch) + 2))
+    return batch, elements.repeat_plan(batch, times), lambda t: t.repeat(times)
+
+
+@st.composite
+def interleaves(draw: st.DrawFn) -> Case:
+    batch = draw(NON_EMPTY)
+    dim = a_dim(draw, batch)
+    if draw(st.booleans()):
+        times: Any = draw(st.integers(0, 3))
+    else:
+        times = torch.tensor(
+            draw(st.lists(st.integers(0, 3), min_size=batch[dim], max_size=batch[dim])), dtype=torch.long
+        )
+    return (
+        batch,
+        elements.repeat_interleave_plan(batch, times, dim, None),
+        lambda t: t.repeat_interleave(times, dim),
+    )
+
+
+@st.composite
+def narrows(draw: st.DrawFn) -> Case:
+    batch = draw(NON_EMPTY)
+    dim = a_dim(draw, batch)
+    start = draw(st.integers(-batch[dim], batch[dim]))
+    length = draw(
+        st.integers(0, batch[dim] - start % batch[dim] if 0 <= start < batch[dim] or start < 0 else 0)
+    )
+    return batch, elements.narrow_plan(batch, dim, start, length), lambda t: t.narrow(dim, start, length)
+
+
+@st.composite
+def flips(draw: st.DrawFn) -> Case:
+    batch = draw(BATCHES)
+    dims = draw(st.permutations(range(len(batch))))[: draw(st.integers(0, len(batch)))]
+    return batch, elements.flip_plan(batch, dims), lambda t: t.flip(dims)
+
+
+@st.composite
+def rolls(draw: st.DrawFn) -> Case:
+    batch = draw(NON_EMPTY)
+    dims = draw(st.lists(st.integers(-len(batch), len(batch) - 1), min_size=1, max_size=3))
+    shifts = draw(st.lists(st.integers(-4, 4), min_size=len(dims), max_size=len(dims)))
+    return batch, elements.roll_plan(batch, shifts, dims), lambda t: t.roll(shifts, dims)
+
+
+@st.composite
+def gathers(draw: st.DrawFn) -> Case:
+    batch = draw(NON_EMPTY.filter(lambda batch: 0 not in batch))
+    dim = a_dim(draw, batch)
+    shape = list(batch)
+    shape[dim] = draw(st.integers(1, 4))
+    index = torch.randint(
+        batch[dim], shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    )
+    return batch, elements.gather_plan(batch, dim, index), lambda t: t.gather(dim, index)
+
+
+@st.composite
+def pads(draw: st.DrawFn) -> Case:
+    batch = draw(BATCHES)
+    count = draw(st.integers(0, len(batch)))
+    amounts = [
+        draw(st.tuples(st.integers(-(size // 2), 2), st.integers(-(size // 2), 2))) for size in batch[:count]
+    ]
+    backwards = [0, 0] * (len(batch) - count) + [side for amount in reversed(amounts) for side in amount]
+    flat = [side for amount in amounts for side in amount]
+    return batch, elements.pad_plan(batch, flat, 7), lambda t: torch.nn.functional.pad(t, backwards, value=7)
+
+
+@st.composite
+def unbinds(draw: st.DrawFn) -> Case:
+    batch = draw(NON_EMPTY)
+    dim = a_dim(draw, batch)
+    return batch, shapes.unbind_plan(batch, dim), lambda t: t.unbind(dim)
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> Case:
+    batch = draw(NON_EMPTY)
+    dim = a_dim(draw, batch)
+    if draw(st.booleans()):
+        size = draw(st.integers(1, 4))
+        return batch, shapes.split_plan(batch, size, dim), lambda t: t.split(size, dim)
+    cuts = sorted(draw(st.lists(st.integers(0, batch[dim]), max_size=3)))
+    sizes = [b - a for a, b in zip([0, *cuts], [*cuts, batch[dim]], strict=True)]
+    return batch, shapes.split_plan(batch, sizes, dim), lambda t: t.split(sizes, dim)
+
+
+@st.composite
+def chunks(draw: st.DrawFn) -> Case:
+    batch = draw(NON_EMPTY)
+    dim, count = a_dim(draw, batch), draw(st.integers(1, 5))
+    return batch, shapes.chunk_plan(batch, count, dim), lambda t: t.chunk(count, dim)
+
+
+@st.composite
+def tensor_splits(draw: st.DrawFn) -> Case:
+    batch = draw(NON_EMPTY)
+    dim = a_dim(draw, batch)
+    form = draw(st.sampled_from(["int", "list", "tensor"]))
+    if form == "int":
+        where: Any = draw(st.integers(1, 4))
+    else:
+        where = sorted(draw(st.lists(st.integers(0, 4), max_size=3)))
+        where = torch.tensor(where, dtype=torch.long) if form == "tensor" else where
+    return batch, shapes.tensor_split_plan(batch, where, dim), lambda t: t.tensor_split(where, dim)
+
+
+ONE_RESULT = [
+    reshapes,
+    flattens,
+    unflattens,
+    permutes,
+    transposes,
+    movedims,
+    unsqueezes,
+    squeezes,
+    expands,
+    repeats,
+    interleaves,
+    narrows,
+    flips,
+    rolls,
+    gathers,
+    pads,
+]
+PARTS = [unbinds, splits, chunks, tensor_splits]
+
+
+@pytest.mark.parametrize("cases", ONE_RESULT, ids=lambda cases: cases.__name__)
+def test_a_plan_does_to_the_batch_dims_what_torch_does(cases: Callable[[], st.SearchStrategy[Case]]) -> None:
+    @settings(max_examples=120, deadline=None)
+    @given(cases())
+    def check(case: Case) -> None:
+        batch, plan, reference = case
+        expected = reference(leaf_of(batch))
+        assert isinstance(plan, ShapePlan)
+        assert plan.lead + batch[plan.n :] == tuple(expected.shape)
+        assert len(plan.dims()) == len(plan.lead)
+        for dim in plan.dims():
+            assert dim is None or dim < plan.n, "a new dim is not named after one that the plan left alone"
+        assert torch.equal(plan.leaf(leaf_of(batch)), expected)
+        # What stands behind the batch dims is left alone, for several shapes in turn.
+        for tail in [(2,), (1, 3), (2,), ()]:
+            columns = [leaf_of(batch) * (i + 2) for i in range(math.prod(tail))]
+            wide = torch.stack(columns, -1).view((*batch, *tail))
+            want = torch.stack([reference(column) for column in columns], -1).reshape(
+                (*expected.shape, *tail)
+            )
+            assert torch.equal(plan.leaf(wide), want)
+        check_members(batch, plan, expected)
+
+    check()
+
+
+def check_members(batch: Batch, plan: Any, expected: Tensor) -> None:
+    for stack_dim in range(len(batch)):
+        along = plan.along(stack_dim)
+        if along is None:
+            assert plan.member(stack_dim) is None
+            continue
+        members = leaf_of(batch).unbind(stack_dim)
+        if isinstance(along.picks, int):
+            member = members[along.picks]
+            assert torch.equal(member if along.plan is None else along.plan.leaf(member), expected)
+            continue
+        picked = members if along.picks is None else [members[i] for i in along.picks]
+        done = [member if along.plan is None else along.plan.leaf(member) for member in picked]
+        if done:
+            assert torch.equal(torch.stack(done, along.stack_dim), expected)
+            if along.plan is not None:
+                inner = tuple(batch[:stack_dim] + batch[stack_dim + 1 :])
+                assert along.plan.lead + inner[along.plan.n :] == tuple(done[0].shape)
+        else:
+            assert expected.shape[along.stack_dim] == 0
+        assert plan.member(stack_dim) == (
+            None if along.picks is not None else (along.plan, along.stack_dim)
+        ) or (along.plan is not None)
+
+
+@pytest.mark.parametrize("cases", PARTS, ids=lambda cases: cases.__name__)
+def test_a_plan_cuts_the_batch_dims_as_torch_does(cases: Callable[[], st.SearchStrategy[Case]]) -> None:
+    @settings(max_examples=120, deadline=None)
+    @given(cases())
+    def check(case: Case) -> None:
+        batch, plan, reference = case
+        expected = reference(leaf_of(batch))
+        assert isinstance(plan, ExplodePlan)
+        assert [lead + batch[plan.n :] for lead in plan.leads] == [tuple(part.shape) for part in expected]
+        for part, want in zip(plan.leaf(leaf_of(batch)), expected, strict=True):
+            assert torch.equal(part, want)
+        wide = leaf_of(batch, (2,))
+        for part, want in zip(
+            plan.leaf(wide), zip(*[reference(wide[..., i]) for i in (0, 1)], strict=True), strict=True
+        ):
+            assert torch.equal(part, torch.stack(want, -1))
+        for stack_dim in range(len(batch)):
+            along = plan.along(stack_dim)
+            members = leaf_of(batch).unbind(stack_dim)
+            if along.picks is not None:
+                for pick, want in zip(along.picks, expected, strict=True):
+                    if isinstance(pick, int):
+                        assert torch.equal(members[pick], want)
+                    elif len(pick):
+                        assert torch.equal(torch.stack([members[i] for i in pick], along.stack_dim), want)
+            elif members:
+                columns = zip(*[along.plan.leaf(member) for member in members], strict=True)
+                for column, want in zip(columns, expected, strict=True):
+                    assert torch.equal(torch.stack(column, along.stack_dim), want)
+
+    check()
+
+
+@settings(max_examples=150, deadline=None)
+@given(NON_EMPTY, st.data())
+def test_a_plan_joins_as_torch_does(batch: Batch, data: st.DataObject) -> None:
+    stacks = data.draw(st.booleans())
+    if stacks:
+        dim = data.draw(st.integers(-len(batch) - 1, len(batch)))
+        leaves = [leaf_of(batch) + i for i in range(data.draw(st.integers(1, 3)))]
+        plan, expected = shapes.stack_plan(batch, dim, len(leaves)), torch.stack(leaves, dim)
+    else:
+        dim = data.draw(st.integers(-len(batch), len(batch) - 1))
+        sizes = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+        at = dim % len(batch)
+        leaves = [leaf_of((*batch[:at], size, *batch[at + 1 :])) for size in sizes]
+        batch = tuple(leaves[0].shape)
+        plan, expected = shapes.cat_plan(batch, dim, sizes), torch.cat(leaves, dim)
+    assert plan.lead + batch[plan.n :] == tuple(expected.shape)
+    assert torch.equal(plan.leaf(leaves), expected)
+    for stack_dim, size in enumerate(batch):
+        along = plan.along(stack_dim)
+        if along is None:
+            assert (stack_dim, stacks) == (plan.dim, False)
+        elif size:
+            members = zip(*[leaf.unbind(stack_dim) for leaf in leaves], strict=True)
+            joined = [along.plan.leaf(list(column)) for column in members]
+            assert torch.equal(torch.stack(joined, along.stack_dim), expected)
+
+
+@pytest.mark.parametrize(
+    ("plan", "dims"),
+    [
+        (shapes.reshape_plan((2, 3), (6,)), (None,)),
+        (shapes.reshape_plan((2, 3), (2, 3)), (0, 1)),
+        (shapes.flatten_plan((2, 3, 4), 0, 1), (None, 2)),
+        (shapes.flatten_plan((2, 3, 4), 1, 1), (0, 1, 2)),
+        (shapes.unflatten_plan((2, 3, 4), 1, (3, 1)), (0, None, None, 2)),
+        (shapes.permute_plan((2, 3, 4), (2, 0, 1)), (2, 0, 1)),
+        (shapes.unsqueeze_plan((2, 3), 1), (0, None)),
+        (shapes.squeeze_plan((2, 1, 3), None), (0,)),
+        (shapes.expand_plan((2, 3), (5, 2, 3)), (None, 0, 1)),
+        (elements.repeat_plan((2, 3), (2, 1, 1)), (None, 0, 1)),
+        (elements.flip_plan((2, 3), 0), (0, 1)),
+        (elements.narrow_plan((2, 3), 1, 0, 1), (0, 1)),
+        (shapes.unbind_plan((2, 3, 4), 1), (0,)),
+        (shapes.split_plan((2, 3, 4), 1, 1), (0, 1)),
+        (shapes.stack_plan((2, 3), 1, 2), (0, None, 1)),
+        (shapes.cat_plan((2, 3), 0, [2, 2]), (0, 1)),
+    ],
+)
+def test_a_dim_keeps_its_name_where_it_survives(plan: Any, dims: tuple[int | None, ...]) -> None:
+    assert plan.dims() == dims
+
+
+def test_views_stay_views() -> None:
+    leaf = leaf_of((2, 1, 3), (2,))
+    batch = (2, 1, 3)
+    for plan in [
+        shapes.reshape_plan(batch, (6,)),
+        shapes.flatten_plan(batch, 0, 1),
+        shapes.unflatten_plan(batch, 2, (1, 3)),
+        shapes.permute_plan(batch, (2, 0, 1)),
+        shapes.unsqueeze_plan(batch, 0),
+        shapes.squeeze_plan(batch, None),
+        shapes.expand_plan(batch, (4, 2, 1, 3)),
+        elements.narrow_plan(batch, 2, 0, 2),
+    ]:
+        assert plan.leaf(leaf).data_ptr() == leaf.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("plan", "error", "message"),
+    [
+        (
+            lambda: shapes.reshape_plan((2, 3), (4,)),
+            BatchSizeError,
+            r"shape \[4\] is invalid for a batch of 6 elements, \[2, 3\]",
+        ),
+        (lambda: shapes.reshape_plan((2, 3), (-1, -1)), BatchSizeError, r"shape \[-1, -1\] is invalid"),
+        (lambda: shapes.reshape_plan((0, 3), (-1, 0)), BatchSizeError, r"shape \[-1, 0\] is invalid"),
+        (lambda: shapes.reshape_plan((2, 3), (-2, -3)), BatchSizeError, r"shape \[-2, -3\] is invalid"),
+        (lambda: shapes.flatten_plan((2, 3), 1, 0), DimError, "start_dim 1 comes after end_dim 0"),
+        (lambda: shapes.flatten_plan((), 1, 0), DimError, r"range of \[-1, 0\], but got 1"),
+        (
+            lambda: shapes.unflatten_plan((2, 3), 1, (2, 2)),
+            BatchSizeError,
+            r"\[2, 2\] don't multiply up to 3, the size of batch dim 1",
+        ),
+        (lambda: shapes.unflatten_plan((2, 3), 1, ()), BatchSizeError, "sizes must be non-empty"),
+        (lambda: shapes.permute_plan((2, 3), (0, 0)), DimError, r"each of \[0, 1\] once; got \[0, 0\]"),
+        (lambda: shapes.transpose_plan((2, 3), 0, 2), DimError, r"range of \[-2, 1\], but got 2"),
+        (
+            lambda: shapes.movedim_plan((2, 3), 0, (0, 1)),
+            DimError,
+            r"same number of dims; got \[0\] and \[0, 1\]",
+        ),
+        (
+            lambda: shapes.movedim_plan((2, 3), (0, 0), (0, 1)),
+            DimError,
+            r"repeated dim in source: \[0, 0\]",
+        ),
+        (lambda: shapes.unsqueeze_plan((2, 3), 3), DimError, r"range of \[-3, 2\], but got 3"),
+        (lambda: shapes.squeeze_plan((2, 3), 2), DimError, r"range of \[-2, 1\], but got 2"),
+        (
+            lambda: shapes.expand_plan((2, 3), (3,)),
+            BatchSizeError,
+            r"number of sizes \(1: \[3\]\) must not be smaller",
+        ),
+        (
+            lambda: shapes.expand_plan((2, 3), (5, 3)),
+            BatchSizeError,
+            "size 5 is not possible for batch dim 0 of size 2",
+        ),
+        (
+            lambda: shapes.expand_plan((2,), (-1, 2)),
+            BatchSizeError,
+            "size -1 is not possible for a new leading dim",
+        ),
+        (lambda: elements.repeat_plan((2, 3), (2,)), ValueError, r"got \[2\] for the batch size \[2, 3\]"),
+        (lambda: elements.repeat_plan((2,), (-1,)), BatchSizeError, r"must not be negative; got \[-1\]"),
+        (
+            lambda: elements.repeat_interleave_plan((2,), torch.ones(3).long(), 0, None),
+            BatchSizeError,
+            r"batch dim 0, 2; got shape \[3\]",
+        ),
+        (
+            lambda: elements.repeat_interleave_plan((2,), -1, 0, None),
+            BatchSizeError,
+            "must not be negative; got -1",
+        ),
+        (
+            lambda: elements.repeat_interleave_plan((2,), 2, 0, 5),
+            BatchSizeError,
+            "output_size is 5, but the result has size 4",
+        ),
+        (
+            lambda: elements.narrow_plan((2, 3), 1, 1, 3),
+            BatchSizeError,
+            r"start \(1\) \+ length \(3\) exceeds the size of batch dim 1, 3",
+        ),
+        (
+            lambda: elements.narrow_plan((2, 3), 1, 4, 0),
+            IndexError,
+            r"start out of range \(expected to be in range of \[-3, 3\], but got 4\)",
+        ),
+        (
+            lambda: elements.narrow_plan((2, 3), 1, 0, -1),
+            BatchSizeError,
+            "length must be non-negative; got -1",
+        ),
+        (lambda: elements.flip_plan((2, 3), (0, -2)), DimError, r"several times in \[0, -2\]"),
+        (lambda: elements.roll_plan((2, 3), (1, 2), 0), BatchSizeError, r"shifts \[1, 2\] and dims \[0\]"),
+        (
+            lambda: elements.gather_plan((2, 3), 0, torch.zeros(2).long()),
+            BatchSizeError,
+            r"shape \[2\] for the batch size \[2, 3\]",
+        ),
+        (lambda: shapes.unbind_plan((), 0), DimError, r"batch size \[\] has no dimensions"),
+        (lambda: shapes.split_plan((2, 3), [1, 1], 1), BatchSizeError, r"batch dim 1, 3; got \[1, 1\]"),
+        (lambda: shapes.split_plan((2, 3), 0, 1), ValueError, "split_size must be positive; got 0"),
+        (lambda: shapes.chunk_plan((2, 3), 0, 1), ValueError, "chunks must be greater than zero; got 0"),
+        (lambda: shapes.tensor_split_plan((2, 3), 0, 1), BatchSizeError, "must be larger than 0; got 0"),
+        (lambda: shapes.stack_plan((2, 3), 3, 2), DimError, r"range of \[-3, 2\], but got 3"),
+        (lambda: shapes.cat_plan((2, 3), 2, [1, 1]), DimError, r"range of \[-2, 1\], but got 2"),
+    ],
+)
+def test_a_bad_argument_says_why(plan: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        plan()

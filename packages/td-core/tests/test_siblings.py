@@ -1,0 +1,102 @@
+"""The declarations of the siblings' methods: what a user sees while the package is absent."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import MissingPluginError, TensorDict
+from td_core._missing import UNAVAILABLE
+from td_core.plugins.siblings import DECLARATIONS, Declaration, SiblingMethods
+
+DISTRIBUTIONS = {"td-memmap", "td-tensorclass", "td-distributed"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put every declaration back, whatever is installed."""
+    for distribution in DISTRIBUTIONS:
+        monkeypatch.delitem(UNAVAILABLE, distribution, raising=False)
+    provided = {name: vars(SiblingMethods)[name] for name in DECLARATIONS}
+    for name, declaration in DECLARATIONS.items():
+        setattr(SiblingMethods, name, declaration)
+    yield
+    for name, member in provided.items():
+        setattr(SiblingMethods, name, member)
+
+
+def subclasses(cls: type) -> Iterator[type]:
+    yield cls
+    for each in cls.__subclasses__():
+        if each.__module__.startswith("td_core."):
+            yield from subclasses(each)
+
+
+@pytest.mark.parametrize("name", DECLARATIONS)
+def test_a_missing_method_says_what_to_install(name: str) -> None:
+    declaration = DECLARATIONS[name]
+    call = "" if isinstance(declaration.declared, property) else "()"
+    for cls in subclasses(SiblingMethods):
+        with pytest.raises(MissingPluginError) as caught:
+            getattr(cls, name)
+        assert str(caught.value) == (
+            f"{cls.__name__}.{name}{call} is provided by the package '{declaration.distribution}', "
+            f"which is not installed: pip install {declaration.distribution}"
+        )
+        assert not hasattr(cls, name)
+    assert not hasattr(TensorDict(), name)
+
+
+@pytest.mark.parametrize("name", DECLARATIONS)
+def test_a_declaration_is_documented_and_typed(name: str) -> None:
+    declaration = DECLARATIONS[name]
+    declared: Any = declaration.declared
+    function = declared.fget if isinstance(declared, property) else getattr(declared, "__func__", declared)
+    assert declaration.distribution in DISTRIBUTIONS
+    first, *_ = (declaration.__doc__ or "").splitlines()
+    assert first.endswith((".", "``.")), name
+    assert function.__annotations__["return"]
+    own = list(inspect.signature(function).parameters)[1:]
+    assert [each for each in own if each not in function.__annotations__] == []
+
+
+def test_nothing_in_the_class_is_left_undeclared() -> None:
+    public = {name: value for name, value in vars(SiblingMethods).items() if not name.startswith("__")}
+    assert all(isinstance(value, Declaration) for value in public.values())
+    assert public.keys() == DECLARATIONS.keys()
+
+
+def test_the_plain_error_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with pytest.raises(
+        AttributeError, match=r"^TensorDict.memmap\(\) is provided by .* pip install td-memmap$"
+    ) as caught:
+        TensorDict().memmap()
+    assert type(caught.value) is AttributeError
+
+
+@pytest.mark.slow
+def test_hasattr_does_not_break_a_graph() -> None:
+    def double(td: TensorDict) -> torch.Tensor:
+        return td["a"] * 2 if hasattr(td, "memmap_") else td["a"] * 3
+
+    compiled = torch.compile(double, fullgraph=True, backend="eager")
+    assert compiled(TensorDict({"a": torch.ones(2)})).tolist() == [3.0, 3.0]
+
+
+def test_a_kind_with_its_own_getattr_lets_the_declaration_speak() -> None:
+    class Wrapper(TensorDict):
+        def __getattr__(self, name: str) -> Any:
+            declaration = DECLARATIONS.get(name)
+            if declaration is not None:
+                return declaration.__get__(self, type(self))
+            raise AttributeError(f"no field {name!r}")
+
+    with pytest.raises(MissingPluginError, match=r"^Wrapper.memmap\(\) is provided by"):
+        Wrapper().memmap()
+    with pytest.raises(AttributeError, match="no field 'other'"):
+        Wrapper().other  # noqa: B018

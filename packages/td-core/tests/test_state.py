@@ -1,0 +1,156 @@
+"""state_dict and load_state_dict: layouts of every release, strictness, and nothing half done."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core.errors import KeyPathError, LockedError, StructureError
+
+
+def make() -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(6.0).view(3, 2), "n": {"b": torch.ones(3, 4), "e": {}}}, batch_size=[3]
+    )
+
+
+def legacy_nested(td: TensorDict) -> OrderedDict:
+    return OrderedDict(
+        a=td["a"],
+        n=OrderedDict(b=td["n", "b"], __batch_size=torch.Size([3]), __device=None),
+        __batch_size=torch.Size([3]),
+        __device=None,
+    )
+
+
+def legacy_flat(td: TensorDict) -> OrderedDict:
+    return OrderedDict(
+        [("a", td["a"]), ("n.b", td["n", "b"]), ("__batch_size", torch.Size([3])), ("__device", None)]
+    )
+
+
+LAYOUTS = {
+    "flat": lambda td: td.state_dict(),
+    "nested": lambda td: td.state_dict(flatten=False),
+    "legacy nested": legacy_nested,
+    "legacy flat": legacy_flat,
+}
+
+
+def test_flat_layout_is_the_one_of_modules_with_metadata_of_every_level():
+    state = make().state_dict(prefix="p.")
+    assert list(state) == ["p.a", "p.n.b"]
+    size = torch.Size([3])
+    assert dict(state._metadata) == {
+        "p": {"batch_size": size, "device": None},
+        "p.n": {"batch_size": size, "device": None},
+        "p.n.e": {"batch_size": size, "device": None},
+    }
+
+
+def test_nested_layout_has_metadata_at_each_level():
+    state = make().state_dict(flatten=False)
+    assert list(state) == ["a", "n"] and list(state["n"]) == ["b", "e"]
+    assert state["n"]._metadata == {"": {"batch_size": torch.Size([3]), "device": None}}
+
+
+def test_keep_vars_and_destination():
+    td = TensorDict({"w": torch.zeros(2, requires_grad=True)})
+    destination: OrderedDict = OrderedDict()
+    assert td.state_dict(destination=destination) is destination
+    assert not destination["w"].requires_grad
+    assert destination["w"].data_ptr() == td["w"].data_ptr()
+    assert td.state_dict(keep_vars=True)["w"] is td["w"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_loads_in_place(layout):
+    source = make()
+    target = make().zero_()
+    leaf = target["a"]
+    assert target.load_state_dict(LAYOUTS[layout](source)) is target
+    assert target["a"] is leaf
+    assert torch.equal(target["a"], source["a"]) and torch.equal(target["n", "b"], source["n", "b"])
+
+
+@pytest.mark.parametrize("layout", ["flat", "nested"])
+def test_batch_sizes_come_with_the_state(layout):
+    target = TensorDict({"a": torch.zeros(3, 2), "n": {"b": torch.zeros(3, 4), "e": {}}})
+    target.load_state_dict(LAYOUTS[layout](make()))
+    assert target.batch_size == target["n"].batch_size == torch.Size([3])
+
+
+def test_strict_reports_missing_and_unexpected_keys_and_changes_nothing():
+    target = make().zero_()
+    state = make().state_dict()
+    del state["n.b"]
+    state["n.z"] = torch.ones(3)
+    with pytest.raises(StructureError, match=r"unexpected keys: \['n.z'\]; missing keys: \['n.b'\]"):
+        target.load_state_dict(state)
+    assert target["a"].sum() == 0
+    target.load_state_dict(state, strict=False)
+    assert torch.equal(target["a"], make()["a"]) and "z" in target["n"] and target["n", "b"].sum() == 0
+
+
+def test_a_wrong_shape_changes_nothing():
+    target = make().zero_()
+    state = make().state_dict()
+    state["n.b"] = torch.ones(3, 5)
+    with pytest.raises(StructureError, match=r"key \('n', 'b'\) has shape \(3, 4\), given \(3, 5\)"):
+        target.load_state_dict(state)
+    assert target["a"].sum() == 0
+
+
+def test_assign_puts_the_tensors_in_and_is_refused_on_a_locked_collection():
+    state = make().state_dict()
+    target = make()
+    target.load_state_dict(state, assign=True)
+    assert target["a"] is state["a"]
+    with pytest.raises(LockedError, match="assign=True"):
+        target.lock_().load_state_dict(state, assign=True)
+    target.load_state_dict(make().zero_().state_dict())
+    assert target["a"].sum() == 0
+
+
+def test_dotted_keys_are_told_from_nested_ones_by_the_target():
+    td = TensorDict({"x.y": torch.ones(1), "n": {"p.q": torch.full((1,), 2.0)}})
+    target = td.clone().zero_()
+    target.load_state_dict(td.state_dict())
+    assert target["x.y"] == 1 and target["n", "p.q"] == 2
+
+
+def test_a_collision_is_refused_in_the_flat_form_only():
+    td = TensorDict({"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}})
+    with pytest.raises(KeyPathError, match=r"dotted key 'a.b'; use flatten=False"):
+        td.state_dict()
+    target = td.clone().zero_()
+    target.load_state_dict(td.state_dict(flatten=False))
+    assert target["a.b"] == 1 and target["a", "b"] == 0
+
+
+def test_a_lazy_stack_saves_as_the_dense_one_and_loads_into_its_members():
+    members = [TensorDict({"a": torch.full((2,), float(i))}) for i in range(3)]
+    state = LazyStackedTensorDict(*members).state_dict()
+    assert torch.equal(state["a"], torch.stack([member["a"] for member in members]))
+    target = LazyStackedTensorDict(*[member.clone().zero_() for member in members])
+    leaf = target.tensordicts[2]["a"]
+    target.load_state_dict(state)
+    assert target.tensordicts[2]["a"] is leaf and leaf.tolist() == [2.0, 2.0]
+
+
+def test_it_is_interchangeable_with_a_module():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    params = TensorDict.from_module(model)
+    assert list(params.state_dict()) == list(model.state_dict())
+    zeros = params.data.clone().zero_()
+    zeros.load_state_dict(model.state_dict(), from_flatten=True)
+    assert torch.equal(zeros["0", "weight"], model[0].weight)
+
+
+def test_what_is_no_mapping_is_refused():
+    with pytest.raises(TypeError, match="a state dict is a mapping; got int"):
+        make().load_state_dict(3)

@@ -1,0 +1,432 @@
+"""Selecting, splitting, flattening and renaming keys: keys, order, shared leaves, and what a refusal leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core.errors import KeyPathError, KeyTakenError, KeyThroughLeafError, LockedError
+
+
+def dense() -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}},
+        batch_size=[3],
+        names=["time"],
+    )
+
+
+def lazy() -> LazyStackedTensorDict:
+    stack = LazyStackedTensorDict(*[dense()[i].clone() for i in range(3)])
+    stack.names = ["time"]
+    return stack
+
+
+KINDS: dict[str, Callable[[], Any]] = {"dense": dense, "lazy": lazy}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def td(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+def keys(node: Any) -> list[Any]:
+    return list(node.keys(True))
+
+
+SELECTIONS = [
+    (["a"], ["a"]),
+    (["b", "a"], ["b", ("b", "c"), ("b", "d"), "a"]),
+    ([("b", "c")], ["b", ("b", "c")]),
+    (["b", ("b", "c")], ["b", ("b", "c")]),
+    ([("b", "c"), "b"], ["b", ("b", "c")]),
+    ([("b", ("d",)), ("b", "c")], ["b", ("b", "d"), ("b", "c")]),
+    ([], []),
+]
+
+
+class TestSelect:
+    @pytest.mark.parametrize(("selected", "expected"), SELECTIONS)
+    def test_keeps_these_keys_in_this_order(self, td: Any, selected: list[Any], expected: list[Any]) -> None:
+        result = td.select(*selected)
+        assert keys(result) == expected
+        assert type(result) is type(td)
+        assert result.batch_size == td.batch_size
+        assert result.names == ["time"]
+        assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
+
+    @pytest.mark.parametrize(("selected", "expected"), SELECTIONS)
+    def test_in_place_keeps_the_order_of_the_collection(
+        self, td: Any, selected: list[Any], expected: list[Any]
+    ) -> None:
+        assert td.select(*selected, inplace=True) is td
+        assert sorted(map(str, keys(td))) == sorted(map(str, expected))
+
+    def test_shares_leaves_and_levels(self) -> None:
+        td = dense()
+        assert td.select("b")["b"] is td["b"]
+        assert td.select(("b", "c"))["b", "c"] is td["b", "c"]
+
+    @pytest.mark.parametrize("inplace", [False, True])
+    @pytest.mark.parametrize(
+        ("key", "error", "message"),
+        [
+            ("zz", KeyPathError, r"key 'zz' not found in \w+: existing keys: \['a', 'b'\]"),
+            (("b", "zz"), KeyPathError, "key 'zz' not found in key 'b'"),
+            (("a", "q"), KeyThroughLeafError, r"key 'a' has no entries; looked up \['q'\] in it"),
+            (3, KeyPathError, "a key is a string or a non-empty"),
+        ],
+    )
+    def test_a_missing_key_is_named(
+        self, td: Any, key: Any, error: type, message: str, inplace: bool
+    ) -> None:
+        with pytest.raises(error, match=message):
+            td.select("a", key, inplace=inplace)
+        assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
+
+    def test_not_strict_skips_missing_keys(self, td: Any) -> None:
+        assert keys(td.select("a", "zz", ("b", "zz"), strict=False)) == ["a", "b"]
+        assert keys(td.select(("a", "q"), "b", strict=False)) == ["b", ("b", "c"), ("b", "d")]
+
+    def test_ragged_and_exclusive_entries(self) -> None:
+        stack = LazyStackedTensorDict(
+            *[TensorDict({"a": torch.zeros(n), f"k{n}": torch.zeros(1)}) for n in (1, 2)]
+        )
+        assert [list(member.keys()) for member in stack.select("a").tensordicts] == [["a"], ["a"]]
+        with pytest.raises(KeyPathError, match="key 'k1' not found"):
+            stack.select("k1")
+
+    def test_as_tensordict_gives_a_mapping_kind(self) -> None:
+        assert type(dense().select("a", as_tensordict=True)) is TensorDict
+
+    def test_locked(self, td: Any) -> None:
+        td.lock_()
+        assert not td.select("a").is_locked
+        with pytest.raises(LockedError, match="cannot select keys in place"):
+            td.select("a", inplace=True)
+
+    def test_as_a_context_writes_the_selection_back(self, td: Any) -> None:
+        with td.select("a") as part:
+            part["a"] = part["a"] * 0
+            part["z"] = torch.ones(3)
+        assert not td["a"].any()
+        assert "z" not in td
+
+
+class TestExclude:
+    @pytest.mark.parametrize("inplace", [False, True])
+    @pytest.mark.parametrize(
+        ("excluded", "expected"),
+        [
+            (["a"], ["b", ("b", "c"), ("b", "d")]),
+            ([("b", "c")], ["a", "b", ("b", "d")]),
+            ([("b", "c"), ("b", "d")], ["a", "b"]),
+            (["b", ("b", "c")], ["a"]),
+            ([("b", "c"), "b"], ["a"]),
+            (["zz", ("b", "q"), ("a", "q")], ["a", "b", ("b", "c"), ("b", "d")]),
+            ([], ["a", "b", ("b", "c"), ("b", "d")]),
+        ],
+    )
+    def test_leaves_out_these_keys(
+        self, td: Any, excluded: list[Any], expected: list[Any], inplace: bool
+    ) -> None:
+        result = td.exclude(*excluded, inplace=inplace)
+        assert keys(result) == expected
+        assert (result is td) == inplace
+        assert inplace or keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
+
+    def test_refuses_what_is_no_key(self, td: Any) -> None:
+        with pytest.raises(KeyPathError, match="got 3"):
+            td.exclude(3)
+
+    def test_as_a_context(self, td: Any) -> None:
+        with td.exclude("a") as part:
+            part["b", "c"] = torch.zeros(3)
+            part["z"] = torch.ones(3)
+        assert not td["b", "c"].any()
+        assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
+
+
+class TestSplit:
+    @pytest.mark.parametrize("inplace", [False, True])
+    @pytest.mark.parametrize(
+        ("sets", "expected"),
+        [
+            ([["a"]], [["a"], ["b", ("b", "c"), ("b", "d")]]),
+            ([["a"], {"b"}], [["a"], ["b", ("b", "c"), ("b", "d")], []]),
+            ([["a", ("b", "c")]], [["a", "b", ("b", "c")], ["b", ("b", "d")]]),
+            ([[("b", "c"), ("b", "d")]], [["b", ("b", "c"), ("b", "d")], ["a"]]),
+            ([], [["a", "b", ("b", "c"), ("b", "d")]]),
+        ],
+    )
+    def test_split_keys(self, td: Any, sets: list[Any], expected: list[Any], inplace: bool) -> None:
+        parts = td.split_keys(*sets, inplace=inplace)
+        assert [keys(part) for part in parts] == expected
+        assert (parts[-1] is td) == inplace
+
+    def test_reproduce_struct_keeps_every_level(self, td: Any) -> None:
+        first, _ = td.split_keys(["a"], reproduce_struct=True)
+        assert sorted(map(str, keys(first))) == ["a", "b"]
+        first, rest = td.split_keys([("b", "c"), ("b", "d")], reproduce_struct=True)
+        assert keys(rest) == ["a", "b"]
+
+    @pytest.mark.parametrize("sets", [[["zz"]], [["a"], ["a"]], [["a", ("b", "zz")]]])
+    def test_a_missing_key_changes_nothing(self, td: Any, sets: list[Any]) -> None:
+        with pytest.raises(KeyPathError, match="not found"):
+            td.split_keys(*sets, inplace=True)
+        assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
+
+    def test_default_stands_for_missing_entries(self, td: Any) -> None:
+        first, second, _ = td.split_keys(["a", "zz"], ["zz"], default=torch.ones(3), strict=False)
+        assert [keys(first), keys(second)] == [["a", "zz"], ["zz"]]
+        assert second["zz"].tolist() == [1.0] * 3
+        first, _ = td.split_keys(["zz"], default=None, strict=False)
+        assert keys(first) == []
+
+    @pytest.mark.parametrize(
+        ("separated", "kwargs", "out", "left"),
+        [
+            (["a"], {}, ["a"], ["b", ("b", "c"), ("b", "d")]),
+            ([("b", "c"), ("b", "d")], {}, ["b", ("b", "c"), ("b", "d")], ["a"]),
+            ([("b", "c"), ("b", "d")], {"filter_empty": False}, ["b", ("b", "c"), ("b", "d")], ["a", "b"]),
+            (["zz"], {"strict": False}, [], ["a", "b", ("b", "c"), ("b", "d")]),
+            (["zz"], {"default": torch.zeros(3)}, ["zz"], ["a", "b", ("b", "c"), ("b", "d")]),
+        ],
+    )
+    def test_separates(
+        self, td: Any, separated: list[Any], kwargs: Any, out: list[Any], left: list[Any]
+    ) -> None:
+        assert keys(td.separates(*separated, **kwargs)) == out
+        assert keys(td) == left
+
+    def test_separates_refuses(self, td: Any) -> None:
+        with pytest.raises(KeyPathError, match="key 'zz' not found"):
+            td.separates("a", "zz")
+        td.lock_()
+        with pytest.raises(LockedError, match="cannot separate keys"):
+            td.separates("a")
+        assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
+
+
+class TestEmpty:
+    def test_filter_empty(self) -> None:
+        td = TensorDict({"a": {}, "b": {"c": {}}, "d": 1, "n": {"x": 1, "y": {}}})
+        assert td.filter_empty_() is td
+        assert keys(td) == ["d", "n", ("n", "x")]
+
+    def test_filter_empty_in_members(self) -> None:
+        stack = LazyStackedTensorDict(*[TensorDict({"a": {"b": {}}, "c": 1}) for _ in range(2)])
+        assert keys(stack.filter_empty_()) == ["c"]
+
+    def test_filter_empty_needs_no_unlocking_where_nothing_goes(self) -> None:
+        assert dense().lock_().filter_empty_().is_locked
+        with pytest.raises(LockedError, match="cannot remove the empty key 'a'"):
+            TensorDict({"a": {}}).lock_().filter_empty_()
+
+    def test_empty(self, td: Any) -> None:
+        assert keys(td.empty()) == []
+        assert td.empty().batch_size == torch.Size([3])
+        assert td.empty().names == ["time"]
+        assert keys(td.empty(recurse=True)) == ["b"]
+
+    def test_empty_of_another_batch_size(self, td: Any) -> None:
+        result = td.empty(recurse=True, batch_size=[5, 2], device="cpu", names=["x", "y"])
+        assert result.batch_size == result["b"].batch_size == torch.Size([5, 2])
+        assert result.names == ["x", "y"]
+        assert result.device == torch.device("cpu")
+
+    def test_empty_keeps_the_names_that_fit(self) -> None:
+        assert dense().empty(batch_size=[5, 2]).names == ["time", None]
+
+
+class TestFlatten:
+    @pytest.mark.parametrize("inplace", [False, True])
+    def test_joins_keys(self, td: Any, inplace: bool) -> None:
+        flat = td.flatten_keys("/", inplace=inplace)
+        assert keys(flat) == ["a", "b/c", "b/d"]
+        assert (flat is td) == inplace
+        assert type(flat) is type(td)
+        assert flat.names == ["time"]
+
+    @pytest.mark.parametrize("inplace", [False, True])
+    def test_unflatten_is_the_inverse(self, td: Any, inplace: bool) -> None:
+        again = td.flatten_keys().unflatten_keys(inplace=inplace)
+        assert keys(again) == ["a", "b", ("b", "c"), ("b", "d")]
+        assert again["b"].batch_size == torch.Size([3])
+        assert again["b"].names == td["b"].names if "b" in td else True
+
+    def test_shares_leaves(self) -> None:
+        td = dense()
+        assert td.flatten_keys()["b.c"] is td["b", "c"]
+        assert td.flatten_keys().unflatten_keys()["b", "c"] is td["b", "c"]
+
+    def test_is_leaf_keeps_a_level_whole(self) -> None:
+        td = dense()
+        assert td.flatten_keys(is_leaf=lambda cls: True)["b"] is td["b"]
+
+    def test_levels_without_entries_vanish(self) -> None:
+        assert keys(TensorDict({"a": {"b": {"c": 1}, "e": {}}}).flatten_keys("/")) == ["a/b/c"]
+
+    @pytest.mark.parametrize("inplace", [False, True])
+    def test_a_collision_names_both_keys(self, inplace: bool) -> None:
+        td = TensorDict({"a.b": 1, "a": {"b": 2}})
+        with pytest.raises(
+            KeyTakenError, match=r"'a.b' and \('a', 'b'\) would both be 'a.b'; use another separator"
+        ):
+            td.flatten_keys(inplace=inplace)
+        assert keys(td) == ["a.b", "a", ("a", "b")]
+
+    @pytest.mark.parametrize(
+        ("source", "expected"),
+        [
+            ({"a.b.c": 1, "a.b.d": 1, "e": 1}, ["a", ("a", "b"), ("a", "b", "c"), ("a", "b", "d"), "e"]),
+            ({".b": 1, "a.": 1, "..": 1}, ["", ("", "b"), ("", ""), ("", "", ""), "a", ("a", "")]),
+            ({"a.b": 1, "a": {"c": 1}}, ["a", ("a", "b"), ("a", "c")]),
+            ({"a": {"c": 1}, "a.b": 1}, ["a", ("a", "c"), ("a", "b")]),
+            ({"n": {"a.b": 1}}, ["n", ("n", "a.b")]),
+        ],
+    )
+    def test_unflatten(self, source: Any, expected: list[Any]) -> None:
+        td = TensorDict(source)
+        before = keys(td)
+        assert keys(td.unflatten_keys()) == expected
+        assert keys(td) == before
+
+    @pytest.mark.parametrize("inplace", [False, True])
+    @pytest.mark.parametrize(
+        "source", [{"a.b": 1, "a": 1}, {"a": 1, "a.b": 1}, {"a.b": 1, "a": {"b": 1}}, {"a.b": 1, "a.b.c": 1}]
+    )
+    def test_unflatten_collisions(self, source: Any, inplace: bool) -> None:
+        td = TensorDict(source)
+        before = keys(td)
+        with pytest.raises(
+            KeyTakenError,
+            match=r"cannot unflatten the keys: key '.*' needs '.*' where there is another entry",
+        ):
+            td.unflatten_keys(inplace=inplace)
+        assert keys(td) == before
+
+    @pytest.mark.parametrize("separator", [3, None, ""])
+    def test_a_separator_is_a_string(self, separator: Any) -> None:
+        with pytest.raises(TypeError, match="the separator is a non-empty string"):
+            dense().unflatten_keys(separator)
+
+    def test_locked(self, td: Any) -> None:
+        td.lock_()
+        assert not td.flatten_keys().is_locked
+        with pytest.raises(LockedError, match="cannot flatten the keys in place"):
+            td.flatten_keys(inplace=True)
+
+    def test_as_a_context(self, td: Any) -> None:
+        with td.flatten_keys(".") as flat:
+            flat["q"] = torch.ones(3)
+            flat["b.c"] = flat["b.c"] + 5
+            flat["x.y"] = torch.zeros(3)
+        assert keys(td) == ["a", "b", ("b", "c"), ("b", "d"), "q", "x", ("x", "y")]
+        assert td["b", "c"].tolist() == [6.0] * 3
+
+    def test_as_a_context_on_a_locked_collection(self) -> None:
+        td = dense().lock_()
+        with td.flatten_keys(".") as flat:
+            flat["b.c"] = flat["b.c"] + 5
+        assert td["b", "c"].tolist() == [6.0] * 3
+        assert td.is_locked
+
+    def test_in_place_as_a_context(self) -> None:
+        td = dense()
+        with td.flatten_keys(inplace=True):
+            assert keys(td) == ["a", "b.c", "b.d"]
+        assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
+
+    def test_unflatten_as_a_context(self) -> None:
+        td = TensorDict({"a.b": torch.arange(6)}, batch_size=[6])
+        with td.unflatten_keys(".") as nested:
+            nested["a", "c"] = torch.ones(6)
+        assert keys(td) == ["a.b", "a.c"]
+
+    @given(
+        st.recursive(
+            st.just(0),
+            lambda inner: st.dictionaries(
+                st.text("abc", min_size=1, max_size=2), inner, min_size=1, max_size=3
+            ),
+            max_leaves=8,
+        ).filter(lambda tree: isinstance(tree, dict))
+    )
+    def test_round_trip(self, tree: dict[str, Any]) -> None:
+        td = TensorDict(tree)
+        assert keys(td.flatten_keys("/").unflatten_keys("/")) == keys(td)
+
+
+class TestRename:
+    @pytest.mark.parametrize(
+        ("old", "new", "expected"),
+        [
+            ("a", "n", ["b", ("b", "c"), ("b", "d"), "n"]),
+            ("a", "b", ["b"]),
+            (("b", "c"), "n", ["a", "b", ("b", "d"), "n"]),
+            ("a", ("b", "n"), ["b", ("b", "c"), ("b", "d"), ("b", "n")]),
+            ("a", "a", ["a", "b", ("b", "c"), ("b", "d")]),
+            ("a", ("new", "n"), ["b", ("b", "c"), ("b", "d"), "new", ("new", "n")]),
+            (("b", "c"), ("b", "e"), ["a", "b", ("b", "d"), ("b", "e")]),
+            (("b", "c"), "b", ["a", "b"]),
+        ],
+    )
+    def test_rename_key(self, td: Any, old: Any, new: Any, expected: list[Any]) -> None:
+        assert td.rename_key_(old, new) is td
+        assert keys(td) == expected
+
+    def test_refusals_change_nothing(self, td: Any) -> None:
+        with pytest.raises(KeyPathError, match="key 'zz' not found"):
+            td.rename_key_("zz", "y")
+        with pytest.raises(KeyTakenError, match="cannot rename key 'a': there is an entry key 'b' already"):
+            td.rename_key_("a", "b", safe=True)
+        td.lock_()
+        with pytest.raises(LockedError, match="cannot rename key 'a'"):
+            td.rename_key_("a", "y")
+        assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
+
+    @pytest.mark.parametrize(
+        ("mapping", "expected"),
+        [
+            ({"a": "n", ("b", "c"): ("b", "e")}, ["b", ("b", "d"), ("b", "e"), "n"]),
+            ({"a": "b", "b": "a"}, ["b", "a", ("a", "c"), ("a", "d")]),
+            ({"a": ("b", "n")}, ["b", ("b", "c"), ("b", "d"), ("b", "n")]),
+            ({}, ["a", "b", ("b", "c"), ("b", "d")]),
+        ],
+    )
+    def test_rename_keys_all_at_once(self, td: Any, mapping: Any, expected: list[Any]) -> None:
+        result = td.rename_keys(mapping)
+        assert sorted(map(str, keys(result))) == sorted(map(str, expected))
+        assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
+
+    @pytest.mark.parametrize("mapping", [{"a": "b"}, {"a": "n", "b": "n"}, {"a": ("b", "c")}])
+    def test_rename_keys_refuses_two_entries_under_one_key(self, td: Any, mapping: Any) -> None:
+        with pytest.raises(KeyTakenError, match="cannot rename"):
+            td.rename_keys(mapping)
+
+    def test_rename_keys_strict(self, td: Any) -> None:
+        with pytest.raises(KeyPathError, match="key 'zz' not found"):
+            td.rename_keys({"zz": "b"})
+        assert keys(td.rename_keys({"zz": "b"}, strict=False)) == ["a", "b", ("b", "c"), ("b", "d")]
+
+
+def test_depth() -> None:
+    td = TensorDict({"x": torch.zeros(2)}, [2])
+    for _ in range(2000):
+        td = TensorDict({"k": td}, [2])
+    path = ("k",) * 2000 + ("x",)
+    assert path in td.select(path).keys(True)
+    assert path not in td.exclude(path).keys(True)
+    assert td.flatten_keys().unflatten_keys()[path].tolist() == [0.0, 0.0]
+    assert [path in part.keys(True) for part in td.split_keys([path])] == [True, False]
+    assert td.rename_keys({path: "y"})["y"].tolist() == [0.0, 0.0]
+    assert td.empty(recurse=True).filter_empty_().is_empty()
+    td.rename_key_(path, "y").filter_empty_()
+    assert list(td.keys()) == ["y"]

@@ -1,0 +1,217 @@
+"""The constructor of TensorDict, and entries by key."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from td_core import TensorDict
+from td_core.errors import (
+    BatchSizeError,
+    DimNamesError,
+    KeyPathError,
+    KeyThroughLeafError,
+    LockedError,
+    StructureError,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1, torch.tensor(1)),
+        (2.5, torch.tensor(2.5)),
+        (True, torch.tensor(True)),
+        (np.float32(2), torch.tensor(2.0)),
+        (np.arange(3), torch.arange(3)),
+        ([1, 2], torch.tensor([1, 2])),
+        ((1.0, 2.0), torch.tensor([1.0, 2.0])),
+        ([[1], [2]], torch.tensor([[1], [2]])),
+        ([torch.ones(2), torch.zeros(2)], torch.tensor([[1.0, 1.0], [0.0, 0.0]])),
+    ],
+)
+def test_numbers_arrays_and_sequences_become_tensors(value, expected):
+    entry = TensorDict({"a": value})["a"]
+    assert entry.dtype == expected.dtype and torch.equal(entry, expected)
+
+
+def test_nested_mappings_become_collections_of_the_same_batch_size_and_device():
+    td = TensorDict({"a": {"b": {"c": torch.zeros(3)}}, ("d", "e"): torch.ones(3)}, [3], device="cpu")
+    assert td["a", "b"].batch_size == torch.Size([3]) and td["d"].device == torch.device("cpu")
+    assert list(td.keys(True, True)) == [("a", "b", "c"), ("d", "e")]
+
+
+def test_a_source_with_a_key_and_a_nested_key_below_it_is_refused_either_way_round():
+    for source in ({("a", "b"): 1, "a": {"c": 2}}, {"a": {"c": 2}, ("a", "b"): 1}):
+        with pytest.raises(KeyError, match="both the key 'a' and the nested key"):
+            TensorDict(source)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (({"a": torch.zeros(2)}, [3]), BatchSizeError, r"key 'a' has shape \[2\].*batch size \[3\]"),
+        (({"a": 1}, [3]), BatchSizeError, "a number has no dims, so expand it first"),
+        (({}, [-1]), BatchSizeError, r"no negative dim; got \[-1\]"),
+        (({}, "x"), BatchSizeError, "a batch size is an int or a sequence of ints"),
+        ((torch.zeros(3),), ValueError, "a mapping or a collection; got Tensor"),
+        (({"a": torch.zeros(3)}, [3], None, ["t", "u"]), DimNamesError, "got 2 names"),
+        (({"a": torch.zeros(3, 3)}, [3, 3], None, ["t", "t"]), DimNamesError, "must be unique"),
+        (({1: torch.zeros(3)},), KeyPathError, "a key is a string"),
+        (({(): torch.zeros(3)},), KeyPathError, "a key is a string"),
+    ],
+)
+def test_bad_input_is_refused_with_key_and_values(arguments, error, message):
+    with pytest.raises(error, match=message):
+        TensorDict(*arguments)
+
+
+def test_a_collection_as_source_is_copied_by_level_and_its_batch_size_is_not_taken():
+    source = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3], names=["t"])
+    td = TensorDict(source)
+    assert td.batch_size == torch.Size([]) and td["a"] is source["a"]
+    assert TensorDict(source, [3]).names == ["t"]
+
+
+def test_a_missing_key_names_the_closest():
+    td = TensorDict({"observation": 1, "n": {"reward": 2}})
+    with pytest.raises(
+        KeyPathError, match="key 'observatoin' not found in TensorDict: did you mean 'observation'"
+    ):
+        td["observatoin"]
+    with pytest.raises(KeyPathError, match="key 'rewrd' not found in key 'n'.*'reward'"):
+        td["n", "rewrd"]
+    with pytest.raises(KeyThroughLeafError, match="key 'observation' is a tensor, so it has no entry 'x'"):
+        td["observation", "x"]
+    assert td.get("nope") is None and td.get(("observation", "x"), 7) == 7
+
+
+def test_nested_tuples_are_one_key():
+    td = TensorDict()
+    td["a", ("b", ("c",))] = 1
+    assert td[("a",), "b", (("c",),)] == 1 and (("a",), ("b", "c")) in td.keys(True)
+
+
+def test_set_validates_before_it_changes_anything():
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    with pytest.raises(BatchSizeError, match=r"key \('x', 'y'\)"):
+        td["x", "y"] = torch.zeros(2)
+    with pytest.raises(KeyThroughLeafError):
+        td["a", "b"] = torch.zeros(3)
+    assert list(td.keys(True)) == ["a"]
+
+
+def test_a_locked_collection_takes_in_place_writes_only():
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3], lock=True)
+    td.set_("a", torch.ones(3))
+    td.set(("n", "b"), torch.ones(3), inplace=True)
+    assert td["a"].sum() == 3 and td["n", "b"].sum() == 3
+    for change in (
+        lambda: td.set("a", torch.zeros(3)),
+        lambda: td["n"].set("z", torch.zeros(3)),
+        lambda: td.pop("a"),
+        lambda: td.clear(),
+        lambda: td.set(("n", "m", "k"), torch.zeros(3)),
+    ):
+        with pytest.raises(LockedError, match="locked"):
+            change()
+
+
+def test_locks_of_sub_collections():
+    inner = TensorDict({"b": torch.zeros(1)})
+    outer, other = TensorDict({"n": inner}, lock=True), TensorDict({"m": inner}, lock=True)
+    with pytest.raises(LockedError, match="part of a locked collection"):
+        inner.unlock_()
+    outer.unlock_()
+    assert inner.is_locked
+    del other
+    inner.unlock_()
+    assert not inner.is_locked
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_contexts_restore_the_lock(locked):
+    td = TensorDict(lock=locked)
+    with td.unlock_():
+        td["a"] = 1
+    assert td.is_locked is locked
+    with td.lock_():
+        assert td.is_locked
+    assert td.is_locked is locked
+
+
+def test_leaving_a_context_that_nothing_opened_is_an_error():
+    with pytest.raises(StructureError, match="no undoable operation"), TensorDict():
+        pass
+
+
+def test_the_device_moves_every_entry():
+    td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, device="meta")
+    td["c"] = torch.zeros(3)
+    td["m"] = TensorDict({"d": torch.zeros(1)})
+    assert {leaf.device.type for leaf in td.values(True, True)} == {"meta"}
+    assert td["m"].device == torch.device("meta")
+
+
+def test_nested_collections_may_have_longer_batch_sizes_and_shorter_ones_grow():
+    td = TensorDict(
+        {
+            "long": TensorDict({"a": torch.zeros(3, 4)}, [3, 4]),
+            "short": TensorDict({"b": {"c": torch.zeros(3)}}),
+        },
+        [3],
+    )
+    assert td["long"].batch_size == torch.Size([3, 4])
+    assert td["short"].batch_size == td["short", "b"].batch_size == torch.Size([3])
+    with pytest.raises(
+        BatchSizeError, match=r"key 'x': the batch size \[3\] does not fit: key \('b', 'c'\) has shape \[2\]"
+    ):
+        td["x"] = TensorDict({"b": {"c": torch.zeros(2)}})
+
+
+def test_the_batch_size_can_be_set_where_every_leaf_agrees():
+    td = TensorDict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3, 4, 2)}}, [3])
+    td.batch_size = [3, 4]
+    assert td["n"].batch_size == torch.Size([3, 4])
+    with pytest.raises(BatchSizeError, match=r"key 'a' has shape \[3, 4\]"):
+        td.batch_size = [3, 4, 2]
+    assert td.batch_size == torch.Size([3, 4])
+
+
+def test_views_are_live_and_parents_come_first():
+    td = TensorDict({"a": {"b": 1}})
+    keys, items = td.keys(True), td.items(True, True)
+    td["a", "c"] = 2
+    td["z"] = 3
+    assert list(keys) == ["a", ("a", "b"), ("a", "c"), "z"]
+    assert [key for key, _ in items] == [("a", "b"), ("a", "c"), "z"]
+    assert list(td.keys(True, sort=True)) == sorted(
+        keys, key=lambda key: key if isinstance(key, tuple) else (key,)
+    )
+
+
+def test_truth_and_length():
+    assert len(TensorDict(batch_size=[3])) == 3 and len(TensorDict()) == 0
+    with pytest.raises(RuntimeError, match="is ambiguous"):
+        bool(TensorDict())
+    with pytest.raises(RuntimeError, match="without batch dims"):
+        iter(TensorDict())
+    assert [int(row["a"]) for row in TensorDict({"a": torch.arange(3)}, [3])] == [0, 1, 2]
+
+
+def test_set_in_place_refuses_a_tensor_for_a_collection():
+    td = TensorDict({"a": {"b": torch.zeros(3)}}, [3])
+    with pytest.raises(
+        StructureError, match="cannot write key 'a' in place: it is a TensorDict, the value a Tensor"
+    ):
+        td.set_("a", torch.ones(3))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_of_strided_layout_is_an_entry():
+    rows = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    td = TensorDict({"a": rows}, [2])
+    td["b"] = rows
+    assert td["a"] is rows
+    assert td["b"] is rows

@@ -1,0 +1,279 @@
+"""Functions of torch on collections: every one in the table, against the plain leaves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core._ops import torch_function
+from td_core._ops.torch_function import TABLE
+
+
+def nested(shape: tuple[int, ...] = (2, 3)) -> TensorDict:
+    generator = torch.Generator().manual_seed(11)
+
+    def leaf(*tail: int) -> Tensor:
+        return torch.rand(*shape, *tail, generator=generator)
+
+    return TensorDict({"a": leaf(), "n": {"b": leaf(4)}}, shape)
+
+
+@pytest.fixture(params=["nested", "lazy"])
+def td(request: pytest.FixtureRequest) -> TensorDict:
+    if request.param == "nested":
+        return nested()
+    return LazyStackedTensorDict(nested((3,)), nested((3,)) + 0.05, stack_dim=0)
+
+
+def entries(td: TensorDict) -> dict[object, Tensor]:
+    return dict(td.items(include_nested=True, leaves_only=True))
+
+
+def compare(result: object, expected: object, key: object) -> None:
+    """Compare a result for collections, at one key, with the result for that leaf."""
+    if isinstance(expected, (tuple, list)):
+        assert len(result) == len(expected)
+        for part, value in zip(result, expected, strict=True):
+            compare(part, value, key)
+    elif isinstance(expected, Tensor):
+        torch.testing.assert_close(result[key], expected, equal_nan=True)
+    else:
+        assert result == expected
+
+
+#: The arguments behind the first, where there are some.
+ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "amax": (0,),
+    "amin": (0,),
+    "all": (0,),
+    "any": (0,),
+    "broadcast_to": ((5, 2, 3),),
+    "chunk": (2,),
+    "clamp": (0.2, 0.6),
+    "clamp_max": (0.5,),
+    "clamp_min": (0.5,),
+    "clip": (0.2, 0.6),
+    "cummax": (0,),
+    "cummin": (1,),
+    "flatten": (0, 1),
+    "flip": ((0,),),
+    "gather": (1, torch.tensor([[0, 1], [2, 0]])),
+    "logsumexp": (0,),
+    "max": (1,),
+    "mean": (0,),
+    "min": (0,),
+    "moveaxis": (0, 1),
+    "movedim": (0, 1),
+    "nanmean": (0,),
+    "nansum": (0,),
+    "narrow": (1, 0, 2),
+    "permute": ((1, 0),),
+    "prod": (0,),
+    "quantile": (0.5, 0),
+    "repeat_interleave": (2, 0),
+    "reshape": ((3, 2),),
+    "roll": (1, 0),
+    "rot90": (1, (0, 1)),
+    "softmax": (0,),
+    "split": (1,),
+    "std": (0,),
+    "sum": (0,),
+    "swapaxes": (0, 1),
+    "swapdims": (0, 1),
+    "tensor_split": (2,),
+    "tile": ((2, 1),),
+    "transpose": (0, 1),
+    "unflatten": (1, (3, 1)),
+    "unsqueeze": (0,),
+    "var": (0,),
+}
+#: What needs the dims behind the batch dims spelled out for a plain leaf.
+ON_BATCH_DIMS = {"broadcast_to", "permute", "reshape", "tile"}
+ELSEWHERE = {
+    "addcdiv", "addcmul", "lerp", "gather", "masked_fill", "masked_select", "is_floating_point", "numel",
+    "atleast_3d", "bitwise_not", "detach_",
+}  # fmt: skip
+NAMES = sorted({*torch_function._SAME_NAME, *torch_function._OTHER_NAME} - ELSEWHERE)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_BATCH_DIMS])
+def test_functions_of_one_collection(name: str, td: TensorDict) -> None:
+    function = getattr(torch, name)
+    arguments = ARGUMENTS.get(name, ())
+    leaves = {key: leaf.clone() for key, leaf in entries(td).items()}
+    if name in ("all", "any"):
+        td, leaves = td > 0.5, {key: leaf > 0.5 for key, leaf in leaves.items()}
+    if name == "squeeze":
+        td, leaves = td[:, :1], {key: leaf[:, :1] for key, leaf in leaves.items()}
+        arguments = (1,)
+    expected = {key: function(leaf, *arguments) for key, leaf in leaves.items()}
+    result = function(td, *arguments)
+    for key, value in expected.items():
+        compare(result, value, key)
+
+
+@pytest.mark.parametrize("name", sorted(ON_BATCH_DIMS))
+def test_functions_that_take_a_shape_of_batch_dims(name: str, td: TensorDict) -> None:
+    function = getattr(torch, name)
+    (shape,) = ARGUMENTS[name]
+    result = function(td, shape)
+    assert result.batch_size == function(torch.empty(2, 3), shape).shape
+    for key, leaf in entries(td).items():
+        tail = (
+            range(2, leaf.ndim)
+            if name == "permute"
+            else [1] * (leaf.ndim - 2)
+            if name == "tile"
+            else leaf.shape[2:]
+        )
+        torch.testing.assert_close(result[key], function(leaf, (*shape, *tail)))
+
+
+@pytest.mark.parametrize("name", ["addcdiv", "addcmul", "lerp"])
+def test_functions_of_three_collections(name: str, td: TensorDict) -> None:
+    function = getattr(torch, name)
+    result = function(td, td + 1, td + 2)
+    for key, leaf in entries(td).items():
+        torch.testing.assert_close(result[key], function(leaf, leaf + 1, leaf + 2))
+
+
+def reshaped(value: Tensor, leaf: Tensor) -> Tensor:
+    return value.reshape(*value.shape, *[1] * (leaf.ndim - value.ndim))
+
+
+@pytest.mark.parametrize("name", torch_function._TWO_OPERANDS)
+def test_functions_of_two_operands(name: str, td: TensorDict) -> None:
+    function = getattr(torch, name)
+    left = torch.rand(2, 3) + 0.1
+    if name.startswith(("bitwise", "logical")):
+        td, left = td > 0.5, left > 0.5
+    other = td.clone()
+    pairs = {key: (leaf, other[key]) for key, leaf in entries(td).items()}
+    results = [function(td, other), function(td, left)]
+    expected = [
+        {k: function(*v) for k, v in pairs.items()},
+        {k: function(v[0], reshaped(left, v[0])) for k, v in pairs.items()},
+    ]
+    if torch_function._TWO_OPERANDS[name][1] is not None:
+        results.append(function(left, td))
+        expected.append({k: function(reshaped(left, v[0]), v[0]) for k, v in pairs.items()})
+    else:
+        with pytest.raises(
+            TypeError, match=r"torch.remainder\(\) of a Tensor and a collection: the collection comes"
+        ):
+            function(left, td)
+    for result, values in zip(results, expected, strict=True):
+        for key, value in values.items():
+            torch.testing.assert_close(result[key], value)
+
+
+def test_methods_of_tensors_with_a_collection_as_operand(td: TensorDict) -> None:
+    left = torch.rand(2, 3)
+    for key, leaf in entries(td).items():
+        torch.testing.assert_close(left.add(td)[key], reshaped(left, leaf) + leaf)
+        torch.testing.assert_close(left.sub(td)[key], reshaped(left, leaf) - leaf)
+
+
+@pytest.mark.parametrize("name", torch_function._LIKE)
+def test_functions_named_like(name: str, td: TensorDict) -> None:
+    function = getattr(torch, name)
+    arguments = {"full_like": (2.0,), "randint_like": (5,)}.get(name, ())
+    result = function(td, *arguments, dtype=torch.float64)
+    assert type(result) is type(td)
+    assert result.batch_size == td.batch_size
+    assert all(leaf.dtype == torch.float64 for leaf in result._leaves())
+    for key, leaf in entries(function(td, *arguments)).items():
+        assert leaf.shape == td[key].shape
+        if name in ("full_like", "ones_like", "zeros_like"):
+            assert torch.equal(leaf, function(td[key], *arguments))
+    assert function(td, *arguments, device="meta").device == torch.device("meta")
+
+
+def test_joining() -> None:
+    td = nested()
+    for dim in (0, 1, -1):
+        joined = torch.stack([td, td + 1], dim)
+        for key, leaf in entries(td).items():
+            place = dim % 3
+            torch.testing.assert_close(joined[key], torch.stack([leaf, leaf + 1], place))
+    for function in (torch.cat, torch.concat, torch.concatenate):
+        for key, leaf in entries(td).items():
+            torch.testing.assert_close(function((td, td + 1), dim=1)[key], torch.cat([leaf, leaf + 1], 1))
+    out = torch.stack([td, td])
+    assert torch.stack([td, td + 1], out=out) is out
+    torch.testing.assert_close(out[1]["a"], td["a"] + 1)
+    with pytest.raises(TypeError, match="collections and tensors do not join: item 1 is a Tensor"):
+        torch.stack([td, torch.zeros(2, 3)])
+
+
+def test_unbind(td: TensorDict) -> None:
+    for parts, dim in ((torch.unbind(td), 0), (torch.unbind(td, 1), 1)):
+        for key, leaf in entries(td).items():
+            compare(parts, torch.unbind(leaf, dim), key)
+
+
+def test_where_gather_and_masks(td: TensorDict) -> None:
+    condition = torch.tensor([[True, False, True], [False, False, True]])
+    for key, leaf in entries(td).items():
+        where = torch.where(reshaped(condition, leaf), leaf, -leaf)
+        torch.testing.assert_close(torch.where(condition, td, -td)[key], where)
+        torch.testing.assert_close(
+            torch.where(condition, 1.0, td)[key], leaf.masked_fill(reshaped(condition, leaf), 1)
+        )
+        torch.testing.assert_close(
+            torch.masked_fill(td, condition, 2)[key], leaf.masked_fill(reshaped(condition, leaf), 2)
+        )
+        torch.testing.assert_close(torch.masked_select(td, condition)[key], leaf[condition])
+    index = torch.tensor([[0, 1], [2, 0]])
+    for key, leaf in entries(td).items():
+        full = reshaped(index, leaf).expand(2, 2, *leaf.shape[2:])
+        torch.testing.assert_close(torch.gather(td, 1, index)[key], leaf.gather(1, full))
+
+
+def test_atleast_3d_adds_leading_dims_only_so_that_a_batch_of_any_leaf_stays_one(td: TensorDict) -> None:
+    result = torch.atleast_3d(td)
+    for key, leaf in entries(td).items():
+        assert torch.equal(result[key], leaf.unsqueeze(0))
+
+
+def test_questions(td: TensorDict) -> None:
+    assert torch.numel(td) == td.numel()
+    assert torch.is_floating_point(td) is True
+    assert torch.all(td > -1) is True
+    assert torch.equal((torch.bitwise_not(td > 0.5) == (td <= 0.5))["a"], torch.ones(2, 3, dtype=torch.bool))
+    assert torch.detach_(td) is td
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda td: torch.matmul(td, td), "torch.matmul"),
+        (lambda td: torch.nn.functional.relu(td), "torch.nn.functional.relu"),
+        (lambda td: torch.sort(td, 0), "torch.sort"),
+        (lambda td: torch.zeros(2, 3).add_(td), "torch.Tensor.add_"),
+    ],
+)
+def test_other_functions_are_refused_with_what_to_do(call: object, name: str) -> None:
+    with pytest.raises(
+        TypeError, match=rf"^{name} takes no collections; call it on each leaf, td.apply\({name}\)"
+    ):
+        call(nested())
+
+
+def test_functions_of_the_table_are_functions_of_torch() -> None:
+    assert all(torch.overrides.resolve_name(function) for function in TABLE)
+
+
+def test_compiles() -> None:
+    def program(td: TensorDict) -> TensorDict:
+        stacked = torch.stack([td, torch.zeros_like(td)])
+        left, right = torch.unbind(torch.exp(stacked), 0)
+        return torch.cat([torch.add(left, right), torch.clamp(left, 0, 1)], 1)
+
+    td = nested()
+    expected = program(td)
+    result = torch.compile(program, fullgraph=True, backend="eager")(td)
+    for key, leaf in entries(expected).items():
+        torch.testing.assert_close(result[key], leaf)

@@ -1,0 +1,474 @@
+"""update, update_, writing at an index, filling: values, order, and that a refused write changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core.errors import (
+    BatchSizeError,
+    CollectionIndexError,
+    KeyPathError,
+    KeyThroughLeafError,
+    LockedError,
+    StructureError,
+)
+
+
+def dense() -> TensorDict:
+    return TensorDict(
+        {"a": torch.arange(6).view(3, 2), "b": {"c": torch.ones(3), "d": torch.zeros(3, 4)}}, batch_size=[3]
+    )
+
+
+def lazy() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*[dense()[i].clone() for i in range(3)])
+
+
+KINDS: dict[str, Callable[[], Any]] = {"dense": dense, "lazy": lazy}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def td(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+def snapshot(node: Any) -> dict[Any, Tensor]:
+    return {key: value.clone() for key, value in node.items(True, True)}
+
+
+def assert_same(node: Any, before: dict[Any, Tensor]) -> None:
+    after = snapshot(node)
+    assert list(after) == list(before)
+    for key, value in before.items():
+        torch.testing.assert_close(after[key], value, rtol=0, atol=0)
+
+
+class TestUpdate:
+    @pytest.mark.parametrize(
+        ("source", "keys"),
+        [
+            ({"a": torch.ones(3)}, ["a", ("b", "c"), ("b", "d")]),
+            ({"b": {"n": torch.ones(3)}}, ["a", ("b", "c"), ("b", "d"), ("b", "n")]),
+            ({("b", "n"): torch.ones(3)}, ["a", ("b", "c"), ("b", "d"), ("b", "n")]),
+            ({("q", "r", "s"): torch.ones(3)}, ["a", ("b", "c"), ("b", "d"), ("q", "r", "s")]),
+            ({"b": torch.ones(3)}, ["a", "b"]),
+            ({"a": {"q": torch.ones(3)}}, [("a", "q"), ("b", "c"), ("b", "d")]),
+            (TensorDict({"b": {"n": torch.ones(3)}}, [3]), ["a", ("b", "c"), ("b", "d"), ("b", "n")]),
+            (None, ["a", ("b", "c"), ("b", "d")]),
+            ({}, ["a", ("b", "c"), ("b", "d")]),
+        ],
+    )
+    def test_merges_levels(self, td: Any, source: Any, keys: list[Any]) -> None:
+        assert td.update(source) is td
+        assert list(td.keys(True, True)) == keys
+
+    def test_stores_the_leaves_themselves(self) -> None:
+        td, source = dense(), dense()
+        td.update(source)
+        assert td["a"] is source["a"]
+        assert td["b", "c"] is source["b", "c"]
+        assert td["b"] is not source["b"]
+
+    def test_clone_stores_copies(self) -> None:
+        td, source = dense(), dense()
+        td.update(source, clone=True)
+        assert td["a"] is not source["a"]
+        td.update({"n": source["b"]}, clone=True)
+        assert td["n", "c"] is not source["b", "c"]
+
+    def test_inplace_keeps_the_leaves(self, td: Any) -> None:
+        td.update({"a": torch.full((3, 2), 9.0), "n": torch.ones(3)}, inplace=True)
+        assert td["a"].dtype == torch.int64
+        assert td["a"].tolist() == [[9, 9]] * 3
+        assert td["n"].tolist() == [1.0] * 3
+
+    def test_keywords_are_entries_too(self, td: Any) -> None:
+        td.update({"a": torch.zeros(3)}, x=torch.ones(3))
+        assert td["a"].tolist() == [0.0] * 3
+        assert td["x"].tolist() == [1.0] * 3
+
+    @pytest.mark.parametrize(
+        ("keys", "changed"),
+        [
+            (["a"], ["a"]),
+            ([("b", "c")], [("b", "c")]),
+            (["b"], [("b", "c"), ("b", "d")]),
+            ([], []),
+            (["zz"], []),
+        ],
+    )
+    def test_keys_to_update(self, td: Any, keys: list[Any], changed: list[Any]) -> None:
+        before = snapshot(td)
+        td.update(
+            {"a": torch.full((3,), 5.0), "b": {"c": torch.full((3,), 5.0), "d": torch.full((3,), 5.0)}},
+            keys_to_update=keys,
+        )
+        for key, value in before.items():
+            new = td.get(key)
+            assert (new.shape == value.shape and bool((new == value).all())) != (key in changed)
+
+    def test_keys_to_update_refuses_a_single_key(self) -> None:
+        with pytest.raises(TypeError, match="a sequence of keys; got the single key 'a'"):
+            dense().update({"a": torch.ones(3)}, keys_to_update="a")
+
+    def test_is_leaf_replaces_a_level_whole(self) -> None:
+        td, source = dense(), TensorDict({"b": {"e": torch.zeros(3)}}, [3])
+        td.update(source, is_leaf=lambda cls: True)
+        assert list(td.keys(True, True)) == ["a", ("b", "e")]
+
+    def test_takes_the_batch_size_of_the_source(self) -> None:
+        td = TensorDict({"a": torch.zeros(4, 2)}, [4])
+        td.update(TensorDict({"a": torch.zeros(3)}, [3]), update_batch_size=True)
+        assert td.batch_size == torch.Size([3])
+        assert td["a"].shape == torch.Size([3])
+
+    def test_refuses_a_batch_size_that_other_entries_contradict(self) -> None:
+        td = dense()
+        before = snapshot(td)
+        with pytest.raises(
+            BatchSizeError, match=r"\[4\] of the source does not fit: key 'b' is not updated and has \[3\]"
+        ):
+            td.update(TensorDict({"a": torch.zeros(4)}, [4]), update_batch_size=True)
+        assert_same(td, before)
+
+    def test_ignore_lock_unlocks_for_the_time_of_the_update(self) -> None:
+        td = dense().lock_()
+        td.update({"n": {"x": torch.ones(3)}}, ignore_lock=True)
+        assert td.is_locked
+        assert td["n"].is_locked
+
+    def test_moves_to_the_device_of_the_collection(self) -> None:
+        td = TensorDict(device="meta").update({"a": torch.zeros(1), "b": {"c": torch.zeros(1)}})
+        assert td["a"].device.type == td["b", "c"].device.type == "meta"
+
+    @pytest.mark.parametrize(
+        ("source", "error", "message"),
+        [
+            ({"a": torch.full((3, 2), 9), "q": torch.zeros(4)}, BatchSizeError, r"key 'q' has shape \[4\]"),
+            (
+                {"q": torch.ones(3), "b": {"c": torch.ones(2)}},
+                BatchSizeError,
+                r"key \('b', 'c'\) has shape \[2\]",
+            ),
+            (
+                {"q": torch.ones(3), ("a", "x"): torch.ones(3)},
+                KeyThroughLeafError,
+                "key 'a' is not a collection",
+            ),
+            ({"q": torch.ones(3), 3: torch.ones(3)}, KeyPathError, "a key is a string"),
+            (5, TypeError, "from a mapping or a collection; got int"),
+        ],
+    )
+    def test_a_refused_update_changes_nothing(self, td: Any, source: Any, error: type, message: str) -> None:
+        before = snapshot(td)
+        with pytest.raises(error, match=message):
+            td.update(source)
+        assert_same(td, before)
+
+    def test_refuses_a_collection_inside_itself(self) -> None:
+        td = dense()
+        with pytest.raises(StructureError, match="contains the collection it is set into"):
+            td.update({"n": td})
+
+    def test_refuses_a_locked_collection(self, td: Any) -> None:
+        td.lock_()
+        with pytest.raises(LockedError, match=r"cannot update: the .* is locked"):
+            td.update({})
+        with pytest.raises(LockedError, match="cannot set key 'q'"):
+            td.update({"q": torch.ones(3)}, inplace=True)
+        td.update({"a": torch.ones(3, 2)}, inplace=True)
+        assert td["a"].sum() == 6
+
+    def test_lazy_members_are_updated_one_by_one(self) -> None:
+        stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(n)}) for n in (1, 2)])
+        stack.update(
+            LazyStackedTensorDict(*[TensorDict({"a": torch.ones(n), "b": torch.ones(n)}) for n in (3, 4)])
+        )
+        assert [member["a"].shape[0] for member in stack.tensordicts] == [3, 4]
+        with pytest.raises(
+            BatchSizeError, match="a lazy stack of 2 along dim 0, the source has batch size \\[3\\]"
+        ):
+            stack.update(TensorDict(batch_size=[3]))
+
+
+class TestUpdateInPlace:
+    def test_writes_into_the_leaves(self, td: Any) -> None:
+        td.lock_()
+        assert td.update_({"a": 7, "b": {"c": torch.full((3,), 2.0)}}) is td
+        assert td["a"].tolist() == [[7, 7]] * 3
+        assert td["b", "c"].tolist() == [2.0] * 3
+
+    def test_keeps_the_leaf_objects(self) -> None:
+        td = dense()
+        leaf = td["a"]
+        td.update_(dense().apply(lambda x: x + 1))
+        assert td["a"] is leaf
+        assert leaf[0, 0] == 1
+
+    @pytest.mark.parametrize(
+        ("source", "error", "message"),
+        [
+            ({"a": torch.ones(3, 2), "zz": torch.ones(3)}, KeyPathError, "key 'zz' not found"),
+            (
+                {"a": torch.ones(3, 2), "b": {"zz": torch.ones(3)}},
+                KeyPathError,
+                "key 'zz' not found in key 'b'",
+            ),
+            (
+                {"b": {"c": torch.ones(3)}, "a": torch.ones(3, 5)},
+                StructureError,
+                r"shape \[3, 2\] there, the value \[3, 5\]",
+            ),
+            (
+                {"b": {"c": torch.ones(3)}, "a": {"x": torch.ones(3)}},
+                StructureError,
+                "key 'a' in place: it is a Tensor",
+            ),
+            ({"a": torch.ones(3, 2), "b": torch.ones(3)}, StructureError, "key 'b' in place"),
+        ],
+    )
+    def test_a_refused_write_changes_nothing(self, source: Any, error: type, message: str) -> None:
+        td = dense()
+        before = snapshot(td)
+        with pytest.raises(error, match=message):
+            td.update_(source)
+        assert_same(td, before)
+
+    def test_refuses_a_leaf_that_requires_grad(self) -> None:
+        td = TensorDict({"a": torch.zeros(1), "w": torch.zeros(1, requires_grad=True)})
+        with pytest.raises(StructureError, match="key 'w' in place: it is a leaf that requires grad"):
+            td.update_({"a": 1, "w": 1})
+        assert td["a"] == 0
+        with torch.no_grad():
+            td.update_({"a": 1, "w": 1})
+        assert td["w"] == 1
+
+    def test_copy_(self, td: Any) -> None:
+        td.copy_(dense().apply(torch.zeros_like))
+        assert all(not value.any() for value in td.values(True, True))
+
+    def test_ragged_members(self) -> None:
+        stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(n)}) for n in (1, 2)])
+        stack.update_(stack.apply(lambda x: x + 1))
+        assert [member["a"].tolist() for member in stack.tensordicts] == [[1.0], [1.0, 1.0]]
+
+
+INDICES: list[Any] = [
+    0,
+    -1,
+    slice(0, 2),
+    slice(None, None, 2),
+    ...,
+    None,
+    (),
+    [0, 2],
+    range(2),
+    torch.tensor([2, 0]),
+    torch.tensor([True, False, True]),
+    np.array([1, 2]),
+    (slice(1, None), None),
+]
+
+
+class TestAssign:
+    @pytest.mark.parametrize("index", INDICES, ids=str)
+    def test_matches_torch_on_each_leaf(self, index: Any) -> None:
+        td = dense()
+        value = dense()[index].apply(lambda leaf: leaf + 10)
+        expected = snapshot(td)
+        for key, leaf in expected.items():
+            leaf[index] = value.get(key)
+        td[index] = value
+        assert_same(td, expected)
+
+    @pytest.mark.parametrize("index", INDICES, ids=str)
+    @pytest.mark.parametrize("number", [7, 2.0, True, torch.tensor(5)])
+    def test_a_number_fills(self, index: Any, number: Any) -> None:
+        td = dense()
+        expected = snapshot(td)
+        for leaf in expected.values():
+            leaf[index] = int(number) if isinstance(number, Tensor) else number
+        td[index] = number
+        assert_same(td, expected)
+
+    def test_a_mapping_writes_its_keys_only(self, td: Any) -> None:
+        before = snapshot(td)
+        td[0] = {"b": {"c": torch.tensor(8.0)}, ("b", "d"): torch.full((4,), 3.0)}
+        before["b", "c"][0] = 8
+        before["b", "d"][0] = 3
+        assert_same(td, before)
+
+    @pytest.mark.parametrize("size", [[], [1], [2]])
+    def test_the_batch_of_the_value_is_broadcast(self, td: Any, size: list[int]) -> None:
+        td[0:2] = TensorDict({"b": {"d": torch.full((*size, 4), 9.0)}}, size)
+        assert td["b", "d"].sum(-1).tolist() == [36, 36, 0]
+
+    def test_another_dtype_is_cast(self, td: Any) -> None:
+        td[torch.tensor([0, 2])] = {"a": torch.full((2, 2), 1.7)}
+        assert td["a"].tolist() == [[1, 1], [2, 3], [1, 1]]
+
+    @pytest.mark.parametrize(
+        "indices", [[0], [1, 0], [(slice(None), 0), (2, 1)], [torch.tensor([True, False, True]), 1]], ids=str
+    )
+    def test_missing_keys_are_made_zero_elsewhere(self, indices: list[Any]) -> None:
+        td = TensorDict(batch_size=[3, 2])
+        expected = {"a": torch.zeros(3, 2, 5), ("n", "b"): torch.zeros(3, 2, dtype=torch.int64)}
+        for step, index in enumerate(indices, 1):
+            size = torch.zeros(3, 2)[index].shape
+            value = TensorDict(
+                {"a": torch.full((*size, 5), step), "n": {"b": torch.full(size, step)}}, size
+            ).float()
+            value["n", "b"] = value["n", "b"].long()
+            td[index] = value
+            expected["a"][index] = step
+            expected["n", "b"][index] = step
+        assert td["n"].batch_size == torch.Size([3, 2])
+        assert_same(td, expected)
+
+    def test_a_locked_collection_gets_no_new_key(self) -> None:
+        td = dense().lock_()
+        before = snapshot(td)
+        with pytest.raises(LockedError, match="cannot make key 'q'"):
+            td[0] = {"a": torch.ones(2), "q": torch.ones(1)}
+        assert_same(td, before)
+        td[0] = dense()[1]
+        assert td["a"][0].tolist() == [2, 3]
+
+    @pytest.mark.parametrize(
+        ("index", "value", "error", "message"),
+        [
+            (5, 0, CollectionIndexError, "index 5 is out of bounds"),
+            ((0, 0), 0, CollectionIndexError, "too many indices"),
+            (0, "x", StructureError, "a collection, a mapping or a number at an index; got 'x'"),
+            (0, None, StructureError, "got None"),
+            (slice(None), torch.ones(3), StructureError, r"got a tensor of shape \[3\]"),
+            (
+                slice(0, 2),
+                TensorDict({"a": torch.ones(3, 2)}, [3]),
+                BatchSizeError,
+                r"\[3\], which does not broadcast",
+            ),
+            (
+                0,
+                {"b": {"c": torch.ones(())}, "a": torch.ones(3)},
+                StructureError,
+                r"key 'a' in place: .*\[2\] there, the value \[3\]",
+            ),
+            (
+                0,
+                {"b": {"c": torch.ones(())}, "a": {"x": torch.ones(2)}},
+                StructureError,
+                "key 'a' at an index: it is a tensor",
+            ),
+            (
+                0,
+                {"a": torch.ones(2), "b": torch.ones(2)},
+                StructureError,
+                "key 'b' at an index: it is a TensorDict",
+            ),
+        ],
+    )
+    def test_a_refused_write_changes_nothing(self, index: Any, value: Any, error: type, message: str) -> None:
+        td = dense()
+        before = snapshot(td)
+        with pytest.raises(error, match=message):
+            td[index] = value
+        assert_same(td, before)
+
+    @given(st.lists(st.integers(-4, 3), min_size=1, max_size=5), st.booleans())
+    def test_repeated_positions(self, positions: list[int], new: bool) -> None:
+        td = TensorDict(batch_size=[4]) if new else TensorDict({"a": torch.zeros(4)}, [4])
+        expected = torch.zeros(4)
+        for step, at in enumerate(positions, 1):
+            td[at] = {"a": torch.tensor(float(step))}
+            expected[at] = step
+        assert td["a"].tolist() == expected.tolist()
+
+
+class TestEntriesAtAnIndex:
+    def test_set_at_reaches_behind_the_batch_dims(self, td: Any) -> None:
+        td.set_at_("a", 5, (0, 1))
+        assert td["a"].tolist() == [[0, 5], [2, 3], [4, 5]]
+
+    def test_set_at_on_a_level(self, td: Any) -> None:
+        td.set_at_("b", {"c": torch.tensor(4.0)}, 0)
+        assert td["b", "c"].tolist() == [4.0, 1.0, 1.0]
+
+    def test_set_at_names_the_missing_key(self, td: Any) -> None:
+        with pytest.raises(KeyPathError, match="key 'zz' not found"):
+            td.set_at_("zz", 1, 0)
+
+    def test_get_at(self, td: Any) -> None:
+        assert td.get_at("a", (0, 1)) == 1
+        assert td.get_at("b", 0).batch_size == torch.Size([])
+        assert td.get_at("zz", 0) is None
+        assert td.get_at("zz", 0, default=3) == td.get_at("zz", 0, 3) == 3
+
+    def test_update_at_refuses_new_keys(self) -> None:
+        td = dense()
+        before = snapshot(td)
+        with pytest.raises(KeyPathError, match="key 'zz' not found in key 'b'"):
+            td.update_at_({"a": torch.ones(2), "b": {"zz": torch.ones(())}}, 0)
+        assert_same(td, before)
+
+    def test_update_at_and_copy_at(self, td: Any) -> None:
+        td.update_at_({"a": torch.ones(2), "b": {"c": torch.tensor(5.0)}}, 0, keys_to_update=["a"])
+        assert td["a"][0].tolist() == [1, 1]
+        assert td["b", "c"][0] == 1
+        td.copy_at_(dense()[2], slice(0, 2))
+        assert td["a"].tolist() == [[4, 5]] * 3
+
+
+class TestFill:
+    def test_fill_and_zero(self, td: Any) -> None:
+        assert td.fill_("a", 3) is td
+        assert td["a"].tolist() == [[3, 3]] * 3
+        td.fill_("b", 2)
+        assert td["b", "d"].sum() == 24
+        td.fill_(("b", "c"), 5)
+        assert td["b", "c"].tolist() == [5.0] * 3
+        assert td.zero_() is td
+        assert all(not value.any() for value in td.values(True, True))
+
+    def test_fill_names_the_missing_key(self, td: Any) -> None:
+        with pytest.raises(KeyPathError, match="key 'zz' not found"):
+            td.fill_("zz", 1)
+
+
+class TestReplace:
+    def test_leaves_the_original_as_it_was(self, td: Any) -> None:
+        before = snapshot(td)
+        new = td.replace({"b": {"c": torch.zeros(3)}}, x=torch.ones(3))
+        assert_same(td, before)
+        assert new["b", "c"].tolist() == [0.0] * 3
+        assert list(new.keys()) == ["a", "b", "x"]
+
+    def test_without_entries_is_the_collection_itself(self) -> None:
+        td = dense()
+        assert td.replace() is td
+        assert td.replace({}) is td
+
+
+def test_depth() -> None:
+    def deep() -> TensorDict:
+        td = TensorDict({"x": torch.zeros(2)}, [2])
+        for _ in range(2000):
+            td = TensorDict({"k": td}, [2])
+        return td
+
+    path = ("k",) * 2000 + ("x",)
+    td = deep().update(deep().apply(lambda leaf: leaf + 1))
+    assert td[path].tolist() == [1.0, 1.0]
+    td.update_(deep())
+    td[0] = deep()[1].apply(lambda leaf: leaf + 2)
+    assert td[path].tolist() == [2.0, 0.0]
+    assert td.fill_(path, 4).replace({"y": torch.zeros(2)})[path].tolist() == [4.0, 4.0]

@@ -1,0 +1,427 @@
+"""The value codec: exact round trips, plain JSON that reads well, and errors that say where."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from contextlib import suppress
+from datetime import date, datetime, time, timedelta, timezone
+from enum import Enum, IntFlag
+from pathlib import PosixPath, PurePosixPath, PureWindowsPath
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from td_core import errors
+from td_core._value_types import VALUES, LeafSerializer, enum_serializer
+from td_core._values import MAX_DEPTH, join, readable, split
+
+
+def same(a: Any, b: Any) -> bool:
+    """Compare values and types, at every level, with NaN equal to itself."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(
+            same(ka, kb) and same(va, vb) for (ka, va), (kb, vb) in zip(a.items(), b.items(), strict=True)
+        )
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, (set, frozenset)):
+        return canonical(a) == canonical(b)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, (complex, np.complexfloating)):
+        return same(float(a.real), float(b.real)) and same(float(a.imag), float(b.imag))
+    if isinstance(a, (float, np.floating)):
+        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+    if isinstance(a, (np.datetime64, np.timedelta64)):
+        return a.dtype == b.dtype and a.view("i8") == b.view("i8")
+    if isinstance(a, slice):
+        return all(map(same, (a.start, a.stop, a.step), (b.start, b.stop, b.step)))
+    if isinstance(a, (datetime, time)):
+        return a == b and a.fold == b.fold and a.utcoffset() == b.utcoffset()
+    return bool(a == b)
+
+
+def canonical(value: Any) -> Any:
+    """Return a hashable form of a hashable value that differs where a type does."""
+    if isinstance(value, (set, frozenset)):
+        return type(value), frozenset(map(canonical, value))
+    return type(value), tuple(map(canonical, value)) if isinstance(value, tuple) else value
+
+
+def through_json(value: Any) -> Any:
+    plain, types = split(value)
+    return join(*json.loads(json.dumps([plain, types])))
+
+
+ZONES = st.one_of(
+    st.none(), st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minutes=minutes)))
+)
+NUMPY = st.one_of(
+    st.integers(-128, 127).map(np.int8),
+    st.integers(0, 2**64 - 1).map(np.uint64),
+    st.integers(-(2**63), 2**63 - 1).map(np.int64),
+    st.integers(-(2**63), 2**63 - 1).map(np.longlong),
+    st.floats(width=16).map(np.float16),
+    st.floats(width=32).map(np.float32),
+    st.floats().map(np.float64),
+    st.booleans().map(np.bool_),
+    st.text().map(np.str_),
+    st.binary().map(np.bytes_),
+    st.complex_numbers().map(np.complex128),
+    st.complex_numbers(width=64).map(np.complex64),
+    st.tuples(st.integers(-(2**63), 2**63 - 1), st.sampled_from(["D", "ns", "s", "Y"])).map(
+        lambda p: np.datetime64(*p)
+    ),
+    st.tuples(st.integers(-(2**63), 2**63 - 1), st.sampled_from(["h", "us"])).map(
+        lambda p: np.timedelta64(*p)
+    ),
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.binary(),
+    st.complex_numbers(),
+    st.dates(),
+    st.datetimes(timezones=ZONES),
+    st.times(timezones=ZONES),
+    st.timedeltas(),
+    st.tuples(st.integers(), st.integers(), st.integers(1)).map(lambda args: range(*args)),
+    st.text(alphabet="ab/. ", min_size=1).map(PurePosixPath),
+    st.sampled_from(
+        [torch.float32, torch.bool, torch.device("cpu"), torch.device("cuda:1"), PosixPath("/a b")]
+    ),
+    st.lists(st.integers(0, 2**40)).map(torch.Size),
+    NUMPY,
+)
+# Without NaN, which is no key that can be found again.
+HASHABLE = st.recursive(
+    st.one_of(
+        st.integers(), st.text(), st.binary(), st.dates(), st.booleans(), st.integers(0, 9).map(np.int16)
+    ),
+    lambda inner: st.one_of(st.tuples(inner, inner), st.frozensets(inner, max_size=3)),
+    max_leaves=4,
+)
+VALUE = st.recursive(
+    st.one_of(SCALARS, HASHABLE, st.binary().map(bytearray), st.slices(10)),
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.dictionaries(st.text(), inner),
+        st.dictionaries(HASHABLE, inner),
+        st.dictionaries(st.text(), inner).map(OrderedDict),
+        st.dictionaries(st.integers(), inner).map(OrderedDict),
+        st.sets(HASHABLE),
+    ),
+    max_leaves=12,
+)
+
+
+@given(VALUE)
+@settings(max_examples=300, deadline=None)
+def test_join_inverts_split(value: Any) -> None:
+    assert same(through_json(value), value)
+
+
+JSON_VALUE = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
+)
+
+
+@given(JSON_VALUE)
+@settings(deadline=None)
+def test_what_json_can_say_needs_no_types(value: Any) -> None:
+    plain, types = split(value)
+    assert types is None
+    assert json.dumps(plain) == json.dumps(value)
+    assert join(plain, None) is plain
+
+
+@given(JSON_VALUE, JSON_VALUE)
+@settings(deadline=None)
+def test_arbitrary_json_is_joined_or_refused(plain: Any, types: Any) -> None:
+    with suppress(errors.FormatError):
+        join(plain, types)
+
+
+TAGS = st.sampled_from(sorted(VALUES.by_tag))
+SIDECARS = st.recursive(
+    st.one_of(st.none(), TAGS),
+    lambda inner: st.fixed_dictionaries(
+        {}, optional={"t": st.lists(TAGS), "c": st.dictionaries(st.sampled_from(["*", "0", "1", "a"]), inner)}
+    ),
+)
+
+
+@given(JSON_VALUE, SIDECARS)
+@settings(max_examples=300, deadline=None)
+def test_wrong_sidecars_are_joined_or_refused(plain: Any, types: Any) -> None:
+    with suppress(errors.FormatError):
+        join(plain, types)
+
+
+@pytest.mark.parametrize(
+    ("value", "plain", "types"),
+    [
+        ((1, "a"), [1, "a"], "tuple"),
+        ({"x": (1,), "y": [2]}, {"x": [1], "y": [2]}, {"c": {"x": "tuple"}}),
+        ({1: "a"}, [[1, "a"]], "dict"),
+        ({(1,): 2}, [[[1], 2]], {"c": {"0": {"c": {"0": "tuple"}}}, "t": ["dict"]}),
+        (OrderedDict({2: 3}), [[2, 3]], {"t": ["OrderedDict", "dict"]}),
+        (np.float32(0.5), 0.5, "numpy.float32"),
+        (b"ab", "YWI=", "bytes"),
+        ([(1,)] * 5, [[1]] * 5, {"c": {"*": "tuple"}}),
+        (torch.float64, "torch.float64", "torch.dtype"),
+        (slice(1, None, (2,)), [1, None, [2]], {"t": ["slice"], "c": {"2": "tuple"}}),
+    ],
+)
+def test_layout_of_plain_and_types(value: Any, plain: Any, types: Any) -> None:
+    assert split(value) == (plain, types)
+    assert same(join(plain, types), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        10**5000,
+        -(10**5000),
+        datetime(2020, 1, 1, fold=1),
+        datetime(2020, 1, 1, tzinfo=timezone.utc),
+        float("nan"),
+        {"a": float("-inf")},
+        complex(float("nan"), -0.0),
+        np.datetime64("NaT"),
+        np.timedelta64("NaT", "s"),
+        np.datetime64("2020-01-01"),
+        np.arange(6, dtype=">i2").reshape(2, 3),
+        np.array(["a", "é"]),
+        np.zeros((0, 3), np.complex64),
+        np.array(["2020-01-01"], "M8[D]"),
+        np.array("x", "S3"),
+        np.array(True),
+        PureWindowsPath("C:/x"),
+        "\ud800",
+        "",
+        {"*": (1,), "0": (2,)},
+        {date(2020, 1, 1), (1, 2), "a"},
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_corner_values(value: Any) -> None:
+    assert same(through_json(value), value)
+
+
+def test_set_order_does_not_depend_on_hashing() -> None:
+    assert split({"b", "a", "c"})[0] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([1, "a"], True),
+        ({"x": (np.float32(1), np.int8(2))}, True),
+        (OrderedDict(a=torch.Size([2])), True),
+        (OrderedDict({1: 2}), False),
+        ([(b"x",)], False),
+        ({1}, False),
+    ],
+)
+def test_readable_without_the_sidecar(value: Any, expected: bool) -> None:
+    assert readable(split(value)[1]) is expected
+
+
+class Point(NamedTuple):
+    x: int
+
+
+class Word(str):
+    pass
+
+
+class Color(Enum):
+    RED = 1
+
+
+class Access(IntFlag):
+    READ = 1
+    WRITE = 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), Point(1), Word("x"), Color.RED, torch.zeros(1), np.array([None]), lambda: 0, int],
+    ids=lambda value: type(value).__name__,
+)
+def test_unregistered_types_are_refused_with_their_place(value: Any) -> None:
+    with pytest.raises(errors.CodecError, match=r"cannot store the value at \['a'\]\[1\]: ") as caught:
+        split({"a": [0, value]})
+    assert isinstance(caught.value, TypeError)
+
+
+def test_message_names_type_and_remedy() -> None:
+    with pytest.raises(errors.CodecError) as caught:
+        split(Word("x"))
+    assert str(caught.value) == (
+        "cannot store the value at the top level: no serializer is registered for its type "
+        f"{__name__}.Word; register a LeafSerializer through the hook td_serializers, "
+        "or pass allow_pickle=True where the format has it; got 'x'"
+    )
+
+
+def nested(make: Any, depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = make(value)
+    return value
+
+
+MAKERS = [lambda v: [v], lambda v: (v,), lambda v: {"k": v}, lambda v: {1: v}, lambda v: slice(v)]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_depth_is_limited_by_a_clear_error(make: Any) -> None:
+    with pytest.raises(errors.CodecError, match=f"nested deeper than {MAX_DEPTH} levels, or contains itself"):
+        split(nested(make, 10_000))
+
+
+@pytest.mark.parametrize("make", MAKERS[:3])
+def test_the_deepest_value_passes_through_json(make: Any) -> None:
+    # A tuple counts twice: it is stored as a list.
+    value = nested(make, MAX_DEPTH // 2)
+    assert through_json(value) == value
+
+
+def test_a_value_that_contains_itself() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(errors.CodecError, match="contains itself"):
+        split(value)
+
+
+@pytest.mark.parametrize(
+    ("plain", "types", "message"),
+    [
+        (1, "tuple", r"the value at the top level is no 'tuple': expected list, found int; got 1"),
+        ([1], {"c": {"1": "tuple"}}, "types of the value at the top level do not fit"),
+        ([[1]], {"c": {"-1": "tuple"}}, "do not fit"),
+        ([[1]], {"c": {"9" * 5000: "tuple"}}, "do not fit"),
+        ({"a": 1}, {"c": {"b": "tuple"}}, "do not fit"),
+        ({"a": {"b": 1}}, {"c": {"a": {"c": {"b": "set"}}}}, r"the value at \['a'\]\['b'\] is no 'set'"),
+        (1, {"c": {"a": "tuple"}}, "do not fit"),
+        (1, {"x": 1}, "do not fit"),
+        (1, {"t": "tuple"}, "do not fit"),
+        (1, {"t": [["tuple"]]}, "do not fit"),
+        (1, 5, "do not fit"),
+        (1, "os.system", "is of the unknown type 'os.system'"),
+        (1, "os@$(rm)==1", "is of the unknown type"),
+        ([1, 1], "set", "an item is there twice"),
+        ([[1, 2], [1, 3]], "dict", "a key is there twice"),
+        ([[[], 2]], "dict", "unhashable"),
+        ("xx!", "bytes", "is no 'bytes'"),
+        ("torch.nn", "torch.dtype", "not a dtype"),
+        ("cuda:0; import os", "torch.device", "not the name of a device"),
+        ("nosuch", "torch.device", "is no 'torch.device'"),
+        ([1, 2, 0], "range", "is no 'range'"),
+        ([10**10, 0, 0], "timedelta", "is no 'timedelta'"),
+        (300, "numpy.int8", "is no 'numpy.int8'"),
+        (1e300, "numpy.float16", "cannot hold it"),
+        (["|O8", [1], ""], "numpy.ndarray", "unknown array dtype"),
+        (["<f4", [2**62], ""], "numpy.ndarray", "0 bytes for the shape"),
+        (["<f4", [-1], ""], "numpy.ndarray", "impossible shape"),
+        (["<U1", [1], "////fw=="], "numpy.ndarray", "is no 'numpy.ndarray'"),
+        (["|b1", [1], "Bw=="], "numpy.ndarray", "neither 0 nor 1"),
+        ([2**70], "torch.Size", "is no 'torch.Size'"),
+        ("0x" + "f" * 10, "int", None),
+        ("9" * 10_000, "int", "not a hexadecimal integer"),
+    ],
+)
+def test_hostile_input(plain: Any, types: Any, message: str | None) -> None:
+    if message is None:
+        assert join(plain, types) == int(plain, 16)
+        return
+    with pytest.raises(errors.FormatError, match=message):
+        join(plain, types)
+
+
+def test_hostile_depth() -> None:
+    with pytest.raises(errors.FormatError, match=f"nested deeper than {MAX_DEPTH} levels"):
+        join(nested(lambda v: [v], 10_000), nested(lambda v: {"c": {"0": v}}, 10_000))
+
+
+class Celsius:
+    def __init__(self, degrees: float) -> None:
+        self.degrees = degrees
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Celsius) and other.degrees == self.degrees
+
+
+@pytest.fixture
+def celsius() -> Any:
+    VALUES.add(
+        LeafSerializer("test.Celsius", Celsius, lambda v: (v.degrees,), lambda v: Celsius(*v)),
+        provider="td-test==1.2",
+    )
+    yield
+    if "test.Celsius" in VALUES.by_tag:
+        VALUES.remove("test.Celsius")
+
+
+def test_a_registered_type(celsius: None) -> None:
+    plain, types = split([Celsius(1.5)])
+    assert (plain, types) == ([[1.5]], {"c": {"0": {"t": ["test.Celsius@td-test==1.2", "tuple"]}}})
+    assert join(plain, types) == [Celsius(1.5)]
+
+
+def test_a_type_whose_plugin_is_gone(celsius: None) -> None:
+    stored = split({"t": Celsius(1.5)})
+    VALUES.remove("test.Celsius")
+    with pytest.raises(errors.MissingPluginError) as caught:
+        join(*stored)
+    assert str(caught.value) == (
+        "the value at ['t'], of the type 'test.Celsius', was written by 'td-test' 1.2, "
+        "which is not installed: pip install td-test"
+    )
+
+
+def test_registered_enums() -> None:
+    for serializer, members in [
+        (enum_serializer(Color, "test.Color"), [Color.RED]),
+        (enum_serializer(Access), [Access.READ, Access.READ | Access.WRITE, Access(0)]),
+    ]:
+        VALUES.add(serializer)
+        try:
+            for member in members:
+                assert same(through_json({"m": member}), {"m": member})
+            with pytest.raises(errors.FormatError, match="is no"):
+                join("nosuch", serializer.tag)
+        finally:
+            VALUES.remove(serializer.tag)
+
+
+@pytest.mark.parametrize(
+    ("serializer", "message"),
+    [
+        (LeafSerializer("tuple", Celsius, repr, repr), "the value tag 'tuple' is taken by <class 'tuple'>"),
+        (
+            LeafSerializer("test.tuple", tuple, repr, repr),
+            "values of <class 'tuple'> already have a serializer",
+        ),
+        (LeafSerializer("test.str", str, repr, repr), "values of <class 'str'> already have a serializer"),
+        (LeafSerializer("a@b", Celsius, repr, repr), "the value tag 'a@b' is not a name"),
+    ],
+)
+def test_registration_is_checked(serializer: LeafSerializer, message: str) -> None:
+    with pytest.raises(errors.PluginError, match=message):
+        VALUES.add(serializer)

@@ -1,0 +1,205 @@
+"""Consolidation: every leaf of a collection a view on one storage, with the encoding of the tree beside it.
+
+The storage is attached to the result for as long as it is locked, so a structural change (which needs an unlock)
+drops it, and nothing stale is ever served. Writing a leaf in place writes the storage.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core import decode, encode
+from td_core._locking import refuse_if_locked
+from td_core._nodes import Encoded
+from td_core._ops.moving import put_back, relabel
+from td_core.errors import StructureError
+
+from . import _file, _storage
+from ._attachment import Consolidated, attach, attached
+
+
+def consolidate(
+    self: Any,
+    filename: Path | str | None = None,
+    *,
+    num_threads: int = 0,
+    device: torch.device | None = None,
+    non_blocking: bool = False,
+    inplace: bool = False,
+    return_early: bool = False,
+    use_buffer: bool = False,
+    share_memory: bool = False,
+    pin_memory: bool = False,
+    metadata: bool = False,
+) -> Any:
+    """Return a copy whose leaves are views on one storage, locked; this collection is not changed.
+
+    A collection that is consolidated already is returned itself, if nothing else is asked for.
+
+    Args:
+        self: the collection.
+        filename: also write the storage and the structure to a file, and map the result on it.
+        num_threads: threads that copy; 0 copies in the calling one.
+        device: where the storage lies; by default that of the leaves, if they share one, else the CPU.
+        non_blocking: as in :meth:`torch.Tensor.to`.
+        inplace: put the views into this collection, lock it and return it.
+        return_early: return a :class:`concurrent.futures.Future` of the result.
+        use_buffer: with ``filename``, gather in memory first, write once, and keep the result in memory.
+        share_memory: put the storage in shared memory.
+        pin_memory: put the storage in page-locked memory.
+        metadata: append the structure to the storage in memory, as it stands in a file, so that the storage alone
+            can be sent; :func:`from_buffer` reads it.
+
+    Raises:
+        StructureError: a leaf has no dense form (sparse, strided nested, on the meta device); nothing was written.
+        CodecError: with ``filename`` or ``metadata``, a value that no registered serializer stores; names its key.
+
+    >>> import torch
+    >>> from td_core import TensorDict
+    >>> td = consolidate(TensorDict({"a": torch.ones(2), "n": {"b": torch.zeros(3)}}))
+    >>> td["a"].untyped_storage().data_ptr() == td["n", "b"].untyped_storage().data_ptr()
+    True
+    """
+    options = {name: value for name, value in locals().items() if name in _OPTIONS}
+    if return_early:
+        pool = ThreadPoolExecutor(1)
+        future: Future[Any] = pool.submit(consolidate, self, filename, **options)
+        pool.shutdown(wait=False)
+        return future
+    if not any(options.values()) and filename is None and attached(self) is not None:
+        return self
+    if inplace:
+        refuse_if_locked(self, "consolidate it in place")
+    encoded = encode(self)
+    layout = _storage.plan(encoded)
+    trailer = _file.trailer(self, encoded, layout) if filename is not None or metadata else b""
+    where = _device_of(encoded.leaves) if device is None else torch.device(device)
+    path = None if filename is None else Path(filename)
+
+    def fill(storage: Tensor) -> list[_storage.Pieces]:
+        pieces = _storage.Views(storage).pieces(layout)
+        room = storage[: layout.nbytes]
+        _storage.fill(room, layout, pieces, encoded.leaves, num_threads, non_blocking)
+        if where.type == "cuda" or any(leaf.is_cuda for leaf in encoded.leaves):
+            torch.cuda.synchronize()
+        return pieces
+
+    if (
+        path is not None
+        and where.type == "cpu"
+        and _CAN_RESERVE
+        and not (use_buffer or share_memory or pin_memory)
+    ):
+        _file.write_through(path, layout.nbytes, trailer, fill)
+        storage = _file.map_file(path)
+        storage = storage if metadata else storage[: layout.nbytes]
+        pieces = _storage.Views(storage).pieces(layout)
+    else:
+        storage = _allocate(
+            layout.nbytes + (len(trailer) if metadata else 0), where, share_memory, pin_memory
+        )
+        pieces = fill(storage)
+        if metadata:
+            storage[layout.nbytes :].copy_(torch.frombuffer(bytearray(trailer), dtype=torch.uint8))
+        if path is not None:
+            _file.write(path, storage[: layout.nbytes], trailer)
+    result = decode(Encoded(encoded.nodes, _storage.together(layout, pieces), encoded.values))
+    if device is not None:
+        relabel(result, where)
+    if inplace:
+        put_back(self, result)
+        result = self
+    return attach(result, Consolidated(storage, path))
+
+
+_CAN_RESERVE = hasattr(os, "posix_fallocate")
+_OPTIONS = frozenset(
+    (
+        "num_threads",
+        "device",
+        "non_blocking",
+        "inplace",
+        "use_buffer",
+        "share_memory",
+        "pin_memory",
+        "metadata",
+    )
+)
+
+
+def is_consolidated(self: Any) -> bool:
+    """Tell whether the leaves are views on one storage, unchanged since they were consolidated.
+
+    Args:
+        self: the collection.
+
+    >>> from td_core import TensorDict
+    >>> td = TensorDict({"a": 1})
+    >>> is_consolidated(td), is_consolidated(consolidate(td))
+    (False, True)
+    """
+    return attached(self) is not None
+
+
+def _device_of(leaves: list[Tensor]) -> torch.device:
+    devices = {leaf.device for leaf in leaves}
+    return devices.pop() if len(devices) == 1 else torch.device("cpu")
+
+
+def _allocate(nbytes: int, device: torch.device, share_memory: bool, pin_memory: bool) -> Tensor:
+    if (share_memory or pin_memory) and device.type != "cpu":
+        raise StructureError(
+            f"share_memory and pin_memory need a storage on the CPU; it would be on {device}"
+        )
+    storage = torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=pin_memory)
+    return storage.share_memory_() if share_memory else storage
+
+
+def from_consolidated(filename: str | Path) -> Any:
+    """Return the collection in a consolidated file, of any release of the reference implementation too.
+
+    The leaves are views on a private mapping of the file: writing them never reaches it.
+
+    Raises:
+        FormatError: the file is damaged; nothing of it is returned.
+        FileNotFoundError: there is no such file.
+
+    >>> import tempfile, torch
+    >>> from td_core import TensorDict
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = consolidate(TensorDict({"a": torch.arange(3)}), f"{folder}/td.bin")
+    ...     from_consolidated(f"{folder}/td.bin")["a"]
+    tensor([0, 1, 2])
+    """
+    tree, storage, on_storage = _file.read(filename)
+    return _held(tree, storage if on_storage else None, Path(filename))
+
+
+def from_buffer(buffer: Tensor) -> Any:
+    """Return the collection in the storage of one that was consolidated with ``metadata=True``.
+
+    Args:
+        buffer: a vector of bytes. The leaves are views on it, if it starts where 16 divides its address.
+
+    Raises:
+        FormatError: the buffer holds no collection, or a damaged one.
+
+    >>> from td_core import TensorDict
+    >>> from td_distributed import storage_of
+    >>> td = TensorDict({"a": torch.arange(3)}).consolidate(metadata=True)
+    >>> from_buffer(storage_of(td))["a"]
+    tensor([0, 1, 2])
+    """
+    tree, _, on_storage = _file.parse(buffer, "the buffer")
+    return _held(tree, buffer if on_storage else None, None)
+
+
+def _held(tree: Any, storage: Tensor | None, path: Path | None) -> Any:
+    # State is attached to what is locked; an unlocked file gives an ordinary collection.
+    return attach(tree, Consolidated(storage, path)) if tree._locked and storage is not None else tree

@@ -1,0 +1,94 @@
+"""Writing what has arrived into a collection that exists: all of it, or nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core import decode, encode
+from td_core._collection import show_path
+from td_core._nodes import Encoded
+from td_core.errors import StructureError
+
+from . import _paths, _storage, _wire
+from ._attachment import attached
+from ._wire import Message
+
+
+def deliver(collection: Any, message: Message, storage: Tensor) -> None:
+    """Copy what has arrived into the leaves of a collection of the announced structure.
+
+    Raises:
+        StructureError: the structure differs, a leaf cannot be written in place, or is ragged in another way; names the
+            first key. Nothing was written.
+    """
+    encoded = encode(collection)
+    state = attached(collection)
+    layout = None if state is None else state.layout(encoded)
+    if state is not None and layout is not None and not message.values:
+        known = state.received
+        if (
+            known is not None
+            and known[0] == message.header
+            and known[1] is layout
+            and known[2] == encoded.nodes
+            and len(storage) == len(state.storage)
+        ):
+            # The same structure was checked before, and lies in both storages in the same way.
+            state.storage.copy_(storage)
+            return
+    _check_same(encoded, layout or _storage.plan(encoded), message)
+    jobs, order = _match(encoded, message, storage)
+    for target, piece in jobs:
+        target.copy_(piece)
+    if message.values:
+        leaves: list[Any] = [None] * len(order)
+        for mine, theirs in order:
+            leaves[theirs] = encoded.leaves[mine]
+        with torch.no_grad():
+            collection.update_(decode(Encoded(message.nodes, leaves, message.values)))
+    if state is not None and layout is not None:
+        same_places = all(
+            [span[:3] for span in layout.leaves[mine].spans]
+            == [span[:3] for span in message.layout.leaves[theirs].spans]
+            for mine, theirs in order
+        )
+        state.received = (message.header, layout, encoded.nodes) if same_places else None
+
+
+def _check_same(encoded: Encoded, layout: _storage.Layout, message: Message) -> None:
+    mine, theirs = _wire.outline(encoded.nodes, layout), _wire.outline(message.nodes, message.layout)
+    for path in [*mine, *(path for path in theirs if path not in mine)]:
+        if mine.get(path) != theirs.get(path):
+            raise StructureError(
+                f"cannot receive: {show_path(path)} is {mine.get(path, 'missing')} here, "
+                f"{theirs.get(path, 'missing')} in the message; nothing was changed"
+            )
+
+
+def _match(
+    encoded: Encoded, message: Message, storage: Tensor
+) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[int, int]]]:
+    """Return (what is written, with what) and (our position, theirs) of every leaf."""
+    places = {path: found for path, found in _paths.walk(message.nodes) if isinstance(found, int)}
+    views = _storage.Views(storage)
+    jobs: list[tuple[Tensor, Tensor]] = []
+    order: list[tuple[int, int]] = []
+    for path, mine in _paths.walk(encoded.nodes):
+        if not isinstance(mine, int):
+            continue
+        order.append((mine, places[path]))
+        target, *fixed = _storage.pieces_of(encoded.leaves[mine])[0]
+        piece, *rows = [views.of(span) for span in message.layout.leaves[places[path]].spans]
+        if any(not torch.equal(one, other.to(one.device)) for one, other in zip(fixed, rows, strict=True)):
+            raise StructureError(
+                f"cannot receive: the rows of {show_path(path)} have other lengths in the message; nothing was changed"
+            )
+        if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
+            raise StructureError(
+                f"cannot receive: {show_path(path)} is expanded, so its elements share memory; clone() it first"
+            )
+        jobs.append((target.detach(), piece))
+    return jobs, order

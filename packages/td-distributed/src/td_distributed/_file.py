@@ -1,0 +1,376 @@
+"""The consolidated file: the storage, the structure as JSON, and the JSON's length as a little-endian int64.
+
+The structure has one of two forms. The *plain form* is that of the reference implementation: nested objects, one for
+each level, written by the ``"consolidated/1"`` layouts of the kinds. What it cannot say (types of values that JSON
+simplifies, names of classes) is under the root key ``size``, which the reference skips. The *general form* holds what
+the plain one cannot: the flat table of ``td_core.encode`` under the root key ``td``. Its ``cls`` is no class of the
+reference, which therefore refuses it clearly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core import Record, decode
+from td_core._collection import show_path
+from td_core._nodes import KINDS, Encoded
+from td_core._values import join, readable, split
+from td_core.errors import BatchSizeError, CodecError, DimNamesError, FormatError, MissingPluginError
+
+from . import _paths, _storage
+from ._storage import Layout, Leaf, Span, Views
+
+FORMAT = "consolidated/1"
+GENERAL = "td:general"
+RESERVED = frozenset(("cls", "non_tensors", "leaves", "cls_metadata", "size"))
+JAGGED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
+# The order in which the reference expects the pieces of a jagged tensor, by number of pieces.
+JAGGED_ORDER = {2: (0, 1), 3: (0, 2, 1)}
+LARGEST_JSON = 1 << 30
+#: What stumbling over JSON of another shape than expected raises.
+DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
+
+
+class UnsayableError(Exception):
+    """The plain form cannot hold this tree."""
+
+
+def trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
+    """Return the structure as it stands at the end of a file, the length included.
+
+    Raises:
+        CodecError: a value that no registered serializer stores; names its key.
+    """
+    try:
+        structure = _plain(tree, encoded, layout)
+    except UnsayableError:
+        structure = {"cls": GENERAL, "td": describe(encoded, layout)}
+    text = json.dumps(structure).encode()
+    return text + len(text).to_bytes(8, "little", signed=True)
+
+
+def write(path: Path, storage: Tensor, end: bytes) -> None:
+    """Write a file next to its place, then move it there: the old one stays whole until the new one is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.td-tmp")
+    try:
+        with open(temporary, "wb") as file:
+            if storage.numel():
+                data: Any = storage.cpu().numpy()
+                file.write(memoryview(data))
+            file.write(end)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_through(path: Path, nbytes: int, end: bytes, fill: Callable[[Tensor], object]) -> None:
+    """Do what :func:`write` does for a storage that ``fill`` writes, straight into the file.
+
+    Its blocks are reserved before they are mapped, so that a full disk is an error and no signal.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.td-tmp")
+    try:
+        with open(temporary, "w+b") as file:
+            os.posix_fallocate(file.fileno(), 0, nbytes + len(end))
+            fill(torch.from_file(str(temporary), shared=True, size=nbytes, dtype=torch.uint8))
+            file.seek(nbytes)
+            file.write(end)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def map_file(path: Path) -> Tensor:
+    """Return a file as a private mapping: writes to it never reach the file."""
+    size = path.stat().st_size
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+
+
+def read(path: str | Path) -> tuple[Any, Tensor, bool]:
+    """Return (collection, storage, whether all leaves are views on it) of a file, checked before anything is built.
+
+    Raises:
+        FormatError: the file is damaged or no consolidated file; the message says where.
+    """
+    path = Path(path)
+    if path.is_dir() or not path.exists():
+        raise FileNotFoundError(f"no consolidated file at {path}")
+    if not path.is_file():
+        raise FormatError(f"{path} is not a regular file")
+    if path.stat().st_size < 8:
+        raise FormatError(f"{path} is too short for a consolidated file: {path.stat().st_size} bytes")
+    return parse(map_file(path), str(path))
+
+
+def parse(data: Tensor, name: str) -> tuple[Any, Tensor, bool]:
+    """Return what :func:`read` does, from the bytes of a file."""
+    length = int.from_bytes(bytes(data[-8:].tolist()), "little", signed=True)
+    if not 0 < length <= min(len(data) - 8, LARGEST_JSON):
+        raise FormatError(
+            f"{name} is damaged: its last 8 bytes say that {length} bytes of {len(data)} are structure"
+        )
+    storage = data[: len(data) - 8 - length]
+    text = bytes(data[len(data) - 8 - length : -8].cpu().numpy())
+    try:
+        structure = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{name} is damaged: its structure is no JSON: {error}") from error
+    if not isinstance(structure, dict):
+        raise FormatError(f"{name} is damaged: its structure is {type(structure).__name__}, not an object")
+    try:
+        return _decode(structure, storage)
+    except MissingPluginError:
+        raise
+    except (FormatError, BatchSizeError, DimNamesError) as error:
+        raise FormatError(f"{name} is damaged: {error}") from error
+    except DAMAGE as error:
+        raise FormatError(f"{name} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor, bool]:
+    views = _storage.Views(storage)
+    if structure.get("cls") == GENERAL:
+        layout, nodes, values = from_description(structure["td"])
+        _storage.check(layout, len(storage))
+        tree = decode(Encoded(nodes, views.leaves(layout), values))
+    else:
+        reader = _Reader(views, structure.get("size"))
+        tree = reader.node(structure)
+        layout = Layout(reader.leaves, len(storage))
+    check_shapes(tree)
+    return tree, storage, not views.copied
+
+
+def check_shapes(tree: Any) -> None:
+    """Raise FormatError where a leaf contradicts the batch size of its level."""
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        try:
+            node._check_batch_size(node.batch_size)
+        except BatchSizeError as error:
+            raise FormatError(str(error)) from error
+        todo.extend(node._nested())
+
+
+def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
+    """Return an encoded tree as JSON: its nodes, where each leaf lies, its values.
+
+    Raises:
+        CodecError: a value that no registered serializer stores; names its key.
+    """
+    values = [_split(value, partial(_paths.of_value, encoded, i)) for i, value in enumerate(encoded.values)]
+    return {"nodes": encoded.nodes, "leaves": [_leaf_to(leaf) for leaf in layout.leaves], "values": values}
+
+
+def _split(value: Any, where: Callable[[], str]) -> tuple[Any, Any]:
+    try:
+        return split(value)
+    except CodecError as error:
+        raise CodecError(f"{where()}: {error}") from error
+
+
+def from_description(table: Any) -> tuple[Layout, list[dict[str, Any]], list[Any]]:
+    """Return (where each leaf lies, nodes, values) of what :func:`describe` gave."""
+    leaves = [_leaf_from(entry) for entry in table["leaves"]]
+    _paths.check_tree(table["nodes"], len(leaves), len(table["values"]))
+    nbytes = max((span.stop for leaf in leaves for span in leaf.spans), default=0)
+    return Layout(leaves, nbytes), table["nodes"], [join(plain, types) for plain, types in table["values"]]
+
+
+def _leaf_to(leaf: Leaf) -> Any:
+    spans = [[str(s.dtype), list(s.shape), s.start, s.stop, s.pad] for s in leaf.spans]
+    return [spans, leaf.ragged_idx]
+
+
+def _leaf_from(entry: Any) -> Leaf:
+    spans, ragged = entry
+    return Leaf(tuple(_span(*span) for span in spans), ragged)
+
+
+def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
+    kind = getattr(torch, str(dtype).removeprefix("torch."), None)
+    if not isinstance(kind, torch.dtype):
+        raise FormatError(f"unknown dtype {dtype!r}")
+    if not isinstance(shape, list) or any(type(n) is not int for n in [*shape, start, stop, pad]):
+        raise FormatError(f"shape {shape!r} at bytes {start!r} to {stop!r}, {pad!r} of padding: not all ints")
+    return Span(kind, tuple(shape), start, stop, pad)
+
+
+def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
+    """Return the structure in the form of the reference implementation."""
+    places = {id(leaf): place for leaf, place in zip(encoded.leaves, layout.leaves)}
+    kept: dict[str, Any] = {}
+    orders: dict[str, list[str]] = {}
+    root: dict[str, Any] = {}
+    todo: list[tuple[Any, dict[str, Any], tuple[str, ...]]] = [(tree, root, ())]
+    while todo:
+        node, level, path = todo.pop()
+        name, record = _record(node)
+        if record.values:
+            raise UnsayableError
+        level.update({"cls": name, "non_tensors": {}, "leaves": {}, "cls_metadata": record.meta})
+        ranks = []
+        for key, child in [*record.entries.items(), *record.members.items()]:
+            if isinstance(child, Tensor):
+                if key.startswith("<NJT") or id(child) not in places:
+                    raise UnsayableError
+                level["leaves"].update(_plain_leaf(key, places[id(child)]))
+                ranks.append(1)
+                continue
+            below_name, below = _record(child)
+            if below.values:
+                if set(below.values) != {"data"} or below_name not in ("NonTensorData", "MetaData"):
+                    raise UnsayableError
+                value, types = _split(below.values["data"], partial(show_path, (*path, key)))
+                if types is not None and not readable(types):
+                    raise UnsayableError
+                ranks.append(0)
+                device = None if child.device is None else str(child.device)
+                level["non_tensors"][key] = [value, list(child.batch_size), device]
+                if types is not None or below_name != "NonTensorData":
+                    kept[_pointer((*path, key))] = [below_name, types]
+            elif key in RESERVED:
+                raise UnsayableError
+            else:
+                level[key] = {}
+                ranks.append(2)
+                todo.append((child, level[key], (*path, key)))
+        if ranks != sorted(ranks):
+            # Readers of this form list values first, then tensors, then levels.
+            orders[_pointer(path)] = [*record.entries, *record.members]
+    if kept or orders:
+        root["size"] = {"td": {"values": kept, "order": orders}}
+    return root
+
+
+def _pointer(path: tuple[str, ...]) -> str:
+    """Return a key path as a JSON pointer (RFC 6901)."""
+    return "".join("/" + key.replace("~", "~0").replace("/", "~1") for key in path)
+
+
+def _record(node: Any) -> tuple[str, Record]:
+    kind = KINDS.of(node)
+    layout = kind.layouts.get(FORMAT)
+    if layout is None or type(node) is not kind.type:
+        raise UnsayableError
+    return layout.names[0], layout.flatten(node)
+
+
+def _plain_leaf(key: str, leaf: Leaf) -> dict[str, Any]:
+    entries = [[str(s.dtype), list(s.shape), s.start, s.stop, s.pad] for s in leaf.spans]
+    if any(span.dtype.itemsize == 1 and span.dtype.is_floating_point for span in leaf.spans):
+        raise UnsayableError
+    if leaf.ragged_idx is None:
+        return {key: entries[0]}
+    entries[1].append(leaf.ragged_idx)
+    return {JAGGED[i] + key: entries[i] for i in JAGGED_ORDER[len(entries)]}
+
+
+class _Reader:
+    """Builds the tree of the plain form."""
+
+    def __init__(self, views: Views, beside: Any) -> None:
+        self.views = views
+        self.leaves: list[Leaf] = []
+        ours = beside.get("td", {}) if isinstance(beside, dict) else {}
+        self.kept: dict[str, Any] = ours.get("values", {})
+        self.orders: dict[str, list[str]] = ours.get("order", {})
+
+    def node(self, level: dict[str, Any]) -> Any:
+        """Return the node of the root level; built from the deepest up."""
+        order: list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any] | None]] = []
+        todo: list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any] | None]] = [(level, (), None)]
+        while todo:
+            item = todo.pop()
+            order.append(item)
+            current, path, _ = item
+            for key, below in current.items():
+                if key not in RESERVED and isinstance(below, dict):
+                    todo.append((below, (*path, key), current))
+        built: dict[int, Any] = {}
+        specs = [self._leaves(current, path) for current, path, _ in order]
+        _storage.check(Layout(self.leaves, len(self.views.storage)), len(self.views.storage))
+        for (current, path, _), leaves in reversed(list(zip(order, specs))):
+            built[id(current)] = self._build(current, path, leaves, built)
+        return built[id(level)]
+
+    def _leaves(self, level: dict[str, Any], path: tuple[str, ...]) -> dict[str, Leaf]:
+        found: dict[str, Leaf] = {}
+        parts: dict[str, dict[str, Any]] = {}
+        for key, entry in level["leaves"].items():
+            for mark in (*JAGGED, "<NJT>"):
+                if key.startswith(mark):
+                    name = key[len(mark) :]
+                    found.setdefault(name, Leaf(()))
+                    parts.setdefault(name, {})["<NJT_VALUES>" if mark == "<NJT>" else mark] = entry
+                    break
+            else:
+                found[key] = Leaf((_span(*entry[:5]),))
+        for name, marks in parts.items():
+            if not {"<NJT_VALUES>", "<NJT_OFFSETS>"} <= marks.keys():
+                raise FormatError(f"the jagged tensor {(*path, name)} lacks its values or offsets")
+            spans = tuple(_span(*marks[mark][:5]) for mark in JAGGED if mark in marks)
+            offsets = marks["<NJT_OFFSETS>"]
+            found[name] = Leaf(spans, offsets[5] if len(offsets) > 5 else 1)
+        self.leaves.extend(found.values())
+        return found
+
+    def _build(
+        self, level: dict[str, Any], path: tuple[str, ...], leaves: dict[str, Leaf], built: dict[int, Any]
+    ) -> Any:
+        name = level["cls"]
+        kind = KINDS.named(FORMAT, name) or _by_last_name(name)
+        if kind is None:
+            raise FormatError(
+                f"the level {path} is of the class {name!r}, which no installed package provides; "
+                "if it is non-tensor data: pip install td-tensorclass"
+            )
+        meta = dict(level["cls_metadata"])
+        size = torch.Size(meta.get("batch_size", ()))
+        children: dict[str, Any] = {}
+        for key, entry in level.get("non_tensors", {}).items():
+            children[key] = self._value(entry, (*path, key))
+        for key, leaf in leaves.items():
+            children[key] = leaf.made_of([self.views.of(span) for span in leaf.spans])
+        for key, below in level.items():
+            if key not in RESERVED and isinstance(below, dict):
+                children[key] = built[id(below)]
+        order = self.orders.get(_pointer(path))
+        if order is not None:
+            children = {key: children[key] for key in order} | children
+        record = Record(meta, children, children, {}, size)
+        return kind.layouts[FORMAT].unflatten(record)
+
+    def _value(self, entry: Any, path: tuple[str, ...]) -> Any:
+        # Releases 0.5 and 0.6 wrote no device.
+        data, size, device = entry if len(entry) == 3 else (*entry, None)
+        name, types = self.kept.get(_pointer(path), ("NonTensorData", None))
+        kind = KINDS.named(FORMAT, name)
+        if kind is None:
+            raise FormatError(
+                f"key {path} is non-tensor data, which needs td-tensorclass: pip install td-tensorclass"
+            )
+        meta = {"batch_size": size, "device": device}
+        return kind.layouts[FORMAT].unflatten(Record(meta, values={"data": join(data, types)}))
+
+
+def _by_last_name(name: Any) -> Any:
+    """Return the kind of a class that releases 0.5 and 0.6 named without its module, if only one fits."""
+    fits = [
+        kind
+        for kind in KINDS
+        for known in (kind.layouts[FORMAT].names if FORMAT in kind.layouts else ())
+        if isinstance(name, str) and known.rstrip("'>").endswith("." + name)
+    ]
+    return fits[0] if len(fits) == 1 else None

@@ -1,0 +1,114 @@
+"""A process group: what is the same for every exchange in it, and how its ranks agree that something went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from td_core.errors import FormatError, StructureError
+
+MARK = 0x74645F77697265  # "td_wire"
+FAILED = -1
+
+
+def device_of(group: Any) -> torch.device:
+    """Return where messages have to lie for the backend of a group."""
+    # A group that was made by hand is a backend, which torch.distributed does not know.
+    known = group is None or isinstance(group, dist.ProcessGroup)
+    backend = dist.get_backend(group) if known else group.name()
+    if backend == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+class Group:
+    """The ranks that take part in a collective.
+
+    Args:
+        group: the process group; None is the global one.
+
+    Attributes:
+        rank: of this process in the group.
+        size: number of processes.
+        device: where messages have to lie.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.device = device_of(group)
+        if self.rank < 0:
+            raise ValueError("this process is not part of the group")
+
+    def rank_of(self, rank: int) -> int:
+        """Return the rank in the group of a rank in the global one.
+
+        Raises:
+            ValueError: it is not part of the group.
+        """
+        return dist.get_group_rank(self.group, rank) if self.group is not None else self._checked(rank)
+
+    def _checked(self, rank: int) -> int:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"there is no rank {rank} in a group of {self.size}")
+        return rank
+
+    def numbers(self, *values: int) -> Tensor:
+        """Return int64 numbers where messages have to lie."""
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def bytes(self, size: int) -> Tensor:
+        """Return room for a message."""
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def all_numbers(self, *values: int) -> list[list[int]]:
+        """Return the numbers of every rank."""
+        mine = self.numbers(*values)
+        every = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(every, mine, group=self.group)
+        return [each.tolist() for each in every]
+
+    def all_bytes(self, data: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Return the bytes of every rank, whose sizes are known; they travel padded to the largest."""
+        largest = max(sizes)
+        if not largest:
+            return [self.bytes(0) for _ in sizes]
+        every = [self.bytes(largest) for _ in sizes]
+        dist.all_gather(every, self.padded(data, largest), group=self.group)
+        return [each[:size] for each, size in zip(every, sizes, strict=True)]
+
+    def padded(self, data: Tensor, size: int) -> Tensor:
+        """Return bytes at the start of a message of ``size`` bytes."""
+        if len(data) == size:
+            return data.to(self.device)
+        room = self.bytes(size)
+        room[: len(data)] = data
+        return room
+
+
+def text_to_bytes(text: str) -> Tensor:
+    """Return a text as a tensor of bytes, never empty."""
+    return torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+
+
+def bytes_to_text(data: Tensor) -> str:
+    """Return what :func:`text_to_bytes` took."""
+    return bytes(data.cpu().numpy()).decode(errors="replace")
+
+
+def failed(rank: int, data: Tensor) -> StructureError:
+    """Return the error for a rank that could not take part, from the text it sent."""
+    return StructureError(f"rank {rank} could not take part, so no rank did: {bytes_to_text(data)}")
+
+
+def check_mark(mark: int) -> None:
+    """Raise FormatError unless a message starts as ours do."""
+    if mark != MARK:
+        raise FormatError(
+            "what arrived belongs to another exchange; do all ranks make the same calls in one order?"
+        )

@@ -1,0 +1,300 @@
+"""Sending a collection to one peer, and receiving one into a collection of the same structure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from td_core.errors import FormatError
+
+from . import _reference, _wire
+from ._delivery import deliver
+from ._group import MARK, device_of
+
+WIRES = ("td", "reference")
+
+
+@dataclass(slots=True)
+class Peer:
+    """One end of a point-to-point exchange: who, in which group, under which tags.
+
+    Attributes:
+        rank: rank of the peer in the global group, or None.
+        group: the process group; None is the global one.
+        group_rank: rank of the peer in ``group``, instead of ``rank``.
+        tags: the tags of the messages, in order.
+    """
+
+    rank: int | None
+    group: Any
+    group_rank: int | None
+    tags: Iterator[int]
+    last: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.rank is None) == (self.group_rank is None):
+            raise ValueError(
+                "give the peer's rank in the global group, or its rank in the given group: one of the two; got "
+                f"{self.rank} and {self.group_rank}"
+            )
+
+    def _tag(self) -> int:
+        self.last = next(self.tags)
+        return self.last
+
+    def send(self, tensor: Tensor) -> None:
+        """Send one message and wait until it is out."""
+        self.isend(tensor).wait()
+
+    def isend(self, tensor: Tensor) -> Any:
+        """Start to send one message."""
+        if self.group_rank is None:
+            return dist.isend(tensor, self.rank, self.group, self._tag())
+        return self._backend().send([tensor], self.group_rank, self._tag())
+
+    def recv(self, tensor: Tensor) -> Tensor:
+        """Receive one message into ``tensor``."""
+        if self.group_rank is None:
+            dist.recv(tensor, self.rank, self.group, self._tag())
+        else:
+            self._backend().recv([tensor], self.group_rank, self._tag()).wait()
+        return tensor
+
+    def _backend(self) -> Any:
+        # Asked directly, a group that was made by hand serves as well as one that torch.distributed knows.
+        return dist.group.WORLD if self.group is None else self.group
+
+    def device(self) -> torch.device:
+        """Return where messages have to lie for the backend."""
+        return device_of(self.group)
+
+
+@dataclass(slots=True)
+class Sending:
+    """A message on its way: wait on it before the process ends; it keeps the bytes alive.
+
+    Attributes:
+        work: the handle of torch.distributed.
+        data: what is being sent.
+    """
+
+    work: Any
+    data: Tensor
+
+    def wait(self) -> None:
+        """Block until the message is out."""
+        self.work.wait()
+
+    def is_completed(self) -> bool:
+        """Tell whether the message is out."""
+        return bool(self.work.is_completed())
+
+
+@dataclass(slots=True)
+class Receiving:
+    """A collection that is being received: nothing is written before ``wait``.
+
+    Attributes:
+        target: the collection.
+        peer: who sends.
+    """
+
+    target: Any
+    peer: Peer
+    _done: bool = field(default=False)
+
+    def wait(self) -> None:
+        """Block until everything has arrived, then write it."""
+        if not self._done:
+            self._done = True
+            _receive(self.target, self.peer)
+
+    def is_completed(self) -> bool:
+        """Tell whether :meth:`wait` has run."""
+        return self._done
+
+
+def send(
+    self: Any,
+    dst: int | Any | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    group_dst: int | None = None,
+    init_tag: int = 0,
+    pseudo_rand: bool = False,
+    consolidated: bool = False,
+    wire: str = "td",
+) -> None:
+    """Send this collection to a process that calls :meth:`recv`.
+
+    Args:
+        self: the collection.
+        dst: rank of the receiver in the global group.
+        group: the process group; None is the global one.
+        group_dst: rank of the receiver in ``group``, instead of ``dst``.
+        init_tag: tag of the first message; each following one has the next.
+        pseudo_rand: draw the tags from a generator seeded with ``init_tag`` instead.
+        consolidated: send one payload message for all leaves.
+        wire: ``"td"`` announces the structure first, so that a receiver whose structure differs raises; with
+            ``"reference"`` the peer may be tensordict itself, and a mismatch goes unnoticed or hangs.
+
+    Raises:
+        StructureError: a leaf cannot be sent (sparse, strided nested); nothing was sent.
+        CodecError: a value that no registered serializer stores; names its key; nothing was sent.
+
+    >>> from td_core import TensorDict
+    >>> TensorDict({"a": torch.ones(3)}).send(dst=1)  # doctest: +SKIP
+    """
+    peer = Peer(dst, group, group_dst, _tags(init_tag, pseudo_rand))
+    if _check_wire(wire) == "reference":
+        for message in _reference.outgoing(self, consolidated, peer.device()):
+            peer.send(message)
+        return
+    for message in _messages(self, consolidated, peer):
+        peer.send(message)
+
+
+def isend(
+    self: Any,
+    dst: int | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    group_dst: int | None = None,
+    init_tag: int = 0,
+    pseudo_rand: bool = False,
+    return_early: bool = False,
+    consolidated: bool = False,
+    wire: str = "td",
+) -> Any:
+    """Start to send this collection; arguments as for :meth:`send`.
+
+    With ``return_early`` return a list of handles to ``wait()`` on; otherwise wait, and return the last tag.
+    """
+    peer = Peer(dst, group, group_dst, _tags(init_tag, pseudo_rand))
+    if _check_wire(wire) == "reference":
+        messages = _reference.outgoing(self, consolidated, peer.device())
+    else:
+        messages = _messages(self, consolidated, peer)
+    sending = [Sending(peer.isend(message), message) for message in messages]
+    if return_early:
+        return sending
+    for message in sending:
+        message.wait()
+    return peer.last
+
+
+def recv(
+    self: Any,
+    src: int | Any | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    group_src: int | None = None,
+    init_tag: int = 0,
+    pseudo_rand: bool = False,
+    consolidated: bool = False,
+    wire: str = "td",
+    root: str | Path | None = None,
+) -> int:
+    """Receive into this collection, in place, what a process sent with :meth:`send`.
+
+    Args:
+        self: the collection.
+        src: rank of the sender in the global group.
+        group: the process group; None is the global one.
+        group_src: rank of the sender in ``group``, instead of ``src``.
+        init_tag: tag of the first message, the sender's.
+        pseudo_rand: as the sender.
+        consolidated: needed with ``wire="reference"`` only; otherwise the message says it.
+        wire: as the sender.
+        root: folder below which the sender may name a file; no message of this version names one.
+
+    Returns:
+        The last tag.
+
+    Raises:
+        StructureError: the announced structure differs; names the first key. The collection is unchanged, and the
+            announced bytes were taken off the wire.
+        FormatError: what arrived is no message of :meth:`send`.
+
+    >>> from td_core import TensorDict
+    >>> TensorDict({"a": torch.zeros(3)}).recv(src=0)  # doctest: +SKIP
+    2
+    """
+    peer = Peer(src, group, group_src, _tags(init_tag, pseudo_rand))
+    if _check_wire(wire) == "reference":
+        _reference.receive(self, consolidated, peer)
+    else:
+        _receive(self, peer)
+    return peer.last
+
+
+def irecv(
+    self: Any,
+    src: int | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    group_src: int | None = None,
+    return_premature: bool = False,
+    init_tag: int = 0,
+    pseudo_rand: bool = False,
+    consolidated: bool = False,
+    wire: str = "td",
+    root: str | Path | None = None,
+) -> Any:
+    """Start to receive into this collection; arguments as for :meth:`recv`.
+
+    With ``return_premature`` return a list with one handle: its ``wait()`` takes the message and writes it.
+    Otherwise receive at once.
+    """
+    peer = Peer(src, group, group_src, _tags(init_tag, pseudo_rand))
+    if _check_wire(wire) == "reference":
+        handles = [_reference.Receiving(self, consolidated, peer)]
+    else:
+        handles = [Receiving(self, peer)]  # type: ignore[list-item]
+    if return_premature:
+        return handles
+    handles[0].wait()
+    return None
+
+
+def _messages(collection: Any, together: bool, peer: Peer) -> list[Tensor]:
+    device = peer.device()
+    message, payload = _wire.outgoing(collection, together)
+    header = torch.frombuffer(bytearray(message.header), dtype=torch.uint8)
+    return [tensor.to(device) for tensor in (message.front(), header, *payload)]
+
+
+def _receive(collection: Any, peer: Peer) -> None:
+    device = peer.device()
+    mark, length, count, nbytes = peer.recv(torch.zeros(4, dtype=torch.int64, device=device)).tolist()
+    if mark != MARK or not 0 < length <= _wire.LARGEST_HEADER:
+        raise FormatError(
+            "what arrived is no message of send(); does the peer use the same wire= and init_tag=?"
+        )
+    header = peer.recv(torch.empty(length, dtype=torch.uint8, device=device))
+    message = _wire.incoming(bytes(header.cpu().numpy()))
+    parts = message.parts()
+    if len(parts) != count or sum(stop - start for start, stop in parts) != nbytes:
+        raise FormatError(f"a message announced {count} parts of {nbytes} bytes, its header {parts!r:.100}")
+    storage = torch.empty(message.layout.nbytes, dtype=torch.uint8, device=device)
+    for start, stop in parts:
+        peer.recv(storage[start:stop])
+    deliver(collection, message, storage)
+
+
+def _tags(first: int, pseudo_rand: bool) -> Iterator[int]:
+    if pseudo_rand:
+        return _reference.pseudo_random_tags(first)
+    return iter(range(first, 1 << 31))
+
+
+def _check_wire(wire: str) -> str:
+    if wire not in WIRES:
+        raise ValueError(f"wire is one of {WIRES}; got {wire!r}")
+    return wire

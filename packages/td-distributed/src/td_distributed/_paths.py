@@ -1,0 +1,75 @@
+"""Key paths of an encoded tree, for messages and for matching two trees; and whether a table of nodes is a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from td_core._collection import show_path
+from td_core._nodes import Encoded
+from td_core.errors import FormatError
+
+Path = tuple[str, ...]
+
+
+def walk(nodes: list[dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any] | int]]:
+    """Yield (key path, node) for every node and (key path, position) for every leaf; parents come first.
+
+    >>> from td_core import TensorDict, encode
+    >>> [path for path, _ in walk(encode(TensorDict({"a": 1, "n": {"b": 2}})).nodes)]
+    [(), ('a',), ('n',), ('n', 'b')]
+    """
+    todo: list[tuple[Any, Path]] = [(0, ())]
+    while todo:
+        position, path = todo.pop()
+        if isinstance(position, list):
+            yield path, position[0]
+            continue
+        node = nodes[position]
+        yield path, node
+        todo.extend((child, (*path, key)) for key, child in reversed([*node["entries"], *node["members"]]))
+
+
+def of_leaf(encoded: Encoded, leaf: int) -> str:
+    """Return the key path of a leaf as it stands in messages."""
+    return next((show_path(path) for path, found in walk(encoded.nodes) if found == leaf), "a leaf")
+
+
+def of_value(encoded: Encoded, value: int) -> str:
+    """Return the key path of the node that holds a value, as it stands in messages."""
+    for path, node in walk(encoded.nodes):
+        if isinstance(node, dict) and any(position == value for _, position in node["values"]):
+            return show_path(path)
+    return "a value"
+
+
+def check_tree(nodes: Any, leaves: int, values: int) -> None:
+    """Raise FormatError unless a table of nodes from outside is one tree that holds each leaf and value once.
+
+    Without it a short table could stand for a tree of any size, since a node could occur many times.
+
+    >>> check_tree([{"kind": "TensorDict", "meta": {}, "entries": [["a", [0]]], "members": [], "values": []}], 1, 0)
+    """
+    found: dict[str, list[int]] = {"node": [0], "leaf": [], "value": []}
+    for position, node in enumerate(nodes):
+        if not (isinstance(node["kind"], str) and isinstance(node["meta"], dict)):
+            raise FormatError(
+                f"node {position} is of the kind {node['kind']!r} with the header {node['meta']!r}"
+            )
+        for group in ("entries", "members"):
+            keys = [key for key, _ in node[group]]
+            if not all(isinstance(key, str) for key in keys) or len(set(keys)) < len(keys):
+                raise FormatError(
+                    f"the keys of node {position} are no strings, or not all different: {keys!r}"
+                )
+            for _, child in node[group]:
+                found["leaf" if isinstance(child, list) else "node"] += (
+                    child if isinstance(child, list) else [child]
+                )
+        found["value"] += [value for _, value in node["values"]]
+    for what, count in (("node", len(nodes)), ("leaf", leaves), ("value", values)):
+        places = found[what]
+        if any(type(place) is not int for place in places) or sorted(places) != list(range(count)):
+            raise FormatError(
+                f"each {what} of the encoded tree occurs once; there are {count}, found {places!r:.100}"
+            )

@@ -1,0 +1,257 @@
+"""Sums and other reductions over ranks: all leaves together in a few buckets, after all ranks agreed on the structure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from td_core import encode
+from td_core._collection import show_path
+from td_core._nodes import Encoded
+from td_core.errors import StructureError
+
+from . import _paths, _storage, _wire
+from ._group import MARK, Group, bytes_to_text, check_mark, failed, text_to_bytes
+
+#: Leaves of one dtype and device travel together up to this size.
+BUCKET_BYTES = 1 << 25
+#: What gloo adds up.
+GLOO_DTYPES = frozenset(
+    (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+    )
+)
+
+
+class Reducing:
+    """A bucket that is being reduced: ``wait`` before reading the leaves.
+
+    Args:
+        work: the handle of torch.distributed.
+        flat: what is being reduced.
+        leaves: where the result goes; empty where it is reduced in place, or on a rank that gets none.
+    """
+
+    def __init__(self, work: Any, flat: Tensor, leaves: list[Tensor]) -> None:
+        self.work = work
+        self.flat = flat
+        self.leaves = leaves
+
+    def wait(self) -> None:
+        """Block until the result has arrived, and write it into the leaves."""
+        self.work.wait()
+        if self.leaves:
+            pieces = self.flat.split([leaf.numel() for leaf in self.leaves])
+            shaped = [piece.view(leaf.shape) for piece, leaf in zip(pieces, self.leaves, strict=True)]
+            torch._foreach_copy_(self.leaves, shaped)
+            self.leaves = []
+
+    def is_completed(self) -> bool:
+        """Tell whether the result has arrived; ``wait`` writes it."""
+        return bool(self.work.is_completed())
+
+
+def all_reduce(
+    self: Any,
+    op: Any = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    bucket_bytes: int | None = None,
+) -> list[Reducing] | None:
+    """Reduce every leaf over all ranks, in place; non-tensor data stays as it is.
+
+    Args:
+        self: the collection of this rank.
+        op: a ``torch.distributed.ReduceOp``; a sum by default.
+        group: the process group; None is the global one.
+        async_op: return a list of handles to ``wait()`` on.
+        bucket_bytes: how much travels together; 32 MiB by default.
+
+    Raises:
+        StructureError: the structures of the ranks differ, or one has a leaf that cannot be reduced; on every rank, and
+            nothing was changed.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> from td_core import TensorDict
+    >>> td = TensorDict({"a": torch.arange(3)})
+    >>> td.all_reduce()  # of one rank
+    >>> td["a"]
+    tensor([0, 1, 2])
+    >>> dist.destroy_process_group()
+    """
+    among = Group(group)
+    leaves = _agree(self, among)
+    buckets = [
+        _start(bucket, among, lambda flat: dist.all_reduce(flat, _op(op), group, async_op=True), True)
+        for bucket in _buckets(leaves, bucket_bytes)
+    ]
+    if async_op:
+        return buckets
+    return _finish(buckets)
+
+
+def reduce(
+    self: Any,
+    dst: int,
+    op: Any = None,
+    async_op: bool = False,
+    return_premature: bool = False,
+    group: dist.ProcessGroup | None = None,
+    *,
+    bucket_bytes: int | None = None,
+) -> list[Reducing] | None:
+    """Reduce every leaf over all ranks into the collection of the rank ``dst``, in place; the others stay as they are.
+
+    Args:
+        self: the collection of this rank.
+        dst: rank in the global group.
+        op: a ``torch.distributed.ReduceOp``; a sum by default.
+        async_op: start all buckets before waiting for the first.
+        return_premature: with ``async_op``, return a list of handles to ``wait()`` on instead of waiting.
+        group: the process group; None is the global one.
+        bucket_bytes: how much travels together; 32 MiB by default.
+
+    Raises:
+        StructureError: as for :func:`all_reduce`.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> from td_core import TensorDict
+    >>> td = TensorDict({"a": torch.arange(3)})
+    >>> td.reduce(0, dist.ReduceOp.MAX)
+    >>> td["a"]
+    tensor([0, 1, 2])
+    >>> dist.destroy_process_group()
+    """
+    among = Group(group)
+    receives = among.rank == among.rank_of(dst)
+    leaves = _agree(self, among)
+    buckets = []
+    for bucket in _buckets(leaves, bucket_bytes):
+        buckets.append(
+            _start(
+                bucket, among, lambda flat: dist.reduce(flat, dst, _op(op), group, async_op=True), receives
+            )
+        )
+        if not async_op:
+            buckets[-1].wait()
+    if async_op and return_premature:
+        return buckets
+    return _finish(buckets)
+
+
+def _op(op: Any) -> Any:
+    return dist.ReduceOp.SUM if op is None else op
+
+
+def _finish(buckets: list[Reducing]) -> list[Reducing] | None:
+    for bucket in buckets:
+        bucket.wait()
+    return None
+
+
+def _start(leaves: list[Tensor], among: Group, call: Any, receives: bool) -> Reducing:
+    first = leaves[0]
+    if receives and len(leaves) == 1 and first.is_contiguous() and first.device.type == among.device.type:
+        flat = first.as_strided((first.numel(),), (1,))
+        return Reducing(call(flat), flat, [])
+    flat = torch.cat([leaf.reshape(-1) for leaf in leaves]).to(among.device)
+    return Reducing(call(flat), flat, leaves if receives else [])
+
+
+def _buckets(leaves: list[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
+    """Yield lists of leaves of one dtype and device, as many as fit into ``limit`` bytes."""
+    limit = BUCKET_BYTES if limit is None else limit
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for leaf in leaves:
+        groups.setdefault((leaf.dtype, leaf.device), []).append(leaf)
+    for group in groups.values():
+        bucket: list[Tensor] = []
+        size = 0
+        for leaf in group:
+            nbytes = leaf.numel() * leaf.itemsize
+            if bucket and size + nbytes > limit:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(leaf)
+            size += nbytes
+        yield bucket
+
+
+def _agree(collection: Any, among: Group) -> list[Tensor]:
+    """Return the leaves in an order that is the same on all ranks, once all ranks know that it is.
+
+    Raises:
+        StructureError: on every rank, naming the first key that differs.
+    """
+    leaves: list[Tensor] = []
+    outline: dict[str, str] = {}
+    problem = ""
+    try:
+        outline, leaves = _look(collection, among)
+    except StructureError as error:
+        problem = str(error)
+    text = json.dumps(outline, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).digest()
+    words = [int.from_bytes(digest[i : i + 8], "little", signed=True) for i in range(0, 32, 8)]
+    message = text_to_bytes(problem or text)
+    fronts = among.all_numbers(MARK, int(not problem), len(message), *words)
+    for front in fronts:
+        check_mark(front[0])
+    if all(front[1] and front[3:] == words for front in fronts):
+        return leaves
+    every = among.all_bytes(message, [front[2] for front in fronts])
+    for rank, front in enumerate(fronts):
+        if not front[1]:
+            raise failed(rank, every[rank])
+    first = json.loads(bytes_to_text(every[0]))
+    for rank in range(1, among.size):
+        other = json.loads(bytes_to_text(every[rank]))
+        for path in sorted(first.keys() | other.keys(), key=json.loads):
+            if first.get(path) != other.get(path):
+                raise StructureError(
+                    f"cannot reduce: {show_path(tuple(json.loads(path)))} is {first.get(path, 'missing')} on rank 0, "
+                    f"{other.get(path, 'missing')} on rank {rank}; nothing was changed on any rank"
+                )
+    raise StructureError("cannot reduce: the structures of the ranks differ")
+
+
+def _look(collection: Any, among: Group) -> tuple[dict[str, str], list[Tensor]]:
+    """Return what the ranks must agree on, and the leaves sorted by key path."""
+    encoded: Encoded = encode(collection)
+    found = sorted((path, leaf) for path, leaf in _paths.walk(encoded.nodes) if isinstance(leaf, int))
+    leaves = []
+    lengths = {}
+    for path, i in found:
+        try:
+            (leaf, *fixed), _ = _storage.pieces_of(encoded.leaves[i])
+        except StructureError as error:
+            raise StructureError(f"{show_path(path)}: {error}") from error
+        if any(stride == 0 and size > 1 for stride, size in zip(leaf.stride(), leaf.shape, strict=True)):
+            raise StructureError(
+                f"{show_path(path)} is expanded, so its elements share memory; clone() it first"
+            )
+        if among.device.type == "cpu" and leaf.dtype not in GLOO_DTYPES:
+            raise StructureError(f"{show_path(path)} is of dtype {leaf.dtype}, which gloo cannot reduce")
+        if fixed:
+            lengths[path] = f" with rows at {[piece.tolist() for piece in fixed]}"
+        if leaf.numel():
+            leaves.append(leaf.detach())
+    outline = _wire.outline(encoded.nodes, _storage.plan(encoded))
+    return {json.dumps(path): text + lengths.get(path, "") for path, text in outline.items()}, leaves

@@ -1,0 +1,155 @@
+"""What the tests of this package share: tensorclasses for files, and processes that form a group over gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pickle
+import select
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from torch import Tensor
+
+# A test that is slow once, while torch warms up, is no failure.
+settings.register_profile("td", deadline=None)
+settings.load_profile("td")
+
+HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
+
+
+@pytest.fixture(scope="session")
+def fixture_classes() -> Any:
+    """Define the tensorclasses that the files of the reference implementation name, in a module of their name."""
+    if not HAS_TENSORCLASS:
+        pytest.skip("needs td-tensorclass")
+    if "fixture_classes" in sys.modules:
+        return sys.modules["fixture_classes"]
+    from td_tensorclass import tensorclass
+
+    module: Any = types.ModuleType("fixture_classes")
+    sys.modules["fixture_classes"] = module
+    point = {"__module__": "fixture_classes", "__annotations__": {"x": Tensor, "y": Any, "tag": str}}
+    module.Point = tensorclass(type("Point", (), {**point, "y": None, "tag": "none"}))
+    fields = {"start": module.Point, "end": module.Point, "weight": Tensor, "meta": Any}
+    segment = {"__module__": "fixture_classes", "__annotations__": fields, "weight": None, "meta": None}
+    module.Segment = tensorclass(type("Segment", (), segment))
+    return module
+
+
+class RankError(Exception):
+    """An error that a rank raised; ``kind`` is the name of its class."""
+
+    def __init__(self, rank: int, kind: str, message: str, trace: str) -> None:
+        super().__init__(f"rank {rank}: {kind}: {message}\n{trace}")
+        self.kind, self.message = kind, message
+
+
+class Ranks:
+    """Processes that form one group and run functions of test files, told by name.
+
+    A function that takes longer than its limit fails, and the processes are started anew for the next one.
+    """
+
+    def __init__(self, world: int, folder: Path) -> None:
+        self.world, self.folder = world, folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        store = tempfile.mktemp(dir=self.folder)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        worker = str(Path(__file__).with_name("worker.py"))
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, worker, str(rank), str(self.world), store],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+            )
+            for rank in range(self.world)
+        ]
+        self.replies(range(self.world), 120)
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
+        self.processes = []
+
+    def run(
+        self, function: Callable[..., Any], *args: Any, ranks: Any = None, limit: float = 60
+    ) -> list[Any]:
+        """Return what ``function(rank, *args)`` gives on each rank; an error is given as a ``RankError``."""
+        if not self.processes:
+            self.start()
+        ranks = range(self.world) if ranks is None else ranks
+        path = function.__code__.co_filename
+        for rank in ranks:
+            stdin: Any = self.processes[rank].stdin
+            pickle.dump((path, function.__name__, limit, (rank, *args)), stdin)
+            stdin.flush()
+        results = self.replies(ranks, limit)
+        if any(isinstance(result, RankError) for result in results):
+            # What one rank did not take is still on its way: the next function gets new processes.
+            self.stop()
+        return results
+
+    def replies(self, ranks: Any, limit: float) -> list[Any]:
+        deadline = time.monotonic() + limit
+        return [self.reply(rank, deadline) for rank in ranks]
+
+    def reply(self, rank: int, deadline: float) -> Any:
+        stream: Any = self.processes[rank].stdout
+        data = b""
+        wanted = 8
+        while len(data) < wanted:
+            ready, _, _ = select.select([stream], [], [], max(0, deadline - time.monotonic()))
+            part = os.read(stream.fileno(), wanted - len(data)) if ready else None
+            if not part:
+                if part is None:
+                    self.stop()
+                    pytest.fail(f"rank {rank} hangs")
+                return RankError(rank, "Exit", "the process ended", "")
+            data += part
+            if wanted == 8 and len(data) == 8:
+                wanted += int.from_bytes(data, "little")
+        status, value = pickle.loads(data[8:])
+        return RankError(rank, *value) if status == "error" else value
+
+
+@pytest.fixture(scope="session")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Return a group of two processes."""
+    ranks = Ranks(2, tmp_path_factory.mktemp("two"))
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="session")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Return a group of four processes."""
+    ranks = Ranks(4, tmp_path_factory.mktemp("four"))
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> Iterator[Ranks]:
+    """Return a group of two processes for one test that breaks it."""
+    ranks = Ranks(2, tmp_path)
+    yield ranks
+    ranks.stop()

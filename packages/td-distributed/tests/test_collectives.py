@@ -1,0 +1,427 @@
+"""Collections among two and four processes: every collective, its faults, and what each rank sees of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from td_core import TensorDict, TensorDictParams
+
+HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
+
+
+def jagged(value: float) -> torch.Tensor:
+    return torch.nested.nested_tensor(
+        [torch.full((2, 3), value), torch.full((4, 3), 2.0)], layout=torch.jagged
+    )
+
+
+def nested(rank: float) -> Any:
+    leaves = {"a": torch.full((2,), float(rank)), "n": {"b": torch.full((2, 3), int(rank))}}
+    return TensorDict(leaves, batch_size=[2], names=["t"])
+
+
+TREES: dict[str, Callable[[float], Any]] = {
+    "nested": nested,
+    "lazy": lambda rank: TensorDict.lazy_stack(
+        [TensorDict({"a": torch.full((i + 1,), rank)}) for i in range(2)]
+    ),
+    "jagged": lambda rank: TensorDict({"n": jagged(float(rank))}, [2]),
+    "params": lambda rank: TensorDictParams(TensorDict({"w": torch.full((3,), float(rank))})),
+    "dtypes": lambda rank: TensorDict(
+        {
+            str(d): torch.full((3,), rank).to(d)
+            for d in (torch.float8_e5m2, torch.int16, torch.complex64, torch.bool)
+        }
+    ),
+    "empty": lambda rank: TensorDict({"e": {}, "z": torch.zeros(0, 3)}),
+    "consolidated": lambda rank: nested(rank).consolidate(),
+    "one for each rank": lambda rank: TensorDict({f"k{int(rank)}": torch.ones(int(rank) + 1)}),
+}
+if HAS_TENSORCLASS:
+    from td_tensorclass import NonTensorStack, tensorclass
+
+    @tensorclass
+    class Sample:
+        x: torch.Tensor
+        y: str = "none"
+
+    TREES["values"] = lambda rank: TensorDict({"s": str(rank), "l": NonTensorStack("x", (1, rank))}, [2])
+    TREES["tensorclass"] = lambda rank: Sample(x=torch.full((2,), float(rank)), y="text", batch_size=[2])
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert type(found) is type(wanted)
+    assert found.batch_size == wanted.batch_size and found.names == wanted.names
+    assert list(found.keys(True)) == list(wanted.keys(True))
+    mine: list[torch.Tensor] = []
+    theirs: list[torch.Tensor] = []
+    found._collect(mine)
+    wanted._collect(theirs)
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.dtype == other.dtype
+        for a, b in zip(one.unbind(), other.unbind(), strict=True) if other.is_nested else [(one, other)]:
+            assert a.shape == b.shape and a.tolist() == b.tolist()
+    for key in ("s", "l"):
+        if key in wanted.keys():
+            assert found[key] == wanted[key]
+
+
+def caught(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def broadcasts(rank: int, name: str, src: int) -> None:
+    mine = TREES[name](rank + 10) if rank == src else TensorDict({"other": torch.ones(1)})
+    result = mine.broadcast(src)
+    same(result, TREES[name](src + 10))
+    assert not result.is_locked or rank == src
+    assert (result is mine) == (rank == src)
+    assert list(mine.keys()) == ["other"] or rank == src
+
+
+@pytest.mark.parametrize("src", [0, 1])
+@pytest.mark.parametrize("name", TREES)
+def test_broadcast(two: Any, name: str, src: int) -> None:
+    assert two.run(broadcasts, name, src) == [None, None]
+
+
+def scatters(rank: int, name: str, src: int) -> None:
+    items = [TREES[name](i) for i in range(dist.get_world_size())] if rank == src else None
+    same(TensorDict().scatter(src, items), TREES[name](rank))
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_scatter(four: Any, name: str) -> None:
+    assert four.run(scatters, name, 2) == [None] * 4
+
+
+def gathers_all(rank: int, name: str) -> None:
+    result = TREES[name](rank).all_gather()
+    assert len(result) == dist.get_world_size()
+    for i, item in enumerate(result):
+        same(item, TREES[name](i))
+        assert not item.is_locked
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_all_gather(four: Any, name: str) -> None:
+    assert four.run(gathers_all, name) == [None] * 4
+
+
+def gathers(rank: int, dst: int, lazy: bool) -> Any:
+    if rank != dst:
+        return nested(rank).gather_and_stack(dst)
+    room = [nested(-1) for _ in range(dist.get_world_size() - 1)]
+    target = TensorDict.lazy_stack(room) if lazy else TensorDict.stack(room)
+    before = target["a"].data_ptr() if not lazy else target[0]["a"].data_ptr()
+    assert target.gather_and_stack(dst) is target
+    assert before == (target["a"].data_ptr() if not lazy else target[0]["a"].data_ptr())
+    return target["a"][:, 0].tolist(), target["n", "b"][:, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_gather_and_stack(four: Any, lazy: bool) -> None:
+    assert four.run(gathers, 2, lazy) == [None, None, ([0.0, 1.0, 3.0], [0, 1, 3]), None]
+
+
+def gathers_into_nothing(rank: int) -> Any:
+    target = nested(rank) if rank else TensorDict({}, [3])
+    result = target.gather_and_stack(0)
+    return None if result is None else result["a"].tolist()
+
+
+def test_gather_and_stack_adds_what_is_missing(four: Any) -> None:
+    assert four.run(gathers_into_nothing)[0] == [[1, 1], [2, 2], [3, 3]]
+
+
+def reduces_all(rank: int, name: str, options: dict[str, Any], early: bool) -> None:
+    tree = TREES[name](rank + 1)
+    works = tree.all_reduce(async_op=early, **options)
+    for work in works or ():
+        work.wait()
+    assert (works is None) == (not early)
+    with torch.no_grad():
+        wanted = TREES[name](sum(range(1, dist.get_world_size() + 1)))
+    if name == "jagged":
+        assert tree["n"].unbind()[0].sum() == wanted["n"].unbind()[0].sum()
+        return
+    same(tree, wanted)
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("options", [{}, {"bucket_bytes": 8}])
+@pytest.mark.parametrize("name", ["nested", "lazy", "jagged", "params", "empty", "consolidated"])
+def test_all_reduce(four: Any, name: str, options: dict[str, Any], early: bool) -> None:
+    assert four.run(reduces_all, name, options, early) == [None] * 4
+
+
+def reduces_kinds(rank: int) -> Any:
+    tree = TensorDict(
+        {
+            "t": torch.arange(6.0).view(2, 3).t(),
+            "i": torch.tensor(rank),
+            "b": torch.tensor([rank == 0, False]),
+            "c": torch.tensor([1 + 2j]),
+            "h": torch.ones(2, dtype=torch.bfloat16),
+        }
+    )
+    tree.all_reduce(dist.ReduceOp.MAX) if rank < 0 else tree.all_reduce()
+    other = TensorDict({"i": torch.tensor(rank)})
+    other.all_reduce(dist.ReduceOp.MAX)
+    return {key: value.tolist() for key, value in tree.items()}, other["i"].item()
+
+
+def test_all_reduce_of_strided_leaves_and_several_dtypes(two: Any) -> None:
+    values = {
+        "t": [[0, 6], [2, 8], [4, 10]],
+        "i": 1,
+        "b": [True, False],
+        "c": [2 + 4j],
+        "h": [2, 2],
+    }
+    assert two.run(reduces_kinds) == [(values, 1)] * 2
+
+
+def order(rank: int) -> Any:
+    pairs = {"x": torch.ones(2), "y": torch.full((2,), 10.0)}
+    tree = TensorDict(dict(reversed(pairs.items())) if rank else pairs)
+    tree.all_reduce()
+    return tree["x"].tolist(), tree["y"].tolist()
+
+
+def test_the_order_of_keys_does_not_matter(two: Any) -> None:
+    assert two.run(order) == [([2, 2], [20, 20])] * 2
+
+
+def reduces(rank: int, dst: int, options: dict[str, Any]) -> Any:
+    tree = nested(rank + 1)
+    works = tree.reduce(dst, **options)
+    for work in works or ():
+        work.wait()
+    return works is None, tree["a"].tolist(), tree["n", "b"][0, 0].item()
+
+
+@pytest.mark.parametrize(
+    ("options", "waits"),
+    [
+        ({}, True),
+        ({"async_op": True}, True),
+        ({"async_op": True, "return_premature": True}, False),
+        ({"bucket_bytes": 1}, True),
+    ],
+)
+def test_reduce_writes_one_rank_only(four: Any, options: dict[str, Any], waits: bool) -> None:
+    assert four.run(reduces, 1, options) == [
+        (waits, [1, 1], 1),
+        (waits, [10, 10], 10),
+        (waits, [3, 3], 3),
+        (waits, [4, 4], 4),
+    ]
+
+
+#: What rank 1 holds instead of ``nested(1)``, and what every rank says.
+DIFFERENT: dict[str, tuple[Callable[[], Any], str]] = {
+    "key": (
+        lambda: nested(1).rename_key_("a", "z"),
+        "key 'a' is torch.float32 of shape [2] on rank 0, missing on rank 1",
+    ),
+    "shape": (
+        lambda: nested(1).set(("n", "b"), torch.ones(2, 4, dtype=torch.int64)),
+        "key ('n', 'b') is torch.int64 of shape [2, 3] on rank 0, torch.int64 of shape [2, 4] on rank 1",
+    ),
+    "dtype": (
+        lambda: nested(1).set("a", torch.ones(2, dtype=torch.int64)),
+        "key 'a' is torch.float32 of shape [2] on rank 0, torch.int64 of shape [2] on rank 1",
+    ),
+    "batch size": (
+        lambda: TensorDict(nested(1).to_dict()),
+        "the root is a TensorDict of batch size [2] on rank 0, a TensorDict of batch size [] on rank 1",
+    ),
+}
+
+
+def disagrees(rank: int, name: str, call: str) -> Any:
+    tree = DIFFERENT[name][0]() if rank == 1 else nested(rank)
+    before = tree.clone()
+    message = caught(lambda: tree.all_reduce() if call == "all_reduce" else tree.reduce(0))
+    assert bool((tree == before).all())
+    again = nested(rank)
+    again.all_reduce()
+    assert again["a"].tolist() == [6.0, 6.0]
+    return message
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "reduce"])
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_ranks_that_disagree_all_raise_and_nothing_changes(four: Any, name: str, call: str) -> None:
+    message = f"StructureError: cannot reduce: {DIFFERENT[name][1]}; nothing was changed on any rank"
+    assert four.run(disagrees, name, call) == [message] * 4
+
+
+UNSENDABLE = {
+    "sparse": lambda: TensorDict({"x": torch.eye(2).to_sparse()}),
+    "meta": lambda: TensorDict({"x": torch.zeros(2, device="meta")}),
+}
+if HAS_TENSORCLASS:
+    UNSENDABLE["value"] = lambda: TensorDict({"x": object()})
+
+
+def cannot(rank: int, what: str, call: str) -> Any:
+    bad = UNSENDABLE[what]()
+    mine = bad if rank == 1 else nested(rank)
+    calls: dict[str, Callable[[], Any]] = {
+        "broadcast": lambda: mine.broadcast(1),
+        "scatter": lambda: mine.scatter(1, [nested(0), bad] if rank == 1 else None),
+        "all_gather": lambda: mine.all_gather(),
+        "gather_and_stack": lambda: mine.gather_and_stack(0),
+        "all_reduce": lambda: mine.all_reduce(),
+        "init_remote": lambda: mine.init_remote(0) if rank == 1 else TensorDict.from_remote_init(1),
+        "init_remote to all": lambda: (
+            mine.init_remote(use_broadcast=True)
+            if rank == 1
+            else TensorDict.from_remote_init(1, use_broadcast=True)
+        ),
+    }
+    message = caught(calls[call])
+    assert nested(rank).all_gather()[0]["a"].tolist() == [0.0, 0.0]
+    return message
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "broadcast",
+        "scatter",
+        "all_gather",
+        "gather_and_stack",
+        "all_reduce",
+        "init_remote",
+        "init_remote to all",
+    ],
+)
+@pytest.mark.parametrize("what", UNSENDABLE)
+def test_what_cannot_be_sent_raises_on_every_rank(two: Any, what: str, call: str) -> None:
+    if what == "value" and call == "all_reduce":
+        pytest.skip("values are not reduced")
+    other, own = two.run(cannot, what, call)
+    assert other.startswith("StructureError: rank 1 could not take part, so no rank did: ")
+    assert "key 'x'" in other and "key 'x'" in own
+
+
+def too_few(rank: int) -> Any:
+    return caught(lambda: nested(0).scatter(0, [nested(0)] if rank == 0 else None))
+
+
+def test_scatter_needs_one_item_for_each_rank(two: Any) -> None:
+    own, other = two.run(too_few)
+    assert own == "ValueError: scatter() takes one collection for each of the 2 ranks; got 1"
+    assert other.endswith(f"so no rank did: {own}")
+
+
+def remote(rank: int, name: str, use_broadcast: bool) -> None:
+    if rank == 0:
+        return TREES[name](5).init_remote(None if use_broadcast else 1, use_broadcast=use_broadcast)
+    same(TensorDict.from_remote_init(0, use_broadcast=use_broadcast), TREES[name](5))
+    return None
+
+
+@pytest.mark.parametrize("use_broadcast", [False, True])
+@pytest.mark.parametrize("name", TREES)
+def test_a_receiver_that_knows_nothing(two: Any, name: str, use_broadcast: bool) -> None:
+    assert two.run(remote, name, use_broadcast) == [None, None]
+
+
+def limited(rank: int, use_broadcast: bool) -> Any:
+    tree = TensorDict({"a": torch.ones(1000)})
+    if rank == 0:
+        return caught(lambda: tree.init_remote(None if use_broadcast else 1, use_broadcast=use_broadcast))
+    return caught(lambda: TensorDict.from_remote_init(0, use_broadcast=use_broadcast, limit=1000))
+
+
+@pytest.mark.parametrize("use_broadcast", [False, True])
+def test_a_receiver_refuses_more_than_its_limit_and_both_sides_raise(two: Any, use_broadcast: bool) -> None:
+    sender, receiver = two.run(limited, use_broadcast)
+    assert sender.startswith("StructureError: the receiver refused 4")
+    assert receiver.startswith("FormatError: rank 0 announced 4") and "limit= allows 1000" in receiver
+    assert two.run(remote, "nested", use_broadcast) == [None, None]
+
+
+def in_a_group(rank: int) -> Any:
+    group = dist.new_group([1, 3])
+    if rank not in (1, 3):
+        return None
+    tree = nested(rank)
+    tree.all_reduce(group=group)
+    other = TensorDict().scatter(3, [nested(i) for i in (7, 8)] if rank == 3 else None, group=group)
+    gathered = nested(rank).all_gather(group=group)
+    result = nested(rank).broadcast(1, group=group)
+    return (
+        tree["a"][0].item(),
+        other["a"][0].item(),
+        [t["a"][0].item() for t in gathered],
+        result["a"][0].item(),
+    )
+
+
+def test_groups_of_some_ranks(four: Any) -> None:
+    results = four.run(in_a_group)
+    assert results[0] is results[2] is None
+    assert results[1] == (4.0, 7.0, [1.0, 3.0], 1.0)
+    assert results[3] == (4.0, 8.0, [1.0, 3.0], 1.0)
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "broadcast": lambda tree: tree.broadcast(1),
+    "all_gather": lambda tree: tree.all_gather(),
+    "all_reduce": lambda tree: tree.all_reduce(),
+    "gather_and_stack": lambda tree: tree.gather_and_stack(0),
+}
+
+
+def dies(rank: int, call: str) -> Any:
+    if rank == 1:
+        os._exit(3)
+    return caught(lambda: CALLS[call](nested(rank)))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_dead_peer_is_an_error(fragile: Any, call: str) -> None:
+    message, _ = fragile.run(dies, call)
+    assert message.startswith("RuntimeError") and "onnect" in message, message
+
+
+def never_joins(rank: int, call: str) -> Any:
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    if rank == 1:
+        return None
+    return caught(lambda: nested(0).all_reduce(group=group))
+
+
+def test_a_rank_that_never_joins_is_an_error_within_the_timeout(fragile: Any) -> None:
+    message, _ = fragile.run(never_joins, "all_reduce")
+    assert message.startswith("RuntimeError") and "imed out" in message, message
+
+
+def out_of_step(rank: int) -> Any:
+    if rank == 0:
+        dist.broadcast(torch.zeros(3, dtype=torch.int64), 0)
+        return None
+    return caught(lambda: nested(0).broadcast(0))
+
+
+def test_a_call_that_belongs_to_another_exchange_is_refused(two: Any) -> None:
+    assert two.run(out_of_step)[1] == (
+        "FormatError: what arrived belongs to another exchange; do all ranks make the same calls in one order?"
+    )

@@ -1,0 +1,410 @@
+"""Consolidation in memory and in files: values, identity, and what is never served stale."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core.errors import CodecError, LockedError, StructureError
+from td_distributed import from_buffer, from_consolidated
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+
+HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+    torch.complex32,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.bool,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+]
+
+
+def jagged(**options: Any) -> torch.Tensor:
+    return torch.nested.nested_tensor(
+        [torch.ones(2, 3), torch.full((4, 3), 2.0)], layout=torch.jagged, **options
+    )
+
+
+def with_lengths() -> torch.Tensor:
+    values, offsets = torch.arange(10.0).view(5, 2), torch.tensor([0, 2, 5])
+    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths=torch.tensor([1, 3]))
+
+
+def tied() -> Any:
+    weight = torch.arange(4.0)
+    return TensorDict({"a": weight, "n": {"b": weight}, "c": weight.clone()})
+
+
+TREES: dict[str, Callable[[], Any]] = {
+    "flat": lambda: TensorDict({"b": torch.arange(6).view(2, 3), "a": torch.ones(2)}, batch_size=[2]),
+    "named": lambda: TensorDict(
+        {"a": torch.ones(2, 3), "n": {"b": torch.ones(2)}}, batch_size=[2], names=["t"]
+    ),
+    "device": lambda: TensorDict({"a": torch.ones(2)}, device="cpu"),
+    "level first": lambda: TensorDict({"n": {"b": torch.ones(1)}, "a": torch.ones(2), "e": {}}),
+    "deeper batch": lambda: TensorDict({"n": TensorDict({"b": torch.ones(2, 3)}, [2, 3])}, [2]),
+    "lazy": lambda: TensorDict.lazy_stack([TensorDict({"a": torch.full((3,), i)}) for i in range(3)], 0),
+    "lazy below": lambda: TensorDict({"l": TREES["ragged"](), "a": torch.ones(3)}, [3]),
+    "ragged": lambda: TensorDict.lazy_stack(
+        [TensorDict({"a": torch.ones(i + 1), str(i): torch.ones(1)}) for i in range(3)]
+    ),
+    "jagged": lambda: TensorDict({"n": jagged(), "a": torch.ones(2)}, [2]),
+    "jagged with lengths": lambda: TensorDict({"n": with_lengths()}, [2]),
+    "dtypes": lambda: TensorDict({str(d): torch.ones(3).to(d) for d in DTYPES}),
+    "empty": lambda: TensorDict(
+        {"e": {"f": {}}, "z": torch.zeros(0, 3), "y": torch.zeros(2, 0, dtype=torch.int8)}
+    ),
+    "nothing": lambda: TensorDict({}, [3]),
+    "params": lambda: TensorDictParams(TensorDict({"w": torch.ones(3), "n": {"b": torch.ones(2)}})),
+    "strided": lambda: TensorDict({"t": torch.arange(6).view(2, 3).t(), "e": torch.ones(1).expand(4)}),
+    "conjugate": lambda: TensorDict(
+        {"c": torch.tensor([1 + 2j]).conj(), "n": torch.tensor([1 + 2j]).conj().imag}
+    ),
+    "tied": tied,
+    "reserved": lambda: TensorDict(
+        {
+            "cls": {"a": torch.ones(1)},
+            "leaves": {},
+            "non_tensors": torch.ones(1),
+            "size": {"b": torch.ones(1)},
+        }
+    ),
+    "odd keys": lambda: TensorDict(
+        {"": torch.ones(1), "a.b/c~d": {"é": torch.ones(1)}, "<NJT>x": torch.ones(1), "0": {}}
+    ),
+    "locked": lambda: TensorDict({"a": torch.ones(1), "n": {"b": torch.ones(1)}}).lock_(),
+    "locked below": lambda: TensorDict({"n": TensorDict({"b": torch.ones(1)}).lock_()}),
+}
+if HAS_TENSORCLASS:
+    from td_tensorclass import MetaData, NonTensorData, NonTensorStack, tensorclass
+
+    @tensorclass
+    class Sample:
+        x: torch.Tensor
+        y: str = "none"
+        z: Any = None
+
+    def samples() -> Any:
+        return torch.stack([Sample(x=torch.ones(2), y="a"), Sample(x=torch.zeros(2), y="b")])
+
+    TREES |= {
+        "values": lambda: TensorDict(
+            {"s": "text", "a": torch.ones(2), "j": NonTensorData({"k": [1, None, 2.5]})}, [2]
+        ),
+        "rich values": lambda: TensorDict(
+            {"t": NonTensorData((1, "a")), "d": NonTensorData({1: {2, 3}}), "b": b"\xff"}
+        ),
+        "stack": lambda: TensorDict({"l": NonTensorStack("x", "y"), "a": torch.ones(2)}, [2]),
+        "stack of tuples": lambda: TensorDict({"l": NonTensorStack(("x", 1), ("y", 2))}, [2]),
+        "deep stack": lambda: TensorDict(
+            {"l": NonTensorStack.from_list([["x", "y", "w"], ["z", "u", "v"]], 2)}, [2]
+        ),
+        "metadata": lambda: TensorDict({"m": MetaData("x"), "a": torch.ones(2)}, [2]),
+        "tensorclass": lambda: Sample(x=torch.ones(2), y="text", batch_size=[2]),
+        "tensorclass below": lambda: TensorDict(
+            {"c": Sample(x=torch.ones(2), batch_size=[2]), "a": torch.ones(2)}, [2]
+        ),
+        "stacked tensorclass": samples,
+        "lazy tensorclass": lambda: TensorDict.lazy_stack(
+            [Sample(x=torch.ones(i + 1), y=str(i)) for i in range(2)]
+        ),
+        "value": lambda: NonTensorData("x", batch_size=[2]),
+    }
+
+
+def same(found: Any, wanted: Any, where: str = "") -> None:
+    """Fail unless two collections agree in everything but locks."""
+    assert type(found) is type(wanted), where
+    assert found.batch_size == wanted.batch_size, where
+    assert found.names == wanted.names, where
+    assert found.device == wanted.device, where
+    if getattr(wanted, "_opaque", False):
+        assert found.tolist() == wanted.tolist(), where
+        assert list(map(type, found.tolist() or ())) == list(map(type, wanted.tolist() or ())), where
+        return
+    stacked = wanted._stacked()
+    if stacked is not None:
+        mine = found._stacked()
+        assert mine[1] == stacked[1], where
+        for i, (one, other) in enumerate(zip(mine[0], stacked[0], strict=True)):
+            same(one, other, f"{where}/{i}")
+        return
+    one, other = found._children(), wanted._children()
+    assert list(one) == list(other), where
+    for key in other:
+        if isinstance(other[key], torch.Tensor):
+            same_leaf(one[key], other[key], f"{where}/{key}")
+        else:
+            same(one[key], other[key], f"{where}/{key}")
+
+
+def same_leaf(found: torch.Tensor, wanted: torch.Tensor, where: str) -> None:
+    assert found.dtype == wanted.dtype, where
+    assert found.is_nested == wanted.is_nested, where
+    if wanted.is_nested:
+        assert found._ragged_idx == wanted._ragged_idx, where
+        for one, other in zip(found.unbind(), wanted.unbind(), strict=True):
+            same_leaf(one, other, where)
+        return
+    assert found.shape == wanted.shape, where
+    assert raw(found) == raw(wanted), where
+
+
+def raw(leaf: torch.Tensor) -> bytes:
+    plain = torch.empty(leaf.shape, dtype=leaf.dtype).copy_(leaf.detach())
+    return plain.view(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+
+
+def storages(collection: Any) -> set[int]:
+    out: list[torch.Tensor] = []
+    collection._collect(out)
+    flat = [
+        piece for leaf in out for piece in ((leaf.values(), leaf.offsets()) if leaf.is_nested else (leaf,))
+    ]
+    return {piece.untyped_storage().data_ptr() for piece in flat if piece.numel()}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_in_memory(name: str) -> None:
+    tree = TREES[name]()
+    locked = tree.is_locked
+    result = tree.consolidate()
+    same(result, tree)
+    assert tree.is_locked == locked and not tree.is_consolidated()
+    assert result.is_locked and result.is_consolidated()
+    assert len(storages(result)) <= 1
+    assert not storages(result) & storages(tree)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_through_a_file(name: str, tmp_path: Path) -> None:
+    tree = TREES[name]()
+    mapped = tree.consolidate(tmp_path / "td")
+    same(mapped, tree)
+    assert mapped.is_consolidated()
+    loaded = TensorDict.from_consolidated(tmp_path / "td")
+    same(loaded, tree)
+    assert loaded.is_locked == tree.is_locked
+    assert loaded.is_consolidated() == tree.is_locked
+    assert [path.name for path in tmp_path.iterdir()] == ["td"]
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_through_a_buffer(name: str) -> None:
+    tree = TREES[name]()
+    result = tree.consolidate(metadata=True)
+    same(result, tree)
+    same(from_buffer(buffer_of(result)), tree)
+
+
+def buffer_of(consolidated: Any) -> torch.Tensor:
+    from td_distributed import storage_of
+
+    return storage_of(consolidated)
+
+
+def test_writes_to_a_loaded_file_do_not_reach_it(tmp_path: Path) -> None:
+    TREES["flat"]().consolidate(tmp_path / "td")
+    from_consolidated(tmp_path / "td")["a"].zero_()
+    assert from_consolidated(tmp_path / "td")["a"].tolist() == [1, 1]
+
+
+def test_a_file_can_be_written_over_while_it_is_mapped(tmp_path: Path) -> None:
+    loaded = TREES["flat"]().consolidate(tmp_path / "td")
+    (loaded + 1).consolidate(tmp_path / "td")
+    assert loaded["a"].tolist() == [1, 1]
+    assert from_consolidated(tmp_path / "td")["a"].tolist() == [2, 2]
+    loaded.consolidate(tmp_path / "td")
+    assert from_consolidated(tmp_path / "td")["a"].tolist() == [1, 1]
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+    if not HAS_TENSORCLASS:
+        pytest.skip("needs td-tensorclass")
+    TREES["flat"]().consolidate(tmp_path / "td")
+    with pytest.raises(CodecError, match="key 'bad': cannot store"):
+        TensorDict({"bad": object()}).consolidate(tmp_path / "td")
+    assert from_consolidated(tmp_path / "td")["a"].tolist() == [1, 1]
+    assert [path.name for path in tmp_path.iterdir()] == ["td"]
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (lambda: torch.eye(3).to_sparse(), r"key \('n', 'bad'\): a tensor of layout torch.sparse_coo"),
+        (
+            lambda: torch.zeros(3, device="meta"),
+            r"key \('n', 'bad'\): a tensor on the meta device has no data",
+        ),
+    ],
+)
+def test_what_has_no_dense_form_is_refused(leaf: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(StructureError, match=message):
+        TensorDict({"a": torch.ones(1), "n": {"bad": leaf()}}).consolidate(tmp_path / "td")
+    assert not list(tmp_path.iterdir())
+
+
+def test_leaves_stand_in_order_and_padded() -> None:
+    tree = TensorDict({"a": torch.ones(3, dtype=torch.uint8), "n": {"b": torch.ones(1)}, "c": torch.ones(1)})
+    data = buffer_of(tree.consolidate())
+    one = torch.ones(1).view(torch.uint8).tolist()
+    assert data.tolist() == [1, 1, 1, 0, 0, 0, 0, 0, *one, 0, 0, 0, 0, *one, 0, 0, 0, 0]
+
+
+def test_tied_leaves_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
+    tree = tied()
+    result = tree.consolidate(tmp_path / "td")
+    assert len(buffer_of(result)) == 32
+    for one in (result, from_consolidated(tmp_path / "td")):
+        one["a"].zero_()
+        assert one["n", "b"].tolist() == [0, 0, 0, 0]
+        assert one["c"].tolist() == [0, 1, 2, 3]
+
+
+def test_writing_a_leaf_in_place_writes_the_storage() -> None:
+    result = TREES["flat"]().consolidate()
+    result.set_("a", torch.tensor([5.0, 6.0]))
+    result["b"].zero_()
+    assert result.is_consolidated()
+    assert buffer_of(result).view(torch.int64)[:6].tolist() == [0] * 6
+    assert buffer_of(result)[48:].view(torch.float32).tolist() == [5, 6]
+
+
+def test_a_structural_change_ends_consolidation() -> None:
+    result = TREES["flat"]().consolidate()
+    with pytest.raises(LockedError, match="unlock_"):
+        result["new"] = torch.ones(2)
+    result.unlock_()
+    assert not result.is_consolidated()
+    result["new"] = torch.ones(2)
+    again = result.consolidate()
+    assert sorted(again.keys()) == ["a", "b", "new"]
+
+
+def test_derived_collections_are_not_consolidated() -> None:
+    result = TREES["flat"]().consolidate()
+    assert not result[0].is_consolidated()
+    assert not (result + 1).is_consolidated()
+    assert not result.select("a").is_consolidated()
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+def test_threads_change_nothing(num_threads: int) -> None:
+    tree = TREES["dtypes"]()
+    same(tree.consolidate(num_threads=num_threads), tree)
+
+
+def test_return_early_gives_a_future(tmp_path: Path) -> None:
+    tree = TREES["flat"]()
+    future = tree.consolidate(tmp_path / "td", return_early=True)
+    same(future.result(), tree)
+    same(from_consolidated(tmp_path / "td"), tree)
+
+
+def test_inplace_replaces_the_leaves() -> None:
+    tree = TREES["named"]()
+    before = storages(tree)
+    assert tree.consolidate(inplace=True) is tree
+    same(tree, TREES["named"]())
+    assert len(storages(tree)) == 1 and not storages(tree) & before
+    assert tree.is_locked and tree.is_consolidated()
+    with pytest.raises(LockedError, match="consolidate it in place"):
+        TREES["locked"]().consolidate(inplace=True)
+
+
+def test_a_buffer_instead_of_a_mapping(tmp_path: Path) -> None:
+    tree = TREES["flat"]()
+    result = tree.consolidate(tmp_path / "td", use_buffer=True)
+    same(result, tree)
+    same(from_consolidated(tmp_path / "td"), tree)
+    assert result["a"].untyped_storage().filename is None
+
+
+def test_shared_memory() -> None:
+    result = TREES["flat"]().consolidate(share_memory=True)
+    assert result.is_shared()
+    same(result, TREES["flat"]())
+
+
+def test_a_device_becomes_that_of_the_collection() -> None:
+    result = TREES["flat"]().consolidate(device="cpu")
+    assert result.device == torch.device("cpu")
+    with pytest.raises(StructureError, match="need a storage on the CPU; it would be on meta"):
+        TREES["flat"]().consolidate(device="meta", share_memory=True)
+
+
+def test_gradients_stay_with_the_original() -> None:
+    tree = TensorDict({"a": torch.ones(2, requires_grad=True)})
+    assert not tree.consolidate()["a"].requires_grad
+
+
+def test_a_plain_tree_is_written_in_the_form_of_the_reference(tmp_path: Path) -> None:
+    TREES["named"]().consolidate(tmp_path / "td")
+    data = (tmp_path / "td").read_bytes()
+    length = int.from_bytes(data[-8:], "little")
+    meta = {"device": None, "names": ["t"], "batch_size": [2], "is_locked": False}
+    assert json.loads(data[-8 - length : -8]) == {
+        "cls": "TensorDict",
+        "non_tensors": {},
+        "leaves": {"a": ["torch.float32", [2, 3], 0, 24, 0]},
+        "cls_metadata": meta,
+        "n": {
+            "cls": "TensorDict",
+            "non_tensors": {},
+            "leaves": {"b": ["torch.float32", [2], 24, 32, 0]},
+            "cls_metadata": meta,
+        },
+    }
+
+
+shapes = st.lists(st.integers(0, 4), max_size=3)
+tensors = st.builds(
+    lambda dtype, shape, seed: torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)).to(
+        dtype
+    ),
+    st.sampled_from(DTYPES),
+    shapes,
+    st.integers(0, 9),
+)
+structures = st.recursive(
+    tensors, lambda below: st.dictionaries(st.text(max_size=4), below, max_size=4), max_leaves=12
+).filter(lambda tree: isinstance(tree, dict))
+
+
+@given(structures, st.booleans())
+def test_any_tree_comes_back(structure: dict[str, Any], locked: bool) -> None:
+    tree = TensorDict(structure, lock=locked)
+    result = tree.consolidate(metadata=True)
+    same(result, tree)
+    back = from_buffer(buffer_of(result))
+    same(back, tree)
+    assert back.is_locked == locked
+
+
+def test_lazy_stack_class_is_kept() -> None:
+    assert isinstance(TREES["lazy"]().consolidate(), LazyStackedTensorDict)

@@ -1,0 +1,298 @@
+"""Damaged and hostile consolidated files: always a FormatError, before anything is returned."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from td_core import TensorDict
+from td_core.errors import FormatError, MissingPluginError
+from td_distributed import from_buffer, from_consolidated, storage_of
+
+HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
+
+
+def whole(tree: Any) -> bytes:
+    """Return the bytes of a consolidated file."""
+    return bytes(storage_of(tree.consolidate(metadata=True)).numpy())
+
+
+def parts(data: bytes) -> tuple[bytes, Any]:
+    """Return (storage, structure) of a file."""
+    length = int.from_bytes(data[-8:], "little")
+    return data[: -8 - length], json.loads(data[-8 - length : -8])
+
+
+def join(storage: bytes, structure: Any) -> bytes:
+    text = structure if isinstance(structure, bytes) else json.dumps(structure).encode()
+    return storage + text + len(text).to_bytes(8, "little")
+
+
+def read(data: bytes, tmp_path: Path) -> Any:
+    path = tmp_path / "td"
+    path.write_bytes(data)
+    return from_consolidated(path)
+
+
+PLAIN = whole(
+    TensorDict(
+        {"a": torch.arange(6.0).view(2, 3), "n": {"b": torch.ones(2, dtype=torch.int64)}}, batch_size=[2]
+    )
+)
+GENERAL = whole(TensorDict({"cls": {"a": torch.arange(4.0)}, "b": torch.ones(2, dtype=torch.float8_e5m2)}))
+
+
+STACK = whole(TensorDict.lazy_stack([TensorDict({"a": torch.ones(2, i + 1)}, [2]) for i in range(3)], 1))
+TREES = {"plain": PLAIN, "general": GENERAL, "lazy": STACK}
+if HAS_TENSORCLASS:
+    from td_tensorclass import NonTensorStack
+
+    TREES["values"] = whole(TensorDict({"l": NonTensorStack("x", ("y", 1)), "s": "text"}, [2]))
+    TREES["general values"] = whole(TensorDict({"cls": {"l": NonTensorStack("x", "y")}}, [2]))
+
+
+def edited(change: Any) -> bytes:
+    storage, structure = parts(PLAIN)
+    structure = copy.deepcopy(structure)
+    change(structure)
+    return join(storage, structure)
+
+
+def leaf(*entry: Any) -> Any:
+    return lambda structure: structure["leaves"].__setitem__("a", list(entry))
+
+
+EDITS: dict[str, tuple[Any, str]] = {
+    "shape too large": (leaf("torch.float32", [2, 4], 0, 24, 0), r"needs 32 bytes; bytes 0 to 24"),
+    "shape too small": (leaf("torch.float32", [2, 2], 0, 24, 0), r"needs 16 bytes; bytes 0 to 24"),
+    "negative shape": (leaf("torch.float32", [-2, -3], 0, 24, 0), r"impossible shape \[-2, -3\]"),
+    "huge shape": (leaf("torch.float32", [1 << 40, 1 << 40], 0, 24, 0), r"bytes 0 to 24"),
+    "zero by negative": (leaf("torch.float32", [0, -1], 0, 0, 0), r"impossible shape \[0, -1\]"),
+    "dtype": (leaf("torch.float64", [2, 3], 0, 24, 0), r"needs 48 bytes"),
+    "unknown dtype": (leaf("torch.load", [2, 3], 0, 24, 0), "unknown dtype 'torch.load'"),
+    "dunder dtype": (leaf("torch.__builtins__", [2, 3], 0, 24, 0), "unknown dtype"),
+    "dtype is no string": (leaf(["torch.float32"], [2, 3], 0, 24, 0), "unknown dtype"),
+    "past the end": (
+        leaf("torch.float32", [2, 3], 1000, 1024, 0),
+        "lies at bytes 1000 to 1024 of a storage of 40",
+    ),
+    "before the start": (leaf("torch.float32", [2, 3], -24, 0, 0), "lies at bytes -24 to 0"),
+    "overlap": (leaf("torch.float32", [2, 3], 8, 32, 0), "leaves overlap: bytes 8 to 32 and 24 to 40"),
+    "negative padding": (leaf("torch.float32", [2, 3], 0, 16, -8), "needs 24 bytes"),
+    "float offsets": (leaf("torch.float32", [2, 3], 0.0, 24.0, 0), "not all ints"),
+    "bool offsets": (leaf("torch.float32", [2, 3], False, 24, False), "not all ints"),
+    "short entry": (leaf("torch.float32", [2, 3]), "TypeError"),
+    "no entry": (lambda s: s["leaves"].__setitem__("a", None), "TypeError"),
+    "batch size": (
+        lambda s: s["cls_metadata"].__setitem__("batch_size", [3]),
+        r"batch size \[3\] does not fit: key",
+    ),
+    "batch size below": (
+        lambda s: s["n"]["cls_metadata"].__setitem__("batch_size", [3]),
+        r"batch size \[2\] does not fit|batch size \[3\] does not fit",
+    ),
+    "negative batch size": (lambda s: s["cls_metadata"].__setitem__("batch_size", [-1]), "damaged"),
+    "batch size of strings": (lambda s: s["cls_metadata"].__setitem__("batch_size", ["2"]), "damaged"),
+    "no batch size": (lambda s: s["cls_metadata"].pop("batch_size"), "batch_size"),
+    "names": (lambda s: s["cls_metadata"].__setitem__("names", ["a", "b"]), "damaged"),
+    "device": (lambda s: s["cls_metadata"].__setitem__("device", "nowhere"), "damaged"),
+    "class": (
+        lambda s: s.__setitem__("cls", "os.system"),
+        "class 'os.system', which no installed package provides",
+    ),
+    "class below": (
+        lambda s: s["n"].__setitem__("cls", "Nope"),
+        r"the level \('n',\) is of the class 'Nope'",
+    ),
+    "class is a list": (lambda s: s.__setitem__("cls", ["TensorDict"]), "damaged"),
+    "no class": (lambda s: s.pop("cls"), "KeyError: 'cls'"),
+    "no leaves": (lambda s: s.pop("leaves"), "KeyError: 'leaves'"),
+    "leaves are a list": (lambda s: s.__setitem__("leaves", []), "damaged"),
+    "metadata is a list": (lambda s: s.__setitem__("cls_metadata", [1]), "damaged"),
+    "half a jagged tensor": (
+        lambda s: s["leaves"].__setitem__("<NJT_VALUES>j", ["torch.float32", [0], 0, 0, 0]),
+        r"jagged tensor \('j',\) lacks its values or offsets",
+    ),
+    "order of missing keys": (lambda s: s.__setitem__("size", {"td": {"order": {"": ["x"]}}}), "damaged"),
+    "value": (lambda s: s.__setitem__("non_tensors", {"v": [1]}), "damaged"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_structure_is_refused(name: str, tmp_path: Path) -> None:
+    change, message = EDITS[name]
+    with pytest.raises(FormatError, match=message) as caught:
+        read(edited(change), tmp_path)
+    assert str(tmp_path / "td") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "too short for a consolidated file: 0 bytes"),
+        (b"1234567", "too short for a consolidated file: 7 bytes"),
+        (bytes(8), "say that 0 bytes of 8 are structure"),
+        (b"x" * 8, "bytes of 8 are structure"),
+        ((-1).to_bytes(8, "little", signed=True), "say that -1 bytes"),
+        (PLAIN[:-1], "damaged"),
+        (PLAIN[8:], "damaged"),
+        (join(b"", b"{"), "its structure is no JSON"),
+        (join(b"", b"[" * 100_000), "its structure is no JSON"),
+        (join(b"", b"\xff\xfe"), "its structure is no JSON"),
+        (join(b"", []), "its structure is list, not an object"),
+        (join(b"", {"cls": "td:general"}), "KeyError: 'td'"),
+    ],
+)
+def test_a_damaged_trailer_is_refused(data: bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=message):
+        read(data, tmp_path)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no consolidated file at"):
+        from_consolidated(tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError, match="no consolidated file at"):
+        from_consolidated(tmp_path)
+
+
+@pytest.mark.parametrize("data", TREES.values(), ids=TREES)
+def test_every_truncation_is_refused(data: bytes, tmp_path: Path) -> None:
+    for stop in range(len(data)):
+        with pytest.raises(FormatError):
+            read(data[:stop], tmp_path)
+
+
+def use(tree: Any) -> None:
+    """Do with a collection what would stumble over wrong sizes."""
+    assert isinstance(tree.batch_size, torch.Size)
+    assert isinstance(repr(tree), str)
+    copied = tree.clone()
+    assert copied.batch_size == tree.batch_size
+    if copied.batch_dims and copied.batch_size[0]:
+        assert copied[0].batch_size == tree.batch_size[1:]
+
+
+@pytest.mark.parametrize("data", TREES.values(), ids=TREES)
+@given(where=st.integers(0, 1 << 20), value=st.integers(0, 255))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+def test_a_flipped_byte_is_refused_or_harmless(data: bytes, where: int, value: int) -> None:
+    changed = bytearray(data)
+    changed[where % len(data)] = value
+    try:
+        tree = from_buffer(torch.frombuffer(changed, dtype=torch.uint8).clone())
+    except (FormatError, MissingPluginError):
+        return
+    use(tree)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=3), below, max_size=3),
+    max_leaves=5,
+)
+
+
+def spots(structure: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return where something can be replaced in a structure."""
+    items = (
+        structure.items()
+        if isinstance(structure, dict)
+        else enumerate(structure)
+        if isinstance(structure, list)
+        else ()
+    )
+    return [path, *(spot for key, below in items for spot in spots(below, (*path, key)))]
+
+
+@pytest.mark.parametrize("data", TREES.values(), ids=TREES)
+@given(pick=st.integers(0, 1 << 20), value=anything)
+@settings(max_examples=400)
+@example(pick=3, value={})
+def test_a_replaced_part_is_refused_or_harmless(data: bytes, pick: int, value: Any) -> None:
+    storage, structure = parts(data)
+    choices = spots(structure)[1:]
+    *path, last = choices[pick % len(choices)]
+    target = structure
+    for step in path:
+        target = target[step]
+    target[last] = value
+    try:
+        tree = from_buffer(torch.frombuffer(bytearray(join(storage, structure)), dtype=torch.uint8).clone())
+    except (FormatError, MissingPluginError):
+        return
+    use(tree)
+
+
+def test_deep_nesting_is_no_crash(tmp_path: Path) -> None:
+    meta = {"device": None, "names": [], "batch_size": [], "is_locked": False}
+    level: dict[str, Any] = {"cls": "TensorDict", "non_tensors": {}, "leaves": {}, "cls_metadata": meta}
+    text, end = json.dumps(level).encode(), b"}"
+    deep = (text[:-1] + b', "n": ') * 5000 + text + end * 5000
+    with pytest.raises(FormatError, match="its structure is no JSON"):
+        read(join(b"", deep), tmp_path)
+
+
+def test_tied_leaves_may_share_all_their_bytes_but_not_some(tmp_path: Path) -> None:
+    storage, structure = parts(PLAIN)
+    structure["leaves"]["c"] = structure["leaves"]["a"]
+    tied = read(join(storage, structure), tmp_path)
+    tied["a"].zero_()
+    assert tied["c"].sum() == 0
+    structure["leaves"]["c"] = ["torch.float32", [2], 0, 8, 0]
+    with pytest.raises(FormatError, match="leaves overlap: bytes 0 to 8 and 0 to 24"):
+        read(join(storage, structure), tmp_path)
+
+
+def test_a_file_names_no_class_that_gets_imported(tmp_path: Path) -> None:
+    import sys
+
+    storage, structure = parts(PLAIN)
+    structure["cls"] = "<class 'antigravity.Point'>"
+    with pytest.raises(FormatError, match="no installed package provides"):
+        read(join(storage, structure), tmp_path)
+    assert "antigravity" not in sys.modules
+
+
+def row(entries: Any, **changes: Any) -> dict[str, Any]:
+    return {
+        "kind": "TensorDict",
+        "meta": {"batch_size": []},
+        "entries": entries,
+        "members": [],
+        "values": [],
+        **changes,
+    }
+
+
+ONE = [[["torch.float32", [1], 0, 4, 0]], None]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "leaves", "message"),
+    [
+        ([row([["a", 1], ["b", 1]]), row([])], [], r"each node .* there are 2, found \[0, 1, 1\]"),
+        ([row([["a", [0]], ["b", [0]]])], [ONE], r"each leaf .* there are 1, found \[0, 0\]"),
+        ([row([["a", [-1]]])], [ONE], r"each leaf .* found \[-1\]"),
+        ([row([["a", [1]]])], [ONE], r"each leaf .* found \[1\]"),
+        ([row([["a", [False]]])], [ONE], r"each leaf .* found \[False\]"),
+        ([row([["a", 0]])], [], r"each node .* found \[0, 0\]"),
+        ([row([]), row([])], [], r"each node .* there are 2, found \[0\]"),
+        ([row([[1, [0]]])], [ONE], r"the keys of node 0 are no strings, or not all different: \[1\]"),
+        ([row([["a", [0]], ["a", [1]]])], [ONE, ONE], r"not all different: \['a', 'a'\]"),
+        ([row([], values=[["data", 0]])], [], r"each value .* there are 0, found \[0\]"),
+        ([row([], kind=None)], [], "node 0 is of the kind None"),
+        ([row([], kind="Nope")], [], "'Nope', which no installed package provides"),
+    ],
+)
+def test_a_table_that_is_no_tree_is_refused(nodes: Any, leaves: Any, message: str, tmp_path: Path) -> None:
+    table = {"nodes": nodes, "leaves": leaves, "values": []}
+    with pytest.raises(FormatError, match=message):
+        read(join(bytes(4), {"cls": "td:general", "td": table}), tmp_path)

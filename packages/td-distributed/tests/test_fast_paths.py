@@ -1,0 +1,263 @@
+"""Pickling, and what one storage makes faster: the same values, identity and locks as the general way."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import TensorDict, TensorDictParams
+from td_distributed import storage_of
+
+HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
+
+
+def jagged() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(2, 3), torch.full((4, 3), 2.0)], layout=torch.jagged)
+
+
+def nested() -> Any:
+    return TensorDict({"a": torch.arange(6).view(2, 3), "n": {"b": torch.ones(2), "e": {}}}, batch_size=[2])
+
+
+def tied() -> Any:
+    weight = torch.arange(4.0)
+    return TensorDict({"a": weight, "n": {"b": weight}, "c": weight.clone()})
+
+
+TREES: dict[str, Callable[[], Any]] = {
+    "nested": nested,
+    "lazy": lambda: TensorDict.lazy_stack([TensorDict({"a": torch.full((i + 1,), i)}) for i in range(3)]),
+    "jagged": lambda: TensorDict({"n": jagged()}, [2]),
+    "large": lambda: TensorDict({"a": torch.arange(10_000.0), "b": torch.arange(10_000).view(100, 100).t()}),
+    "slice": lambda: TensorDict({"a": torch.arange(100_000), "b": torch.ones(100_000, 2)}, [100_000])[7],
+    "params": lambda: TensorDictParams(TensorDict({"w": torch.ones(3)})),
+    "requires grad": lambda: TensorDict({"w": torch.ones(3, requires_grad=True)}),
+    "empty": lambda: TensorDict({"a": torch.zeros(0, 3), "n": {}}),
+    "float8": lambda: TensorDict({"a": torch.ones(3).to(torch.float8_e5m2), "c": torch.ones(1) + 1j}),
+    "conjugate": lambda: TensorDict({"c": torch.tensor([1 + 2j]).conj()}),
+    "one element": lambda: TensorDict({"c": torch.arange(4.0)[1::2][:1]}),
+    "tied": tied,
+}
+if HAS_TENSORCLASS:
+    from td_tensorclass import NonTensorStack
+
+    TREES["values"] = lambda: TensorDict(
+        {"l": NonTensorStack("x", (1, 2)), "s": "text", "a": torch.ones(2)}, [2]
+    )
+
+
+def leaves(tree: Any) -> list[torch.Tensor]:
+    out: list[torch.Tensor] = []
+    tree._collect(out)
+    return out
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert type(found) is type(wanted)
+    assert found.batch_size == wanted.batch_size
+    assert list(found.keys(True)) == list(wanted.keys(True))
+    for one, other in zip(leaves(found), leaves(wanted), strict=True):
+        assert one.dtype == other.dtype and one.requires_grad == other.requires_grad
+        pairs = zip(one.unbind(), other.unbind(), strict=True) if other.is_nested else [(one, other)]
+        assert all(a.shape == b.shape and torch.equal(a.double(), b.double()) for a, b in pairs)
+    if HAS_TENSORCLASS and "l" in wanted.keys():
+        assert found["l"] == wanted["l"]
+        assert found["s"] == wanted["s"]
+
+
+def in_band(tree: Any, protocol: int) -> Any:
+    return pickle.loads(pickle.dumps(tree, protocol))
+
+
+def out_of_band(tree: Any) -> Any:
+    buffers: list[Any] = []
+    data = pickle.dumps(tree, 5, buffer_callback=buffers.append)
+    return pickle.loads(data, buffers=buffers)
+
+
+def torch_save(tree: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(tree, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    **{f"protocol {n}": lambda tree, n=n: in_band(tree, n) for n in (2, 3, 4, 5)},
+    "out of band": out_of_band,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_pickling(name: str, way: str, consolidated: bool) -> None:
+    if name == "float8" and way == "protocol 2" and not consolidated:
+        pytest.skip("torch writes such leaves, and cannot read them")
+    tree = TREES[name]()
+    if consolidated:
+        tree = tree.consolidate()
+    back = WAYS[way](tree)
+    same(back, tree)
+    assert back.is_locked == tree.is_locked
+    assert back.is_consolidated() == consolidated
+    if consolidated:
+        assert torch.equal(storage_of(back), storage_of(tree))
+        for leaf in leaves(back):
+            leaf.zero_()
+        assert not storage_of(back).any() or name == "jagged"
+
+
+def test_torch_save_and_load_with_weights_only() -> None:
+    same(torch_save(nested()), nested())
+    back = torch_save(nested().consolidate())
+    same(back, nested())
+    assert back.is_consolidated()
+
+
+def test_a_pickled_slice_holds_its_own_bytes_only() -> None:
+    assert len(pickle.dumps(TREES["slice"]())) < 2000
+
+
+def test_the_buffer_of_a_consolidated_collection_is_out_of_band_and_not_copied() -> None:
+    tree = TREES["large"]().consolidate()
+    buffers: list[Any] = []
+    data = pickle.dumps(tree, 5, buffer_callback=buffers.append)
+    assert len(data) < 1000 and len(buffers) == 1
+    back = pickle.loads(data, buffers=buffers)
+    assert storage_of(back).data_ptr() == storage_of(tree).data_ptr()
+
+
+def test_large_leaves_are_out_of_band_and_small_ones_together() -> None:
+    tree = TensorDict(
+        {"a": torch.ones(10_000), "b": torch.ones(10_000), **{str(i): torch.ones(1) for i in range(50)}}
+    )
+    buffers: list[Any] = []
+    back = pickle.loads(pickle.dumps(tree, 5, buffer_callback=buffers.append), buffers=buffers)
+    assert len(buffers) == 3
+    assert back["a"].data_ptr() == tree["a"].data_ptr()
+
+
+def test_shared_storages_stay_shared() -> None:
+    base = torch.arange(10.0)
+    tree = TensorDict({"a": base[:6], "b": base[2:], "c": base[:6]})
+    for way in (way for name, way in WAYS.items() if name != "protocol 2"):
+        back = way(tree).clone(recurse=False)
+        back["a"][2] = 100
+        assert back["b"][0] == 100
+        assert back["c"][2] == 100
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_buffers_that_must_not_be_written_are_copied_unless_consolidated(consolidated: bool) -> None:
+    tree = TREES["large"]()
+    tree = tree.consolidate() if consolidated else tree
+    buffers: list[Any] = []
+    data = pickle.dumps(tree, 5, buffer_callback=buffers.append)
+    frozen = [memoryview(bytes(buffer)) for buffer in buffers]
+    back = pickle.loads(data, buffers=frozen)
+    same(back, tree)
+    viewed = leaves(back)[0].data_ptr() == torch.frombuffer(bytearray(1), dtype=torch.uint8).data_ptr()
+    assert not viewed
+    if not consolidated:
+        for leaf in leaves(back):
+            leaf.zero_()
+
+
+def test_results_of_a_pickle_may_be_written() -> None:
+    for protocol in (3, 4, 5):
+        data = pickle.dumps(nested(), protocol)
+        first = pickle.loads(data)
+        first["a"].zero_()
+        same(pickle.loads(data), nested())
+
+
+DOUBLE = """
+tree = queue.get()
+tree["a"].mul_(2)
+answer.put((tree.is_shared(), tree.is_consolidated()))
+queue.get()
+"""
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_queues_share_memory_between_processes(consolidated: bool) -> None:
+    context = multiprocessing.get_context("spawn")
+    queue, answer = context.Queue(), context.Queue()
+    # A spawned process cannot import a test file.
+    process = context.Process(target=exec, args=(DOUBLE, {"queue": queue, "answer": answer}), daemon=True)
+    process.start()
+    tree = nested()
+    tree = tree.consolidate() if consolidated else tree
+    queue.put(tree)
+    assert answer.get(timeout=60) == (True, consolidated)
+    queue.put(None)
+    process.join(60)
+    assert tree["a"].tolist() == [[0, 2, 4], [6, 8, 10]]
+
+
+def test_clone_gives_a_collection_of_its_own() -> None:
+    tree = nested().consolidate()
+    copied = tree.clone()
+    assert not copied.is_locked and not copied.is_consolidated()
+    copied["a"].zero_()
+    same(tree, nested())
+
+
+def test_sharing_moves_the_storage_at_once() -> None:
+    tree = nested().consolidate().share_memory_()
+    assert tree.is_shared() and tree.is_consolidated()
+    assert storage_of(tree).is_shared()
+
+
+def test_consolidating_again_gives_the_same_object() -> None:
+    tree = nested().consolidate()
+    assert tree.consolidate() is tree
+    assert tree.consolidate(share_memory=True) is not tree
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_copying_between_equal_and_unequal_layouts(number: int) -> None:
+    tree = nested().consolidate()
+    source = [nested() + 1, (nested() + 1).select("n", "a")][number].consolidate()
+    tree.update_(source)
+    same(tree, nested() + 1)
+    assert tree.is_consolidated()
+
+
+def test_moving_to_another_device_is_one_copy() -> None:
+    tree = nested().consolidate()
+    moved = tree.to("meta")
+    assert moved.device == torch.device("meta") and moved["n"].device == torch.device("meta")
+    assert {leaf.device.type for leaf in leaves(moved)} == {"meta"}
+    assert [leaf.shape for leaf in leaves(moved)] == [leaf.shape for leaf in leaves(tree)]
+    assert tree.to(torch.float64)["a"].dtype == torch.float64
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_a_gpu() -> None:
+    tree = nested().consolidate()
+    pinned = tree.pin_memory()
+    assert pinned.is_consolidated() and storage_of(pinned).is_pinned()
+    moved = pinned.to("cuda")
+    assert moved.is_consolidated() and moved.device.type == "cuda"
+    assert storage_of(moved).device.type == "cuda"
+    same(moved.cpu(), tree)
+    copied = moved.clone()
+    assert not copied.is_locked
+    same(copied.cpu(), tree)
+    target = (nested() - 1).consolidate()
+    target.update_(moved)
+    same(target, nested())
+    same(in_band(moved, 5).cpu(), tree)
+    direct = nested().consolidate(device="cuda")
+    assert direct.device.type == "cuda"
+    same(direct.cpu(), tree)

@@ -1,0 +1,418 @@
+"""Collections between two processes: values, mismatches, and what may never happen on a wire."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+
+HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
+
+
+def jagged() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(2, 3), torch.full((4, 3), 2.0)], layout=torch.jagged)
+
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.bool,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+
+
+def with_values() -> Any:
+    from td_tensorclass import NonTensorStack
+
+    return TensorDict(
+        {"a": torch.ones(2), "s": "text", "t": (1, 2.5), "l": NonTensorStack("x", "y")},
+        batch_size=[2],
+        names=["t"],
+    )
+
+
+TREES: dict[str, Callable[[], Any]] = {
+    "flat": lambda: TensorDict({"b": torch.arange(6).view(2, 3), "a": torch.ones(2)}, batch_size=[2]),
+    "nested": lambda: TensorDict(
+        {"z": {"b": torch.ones(3), "a": {"c": torch.arange(4)}}, "a": torch.ones(2)}
+    ),
+    "lazy": lambda: TensorDict.lazy_stack([TensorDict({"a": torch.full((3,), i)}) for i in range(3)], 0),
+    "ragged lazy": lambda: TensorDict.lazy_stack([TensorDict({"a": torch.ones(i + 1)}) for i in range(3)], 0),
+    "jagged": lambda: TensorDict({"n": jagged(), "a": torch.ones(2)}, batch_size=[2]),
+    "dtypes": lambda: TensorDict({str(d): torch.ones(5).to(d) for d in DTYPES}),
+    "empty": lambda: TensorDict({"e": {}, "z": torch.zeros(0, 3)}),
+    "params": lambda: TensorDictParams(TensorDict({"w": torch.ones(3), "n": {"b": torch.ones(2)}})),
+    "strided": lambda: TensorDict({"t": torch.arange(6).view(2, 3).t(), "e": torch.ones(1).expand(4)}),
+    "large and small": lambda: TensorDict(
+        {"a": torch.ones(3), "b": torch.ones(100_000), "n": {"c": torch.ones(100_000)}, "d": torch.ones(2)}
+    ),
+    "scalar": lambda: TensorDict({"a": torch.tensor(3)}),
+}
+if HAS_TENSORCLASS:
+    TREES["values"] = with_values
+
+#: What a receiver of TREES["flat"] may hold instead, and what the message says.
+MISMATCHES: dict[str, tuple[Callable[[], Any], str]] = {
+    "shape": (
+        lambda: TensorDict({"b": torch.zeros(2, 4), "a": torch.zeros(2)}, batch_size=[2]),
+        r"key 'b' is torch.float32 of shape \[2, 4\] here, torch.int64 of shape \[2, 3\]",
+    ),
+    "dtype": (
+        lambda: TensorDict({"b": torch.zeros(2, 3), "a": torch.zeros(2)}, batch_size=[2]),
+        r"key 'b' is torch.float32 of shape \[2, 3\] here, torch.int64",
+    ),
+    "missing": (lambda: TensorDict({"a": torch.zeros(2)}, batch_size=[2]), "key 'b' is missing here"),
+    "extra": (
+        lambda: TensorDict(
+            {"b": torch.zeros(2, 3, dtype=torch.int64), "a": torch.zeros(2), "c": torch.zeros(2)},
+            batch_size=[2],
+        ),
+        r"key 'c' is torch.float32 of shape \[2\] here, missing in the message",
+    ),
+    "batch size": (
+        lambda: TensorDict({"b": torch.zeros(2, 3, dtype=torch.int64), "a": torch.zeros(2)}),
+        r"the root is a TensorDict of batch size \[\] here, a TensorDict of batch size \[2\] in the message",
+    ),
+    "kind": (
+        lambda: TensorDict.lazy_stack(
+            [TensorDict({"b": torch.zeros(3, dtype=torch.int64), "a": torch.zeros(())})] * 2
+        ),
+        "the root is a LazyStackedTensorDict",
+    ),
+    "longer": (
+        lambda: TensorDict({"b": torch.zeros(2, 300), "a": torch.zeros(2)}, batch_size=[2]),
+        r"\[2, 300\] here",
+    ),
+    "shorter": (
+        lambda: TensorDict({"b": torch.zeros(2), "a": torch.zeros(2)}, batch_size=[2]),
+        r"of shape \[2\] here",
+    ),
+}
+
+
+def blank(collection: Any) -> Any:
+    """Return a collection of the same structure with other values."""
+    with torch.no_grad():
+        return collection.clone().zero_()
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert type(found) is type(wanted)
+    assert found.batch_size == wanted.batch_size
+    if isinstance(wanted, LazyStackedTensorDict):
+        for one, other in zip(found.tensordicts, wanted.tensordicts, strict=True):
+            same(one, other)
+        return
+    assert list(found.keys()) == list(wanted.keys())
+    for key in list(wanted.keys()):
+        one, other = found.get(key), wanted.get(key)
+        if not isinstance(other, torch.Tensor):
+            if getattr(other, "_opaque", False):
+                assert one.tolist() == other.tolist()
+            else:
+                same(one, other)
+        elif other.is_nested:
+            assert all(torch.equal(a, b) for a, b in zip(one.unbind(), other.unbind(), strict=True))
+        else:
+            assert one.dtype == other.dtype and one.shape == other.shape
+            assert torch.equal(
+                one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8)
+            )
+
+
+def exchange(rank: int, name: str, options: dict[str, Any], early: bool) -> Any:
+    tree = TREES[name]()
+    if rank == 0:
+        if early:
+            for work in tree.isend(1, return_early=True, **options):
+                work.wait()
+            return None
+        return tree.send(1, **options)
+    target = blank(tree)
+    if early:
+        for work in target.irecv(0, return_premature=True, **options):
+            work.wait()
+    else:
+        target.recv(0, **options)
+    same(target, TREES[name]())
+    return None
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize("name", TREES)
+def test_every_kind_arrives(two: Any, name: str, consolidated: bool) -> None:
+    assert two.run(exchange, name, {"consolidated": consolidated}, False) == [None, None]
+
+
+@pytest.mark.parametrize("name", ["nested", "lazy"])
+def test_the_handles_of_isend_and_irecv_finish_the_exchange(two: Any, name: str) -> None:
+    assert two.run(exchange, name, {}, True) == [None, None]
+
+
+def mismatch(rank: int, name: str, consolidated: bool) -> Any:
+    sent = TREES["flat"]()
+    if rank == 0:
+        sent.send(1, consolidated=consolidated)
+        (sent + 1).send(1)
+        return None
+    target = MISMATCHES[name][0]()
+    before = target.clone()
+    error = None
+    try:
+        target.recv(0)
+    except RuntimeError as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    assert bool((target == before).all())
+    following = blank(sent)
+    following.recv(0)
+    same(following, sent + 1)
+    return error
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_a_mismatch_raises_leaves_the_collection_alone_and_keeps_step(
+    two: Any, name: str, consolidated: bool
+) -> None:
+    sender, receiver = two.run(mismatch, name, consolidated)
+    assert sender is None
+    assert isinstance(receiver, str), receiver
+    assert receiver.startswith("StructureError: cannot receive: ") and receiver.endswith(
+        "nothing was changed"
+    )
+    with pytest.raises(RuntimeError, match=MISMATCHES[name][1]):
+        raise RuntimeError(receiver)
+
+
+def unsendable(rank: int, what: str) -> Any:
+    if rank == 1:
+        target = TensorDict({"a": torch.zeros(2)})
+        target.recv(0)
+        return target["a"].tolist()
+    leaf = {
+        "sparse": lambda: torch.eye(3).to_sparse(),
+        "meta": lambda: torch.zeros(3, device="meta"),
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "value": object,
+    }[what]()
+    try:
+        TensorDict({"a": torch.ones(2), "bad": leaf}).send(1)
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+    TensorDict({"a": torch.ones(2)}).send(1)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("sparse", "StructureError: key 'bad'"),
+        ("meta", "StructureError: key 'bad'"),
+        ("nested", "StructureError: key 'bad'"),
+        ("value", r"CodecError: key 'bad'"),
+    ],
+)
+def test_what_cannot_be_sent_raises_before_anything_is(two: Any, what: str, message: str) -> None:
+    if what == "value" and not HAS_TENSORCLASS:
+        pytest.skip("needs td-tensorclass")
+    sender, receiver = two.run(unsendable, what)
+    assert receiver == [1.0, 1.0]
+    with pytest.raises(RuntimeError, match=message):
+        raise RuntimeError(sender)
+
+
+def reference_wire(rank: int, name: str, options: dict[str, Any], calls: bool) -> Any:
+    tree = TREES[name]()
+    if rank == 0:
+        sent = []
+        original = dist.isend
+        dist.isend = lambda tensor, dst, group, tag: (
+            sent.append((tag, str(tensor.dtype), list(tensor.shape))),
+            original(tensor, *a, tag=tag, **k),
+        )[1]
+        try:
+            tree.send(1, wire="reference", **options)
+        finally:
+            dist.send = original
+        return sent
+    target = blank(tree)
+    last = target.recv(0, wire="reference", **options)
+    same(target, TREES[name]())
+    return last
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "messages", "last"),
+    [
+        ("flat", {}, [(0, "torch.float32", [2]), (1, "torch.int64", [2, 3])], 1),
+        ("flat", {"init_tag": 7}, [(7, "torch.float32", [2]), (8, "torch.int64", [2, 3])], 8),
+        (
+            "nested",
+            {"init_tag": 5, "pseudo_rand": True},
+            [(1262, "torch.float32", [2]), (841, "torch.int64", [4]), (4077, "torch.float32", [3])],
+            4077,
+        ),
+        ("lazy", {}, [(0, "torch.int64", [3]), (1, "torch.int64", [3]), (2, "torch.int64", [3])], 2),
+        ("flat", {"consolidated": True}, [(0, "torch.uint8", [56])], 0),
+    ],
+)
+def test_the_wire_of_the_reference(
+    two: Any, name: str, options: dict[str, Any], messages: list[Any], last: int
+) -> None:
+    assert two.run(reference_wire, name, options, True) == [messages, last]
+
+
+def tagged(rank: int) -> Any:
+    group = dist.new_group([0, 1])
+    tree = TREES["nested"]()
+    if rank == 0:
+        tree.send(group_dst=1, group=group, init_tag=30)
+        return tree.send(1, group=group, init_tag=5, pseudo_rand=True)
+    target = blank(tree)
+    tags = [
+        target.recv(group_src=0, group=group, init_tag=30),
+        target.recv(0, group=group, init_tag=5, pseudo_rand=True),
+    ]
+    same(target, tree)
+    return tags
+
+
+def test_groups_and_tags(two: Any) -> None:
+    sender, tags = two.run(tagged)
+    assert sender is None
+    assert tags[0] == 32
+
+
+ONE_PEER = "give the peer's rank in the global group, or its rank in the given group: one of the two"
+
+
+def test_a_group_that_was_made_by_hand() -> None:
+    store = dist.HashStore()
+    answers: list[Any] = []
+
+    def member(rank: int) -> None:
+        group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=40))
+        tree = TREES["nested"]()
+        if rank == 0:
+            tree.send(group=group, group_dst=1)
+            tree.send(group=group, group_dst=1, wire="reference")
+            for work in tree.isend(group=group, group_dst=1, consolidated=True, return_early=True):
+                work.wait()
+            return
+        for options in ({}, {"wire": "reference"}, {}):
+            target = blank(tree)
+            target.recv(group=group, group_src=0, **options)
+            same(target, tree)
+            answers.append(options)
+
+    threads = [Thread(target=member, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(answers) == 3
+
+
+def peers(rank: int) -> Any:
+    errors = []
+    for options in ({}, {"dst": 1, "group_dst": 1}, {"dst": 1, "wire": "other"}):
+        try:
+            TensorDict().send(**options)
+        except ValueError as error:
+            errors.append(str(error))
+    return errors
+
+
+def test_arguments_that_make_no_sense(two: Any) -> None:
+    assert two.run(peers, ranks=[0]) == [
+        [
+            f"{ONE_PEER}; got None and None",
+            f"{ONE_PEER}; got 1 and 1",
+            "wire is one of ('td', 'reference'); got 'other'",
+        ]
+    ]
+
+
+def no_message(rank: int) -> Any:
+    if rank == 0:
+        dist.send(torch.zeros(4, dtype=torch.int64), 1)
+        return None
+    target = TensorDict({"a": torch.ones(2)})
+    try:
+        target.recv(0)
+    except ValueError as error:
+        return type(error).__name__, str(error), target["a"].tolist()
+
+
+def test_what_is_no_message_is_refused(two: Any) -> None:
+    assert two.run(no_message)[1] == (
+        "FormatError",
+        "what arrived is no message of send(); does the peer use the same wire= and init_tag=?",
+        [1.0, 1.0],
+    )
+
+
+def dies(rank: int, after: int) -> Any:
+    target = TREES["large and small"]()
+    if rank == 0:
+        original, count = dist.send, 0
+
+        def send(*args: Any, **kwargs: Any) -> None:
+            nonlocal count
+            if count == after:
+                os._exit(3)
+            count += 1
+            original(*args, **kwargs)
+
+        dist.send = send
+        target.send(1)
+    target = blank(target)
+    try:
+        target.recv(0)
+    except RuntimeError as error:
+        return str(error), [leaf.abs().sum().item() for leaf in target.values(True, True)]
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 4])
+def test_a_peer_that_dies_is_an_error_and_changes_nothing(fragile: Any, after: int) -> None:
+    sender, receiver = fragile.run(dies, after)
+    assert sender.kind == "Exit"
+    message, sums = receiver
+    assert "onnection" in message
+    assert sums == [0.0] * 4
+
+
+def never_sends(rank: int) -> Any:
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    if rank == 1:
+        target = TREES["flat"]()
+        try:
+            target.recv(0, group=group)
+        except RuntimeError as error:
+            return str(error)
+    return None
+
+
+def test_a_peer_that_never_sends_is_an_error_within_the_timeout(fragile: Any) -> None:
+    assert "imed out" in fragile.run(never_sends)[1]

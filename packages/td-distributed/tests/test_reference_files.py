@@ -1,0 +1,126 @@
+"""Consolidated files that every release of the reference implementation wrote, read back and compared."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from td_core import TensorDict
+
+FIXTURES = Path(__file__).parent / "fixtures"
+HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
+NAMES = sorted(path.name.removesuffix(".expected.json") for path in FIXTURES.glob("*.expected.json"))
+
+
+def expected(name: str) -> Any:
+    return json.loads((FIXTURES / f"{name}.expected.json").read_text())
+
+
+def needs_tensorclass(tree: Any) -> bool:
+    if isinstance(tree, list):
+        return any(map(needs_tensorclass, tree))
+    if not isinstance(tree, dict):
+        return False
+    return tree.get("kind") in ("tensorclass", "non_tensor", "non_tensor_stack") or any(
+        map(needs_tensorclass, tree.values())
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reads_a_file_of_the_reference(name: str, request: pytest.FixtureRequest) -> None:
+    tree = expected(name)["tree"]
+    if needs_tensorclass(tree):
+        request.getfixturevalue("fixture_classes")
+    check(TensorDict.from_consolidated(FIXTURES / f"{name}.bin"), tree, name)
+
+
+def test_a_locked_file_gives_a_locked_collection() -> None:
+    locked = TensorDict.from_consolidated(FIXTURES / "device_locked.bin")
+    assert locked.is_locked
+    assert locked.is_consolidated()
+    assert locked.device == torch.device("cpu")
+    assert not TensorDict.from_consolidated(FIXTURES / "plain.bin").is_locked
+
+
+def test_a_file_without_its_package_says_what_is_missing() -> None:
+    if HAS_TENSORCLASS:
+        pytest.skip("td-tensorclass is installed")
+    with pytest.raises(ValueError, match="pip install td-tensorclass"):
+        TensorDict.from_consolidated(FIXTURES / "non_tensor.bin")
+
+
+def check(found: Any, tree: dict[str, Any], where: str) -> None:
+    kind = tree["kind"]
+    if kind == "tensor":
+        assert list(found.shape) == tree["shape"], where
+        assert str(found.dtype) == f"torch.{tree['dtype']}", where
+        assert digest(found) == tree["sha256"], where
+    elif kind == "nested_tensor":
+        assert [list(part.shape) for part in found.unbind()] == [
+            part["shape"] for part in tree["components"]
+        ], where
+        assert [digest(part) for part in found.unbind()] == [part["sha256"] for part in tree["components"]], (
+            where
+        )
+        assert found._ragged_idx == tree["ragged_idx"], where
+    elif kind == "none":
+        assert found is None, where
+    elif kind == "non_tensor":
+        same_value(getattr(found, "data", found), tree["value"], where)
+    elif kind == "non_tensor_stack":
+        assert list(found.batch_size) == tree["batch_size"], where
+        same_value(found.tolist(), tree["value"], where)
+    elif kind == "lazy_stack":
+        assert found.stack_dim == tree["stack_dim"], where
+        for i, (member, below) in enumerate(zip(found.tensordicts, tree["members"], strict=True)):
+            check(member, below, f"{where}/{i}")
+    else:
+        check_mapping(found, tree, where)
+
+
+def check_mapping(found: Any, tree: dict[str, Any], where: str) -> None:
+    assert list(found.batch_size) == tree["batch_size"], where
+    assert str(found.device) == str(tree["device"]), where
+    if tree["names"] is not None:
+        assert list(found.names) == tree["names"], where
+    if tree["kind"] == "tensorclass":
+        assert type(found).__name__ == tree["class"].rpartition(".")[2], where
+    else:
+        assert type(found).__name__ == "TensorDict", where
+        assert set(found.keys()) == set(tree["entries"]), where
+    for key, below in tree["entries"].items():
+        value = getattr(found, key) if below["kind"] == "none" else found.get(key)
+        check(value, below, f"{where}/{key}")
+
+
+def digest(leaf: Tensor) -> str:
+    if not leaf.numel():
+        return hashlib.sha256(b"").hexdigest()
+    plain = leaf.detach().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
+
+
+def same_value(found: Any, spec: Any, where: str) -> None:
+    if "json" in spec:
+        assert found == spec["json"] and type(found) is type(spec["json"]), where
+    elif "list" in spec or "tuple" in spec:
+        items = spec.get("list", spec.get("tuple"))
+        assert isinstance(found, (list, tuple)) and len(found) == len(items), where
+        for i, (one, other) in enumerate(zip(found, items, strict=True)):
+            same_value(one, other, f"{where}[{i}]")
+    elif "dict" in spec:
+        pairs = spec["dict"].items() if isinstance(spec["dict"], dict) else spec["dict"]
+        assert len(found) == len(pairs), where
+        for key, value in pairs:
+            same_value(found[key["json"] if isinstance(key, dict) else key], value, f"{where}[{key!r}]")
+    else:
+        wanted = float(spec["float"])
+        assert found == wanted or (math.isnan(found) and math.isnan(wanted)), where

@@ -1,0 +1,54 @@
+"""One rank of a process group: runs the functions that the tests name, until its input ends."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import os
+import pickle
+import sys
+import traceback
+from datetime import timedelta
+from typing import Any, BinaryIO
+
+import torch
+import torch.distributed as dist
+
+
+def main(rank: int, world: int, store: str) -> None:
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=40), world, rank)
+    reply(replies, ("ready", None))
+    modules: dict[str, Any] = {}
+    while True:
+        try:
+            path, name, limit, args = pickle.load(requests)
+        except EOFError:
+            return
+        faulthandler.dump_traceback_later(limit)
+        try:
+            if path not in modules:
+                spec: Any = importlib.util.spec_from_file_location(f"ranks_{len(modules)}", path)
+                modules[path] = importlib.util.module_from_spec(spec)
+                sys.modules[spec.name] = modules[path]
+                spec.loader.exec_module(modules[path])
+            result = ("result", getattr(modules[path], name)(*args))
+        except Exception as error:
+            result = ("error", (type(error).__name__, str(error), traceback.format_exc()))
+        faulthandler.cancel_dump_traceback_later()
+        reply(replies, result)
+
+
+def reply(stream: BinaryIO, message: Any) -> None:
+    try:
+        data = pickle.dumps(message)
+    except Exception as error:
+        data = pickle.dumps(("error", (type(error).__name__, str(error), traceback.format_exc())))
+    stream.write(len(data).to_bytes(8, "little") + data)
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,79 @@
+"""Memory-mapped tensors, the directory format, save and load for td-core.
+
+>>> import tempfile, torch
+>>> from td_core import TensorDict
+>>> folder = tempfile.TemporaryDirectory()
+>>> td = TensorDict({"a": torch.arange(3), "n": {"b": torch.ones(2)}})
+>>> saved = td.memmap(folder.name + "/save")
+>>> TensorDict.load_memmap(folder.name + "/save")["n", "b"]
+MemoryMappedTensor([1., 1.])
+>>> folder.cleanup()
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._api import load, load_memmap, memmap, memmap_like, save
+    from ._append import append_memmap
+    from ._archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
+    from ._errors import AppendError, FileTakenError, NoFileError, PickleRefusedError
+    from ._future import TensorDictFuture
+    from ._inspect import Tree, inspect
+    from ._listing import print_directory_tree
+    from ._manifest import Problem, Report, verify
+    from ._tensor import MemoryMappedTensor
+
+__all__ = [
+    "AppendError",
+    "FileTakenError",
+    "MemoryMappedTensor",
+    "NoFileError",
+    "PickleRefusedError",
+    "Problem",
+    "Report",
+    "TensorDictFuture",
+    "Tree",
+    "append_memmap",
+    "inspect",
+    "is_memmap_archive",
+    "load",
+    "load_memmap",
+    "memmap",
+    "memmap_like",
+    "pack_memmap",
+    "print_directory_tree",
+    "refresh_archive_checksums",
+    "save",
+    "unpack_memmap",
+    "verify",
+]
+
+# td-core imports this package with itself, for its plugin; the rest comes in with the first name that is asked for.
+_HOMES = {
+    "_api": ("load", "load_memmap", "memmap", "memmap_like", "save"),
+    "_append": ("append_memmap",),
+    "_archive": ("is_memmap_archive", "pack_memmap", "refresh_archive_checksums", "unpack_memmap"),
+    "_errors": ("AppendError", "FileTakenError", "NoFileError", "PickleRefusedError"),
+    "_future": ("TensorDictFuture",),
+    "_inspect": ("Tree", "inspect"),
+    "_listing": ("print_directory_tree",),
+    "_manifest": ("Problem", "Report", "verify"),
+    "_tensor": ("MemoryMappedTensor",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,94 @@
+"""``python -m td_memmap``: look at saves, verify them, pack and unpack archives."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from td_core.errors import TensorDictError
+
+from ._archive import pack_memmap, unpack_memmap
+from ._inspect import inspect
+from ._manifest import verify
+
+#: Exit codes: all is well; something is damaged; the command could not be carried out.
+GOOD, DAMAGED, FAILED = 0, 1, 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m td_memmap", description="Look at saves of collections.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    look = commands.add_parser(
+        "inspect", help="print the tree of a save: shapes, dtypes, sizes, kinds; opens no leaf"
+    )
+    look.add_argument("path", help="directory or archive, or a directory inside a save")
+    check = commands.add_parser("verify", help="check the size of every file, and every recorded hash")
+    check.add_argument("path", help="directory or archive")
+    pack = commands.add_parser("pack", help="write the files of a saved directory into an archive")
+    pack.add_argument("prefix", help="the directory")
+    pack.add_argument("archive", help="the archive to write")
+    pack.add_argument("--compression", help="deflate, bzip2 or lzma; stored without it")
+    unpack = commands.add_parser("unpack", help="write the files of an archive into a directory")
+    unpack.add_argument("archive", help="the archive")
+    unpack.add_argument("prefix", help="the directory to write")
+    for command in (look, check, pack, unpack):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    for command in (check, pack, unpack):
+        command.add_argument("--progress", action="store_true", help="show a progress bar")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Carry out one command; return the exit code.
+
+    >>> main(["inspect", "nowhere"])
+    2
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        code, text, data = _COMMANDS[options.command](options)
+    except (OSError, ValueError, TensorDictError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return FAILED
+    print(json.dumps(data) if options.json else text)
+    return code
+
+
+def _inspect(options: argparse.Namespace) -> tuple[int, str, Any]:
+    tree = inspect(options.path)
+    return GOOD, str(tree), tree.as_dict()
+
+
+def _verify(options: argparse.Namespace) -> tuple[int, str, Any]:
+    report = verify(options.path, progress=options.progress)
+    problems = [{"file": each.file, "kind": each.kind, "detail": each.detail} for each in report.problems]
+    data = {
+        "path": report.path,
+        "files": report.files,
+        "hashed": report.hashed,
+        "ok": report.ok,
+        "problems": problems,
+    }
+    return GOOD if report.ok else DAMAGED, str(report), data
+
+
+def _pack(options: argparse.Namespace) -> tuple[int, str, Any]:
+    path = pack_memmap(
+        options.prefix, options.archive, compression=options.compression, progress=options.progress
+    )
+    return GOOD, str(path), {"archive": str(path)}
+
+
+def _unpack(options: argparse.Namespace) -> tuple[int, str, Any]:
+    path = unpack_memmap(options.archive, options.prefix, progress=options.progress)
+    return GOOD, str(path), {"prefix": str(path)}
+
+
+_COMMANDS = {"inspect": _inspect, "verify": _verify, "pack": _pack, "unpack": _unpack}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

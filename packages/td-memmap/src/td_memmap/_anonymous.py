@@ -1,0 +1,95 @@
+"""Files without a name: shared between processes by descriptor, gone with the last tensor on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from multiprocessing.reduction import DupFd, ForkingPickler
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _fs
+
+__all__ = ["AnonymousFile"]
+
+#: Tensors that share one file start at multiples of this, so that every dtype is aligned.
+ALIGNMENT = 64
+
+
+class AnonymousFile:
+    """An open file without a name, and its mapping.
+
+    It can be sent to another process by the pickler of ``multiprocessing``, which duplicates the descriptor; to a plain
+    pickle there is nothing to write.
+
+    >>> file = AnonymousFile.of_size(16)
+    >>> file.elements(torch.int64, 2)
+    tensor([0, 0])
+    """
+
+    __slots__ = ("__weakref__", "_bytes", "fd", "nbytes")
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self._bytes: Tensor | None = None
+
+    @classmethod
+    def of_size(cls, nbytes: int, *, sparse: bool = False) -> AnonymousFile:
+        """Create a file of zeros.
+
+        Args:
+            nbytes: its size.
+            sparse: take no space until it is written to.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        file = cls(_fs.anonymous_file(), nbytes)
+        if sparse:
+            _fs.set_size(file.fd, nbytes)
+        else:
+            _fs.reserve(file.fd, nbytes)
+        return file
+
+    def __del__(self) -> None:
+        _fs.close(self.fd)
+
+    def elements(self, dtype: torch.dtype, count: int, offset: int = 0) -> Tensor:
+        """Return ``count`` elements from byte ``offset`` on, mapped and shared with every process that has the file."""
+        if not count:
+            return torch.empty(0, dtype=dtype)
+        if self._bytes is None:
+            self._bytes = _fs.map_elements(self.fd, torch.uint8, self.nbytes, shared=True)
+        return self._bytes[offset : offset + count * dtype.itemsize].view(dtype)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an anonymous file can only be sent by the pickler of multiprocessing; pickle the tensor to write its "
+            "elements"
+        )
+
+
+def align(offset: int) -> int:
+    """Return the next offset at which a tensor may start.
+
+    >>> align(1), align(64)
+    (64, 64)
+    """
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _receive(descriptor: Any, nbytes: int) -> AnonymousFile:
+    return AnonymousFile(descriptor.detach(), nbytes)
+
+
+def _send(file: AnonymousFile) -> tuple[Callable[..., AnonymousFile], tuple[Any, int]]:
+    return _receive, (DupFd(file.fd), file.nbytes)
+
+
+ForkingPickler.register(AnonymousFile, _send)
+
+if not hasattr(os, "posix_fallocate"):  # pragma: no cover
+    raise ImportError("td-memmap needs a POSIX system with posix_fallocate (Linux)")

@@ -1,0 +1,212 @@
+"""Appending rows to a save.
+
+The rows are written behind the old ones, where the old metadata does not look; then a directory of the same files with
+new metadata takes the place of the old one. A reader, or a crash, sees the save with all the new rows or without any.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from td_core._collection import Core, show_path
+from td_core.errors import FormatError
+
+from . import _fs, _names
+from ._commit import Staging
+from ._errors import AppendError
+from ._fs import Parts, Tree
+from ._load import Loading, Node, read_levels
+from ._meta import LIMIT, LeafEntry, parse_json
+from ._pieces import pieces
+from ._plan import LeafFile, make_plan
+
+__all__ = ["append_memmap"]
+
+
+def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None = None) -> None:
+    """Append rows to a saved directory, along the first batch dim.
+
+    Collections that are mapped already keep their rows. Non-tensor values must be the saved ones; lazy stacks, stacks of
+    values and nested tensors cannot grow.
+
+    Args:
+        prefix: the directory.
+        rows: a collection of the same structure, dtypes and trailing shapes.
+        allow_pickle: whether saved values may be unpickled to compare them; None means False.
+
+    Raises:
+        AppendError: the rows do not fit; nothing was written.
+        FormatError: the save is damaged, or an archive.
+        OSError: there is no room; the save is as before.
+
+    >>> import tempfile, torch
+    >>> from td_core import TensorDict
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = TensorDict({"a": torch.arange(2)}, batch_size=[2]).memmap(folder.name + "/save")
+    >>> append_memmap(folder.name + "/save", TensorDict({"a": torch.tensor([7])}, batch_size=[1]))
+    >>> TensorDict.load_memmap(folder.name + "/save")["a"]
+    MemoryMappedTensor([0, 1, 7])
+    >>> folder.cleanup()
+    """
+    path = os.path.abspath(prefix)
+    if _fs.is_file(path):
+        raise AppendError(f"cannot append to {path}: an archive cannot grow; unpack_memmap() it first")
+    # Two processes that append must not write to the same place behind the same rows.
+    with _fs.locked_directory(path) as tree:
+        _append(tree, path, rows, Loading(allow_pickle=bool(allow_pickle)))
+
+
+def _append(tree: Tree, path: str, rows: Core, options: Loading) -> None:
+    nodes = read_levels(tree, options)
+    if not rows.batch_size:
+        raise AppendError(f"cannot append to {path}: the rows have no batch dim")
+    count = rows.batch_size[0]
+    plan = make_plan(rows, robust_key=True, allow_pickle=True)
+    files = {file.path: file for file in plan.leaves}
+    texts = {(*parts, name): text for parts, name, text in plan.texts}
+    metas: dict[Parts, bytes] = {}
+    grown: list[tuple[Parts, LeafFile, int]] = []
+    for node in nodes:
+        place = (*node.level.parts, _names.META)
+        metas[place] = _new_meta(tree, node, texts, count)
+        for key, (entry, stem) in node.leaves.items():
+            place = (*node.level.parts, stem + ".memmap")
+            wanted = (*node.level.parts, _names.encode_key(key) + ".memmap")
+            grown.append((place, _check_leaf(node, key, entry, files.pop(wanted, None)), _size(entry)))
+    if files:
+        raise AppendError(
+            f"cannot append to {path}: the rows have leaves that the save lacks: {sorted(map('/'.join, files))[:5]}"
+        )
+    _publish(tree, path, nodes, metas, grown)
+
+
+def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> bytes:
+    """Return the metadata of a level with the new number of rows, after comparing it with that of the rows."""
+    level = node.level
+    place = (*level.parts, _names.META)
+    where = show_path(level.key)
+    meta = parse_json(tree.read(level.parts, _names.META, LIMIT), tree.show(level.parts, _names.META))
+    if place not in texts:
+        raise AppendError(f"cannot append to {tree.path}: the rows have nothing at {where}")
+    theirs = json.loads(texts[place])
+    if level.general or "stack_dim" in meta or "custom_op" in meta or "index" in meta:
+        raise AppendError(f"cannot append to {tree.path}: {where} is of a kind that cannot grow")
+    if not level.sized:
+        for name in {*meta, *theirs} - {"_metadata", "_is_non_tensor"}:
+            if meta.get(name) != theirs.get(name):
+                raise AppendError(
+                    f"cannot append to {tree.path}: the value of {where} must stay; it is {meta.get(name)!r}, "
+                    f"the rows have {theirs.get(name)!r}"
+                )
+        return json.dumps(meta).encode()
+    mine, other = set(level.entries), {name for name, entry in theirs.items() if isinstance(entry, dict)}
+    if mine != other:
+        raise AppendError(
+            f"cannot append to {tree.path}: {where} has the keys {sorted(mine)}, the rows have {sorted(other)}"
+        )
+    if (
+        not level.batch_size
+        or theirs["shape"][1:] != list(level.batch_size[1:])
+        or theirs["shape"][0] != count
+    ):
+        raise AppendError(
+            f"cannot append to {tree.path}: {where} has the batch size {list(level.batch_size)}, "
+            f"the rows have {theirs['shape']}"
+        )
+    meta["shape"][0] += count
+    for name, entry in level.entries.items():
+        if isinstance(entry, LeafEntry):
+            meta[name]["shape"][0] += count
+    return json.dumps(meta).encode()
+
+
+def _size(entry: LeafEntry) -> int:
+    return entry.shape.numel() * entry.dtype.itemsize
+
+
+def _check_leaf(node: Node, key: str, entry: LeafEntry, file: LeafFile | None) -> LeafFile:
+    at = show_path((*node.level.key, key))
+    if file is None or entry.nested or entry.jagged is not None:
+        raise AppendError(f"cannot append to {at}: nested tensors cannot grow")
+    if file.tensor.dtype != entry.dtype or file.tensor.shape[1:] != entry.shape[1:]:
+        raise AppendError(
+            f"cannot append to {at}: it has the shape {list(entry.shape)} of {entry.dtype}, "
+            f"the rows have {list(file.tensor.shape)} of {file.tensor.dtype}"
+        )
+    return file
+
+
+def _publish(
+    tree: Tree,
+    path: str,
+    nodes: list[Node],
+    metas: dict[Parts, bytes],
+    grown: list[tuple[Parts, LeafFile, int]],
+) -> None:
+    sidecars = [
+        (*node.level.parts, name)
+        for node in nodes
+        for name in (_names.VALUES, _names.PICKLE, _names.JSON_TYPES)
+        if not node.level.sized and tree.stat(node.level.parts, name) is not None
+    ]
+    places = [place for place, file, size in grown if size or file.nbytes]
+    with Staging(path, [*metas, *sidecars, *places], locked=tree) as staging:
+        if staging.in_place:
+            raise FormatError(f"cannot append to {path}: it cannot be replaced in one step")
+        for node in nodes[1:]:
+            staging.make(node.level.parts)
+        for place in sidecars:
+            staging.tree.link(tree, place[:-1], place[:-1], place[-1])
+        seen: set[tuple[int, int]] = set()
+        for place, file, size in grown:
+            _grow(tree, staging, place, file, size, seen)
+        for place, text in reversed(metas.items()):
+            if len(place) > 1:
+                staging.tree.write(place[:-1], place[-1], text)
+        staging.write_last(_names.META, metas[(_names.META,)])
+        staging.publish()
+
+
+def _grow(
+    tree: Tree, staging: Staging, place: Parts, file: LeafFile, size: int, seen: set[tuple[int, int]]
+) -> None:
+    """Write rows behind those of a leaf, in the same file where no other leaf has it."""
+    if not size and not file.nbytes:
+        return
+    found = tree.stat_path(place) if size else None
+    if found is None or (found.st_dev, found.st_ino) in seen:
+        fd = staging.tree.create(place[:-1], place[-1])
+        try:
+            if size:
+                _copy(tree, place, size, fd)
+            _write_rows(file, fd, size)
+        finally:
+            _fs.close(fd)
+        return
+    seen.add((found.st_dev, found.st_ino))
+    fd, _ = tree.open(place[:-1], place[-1], writable=True)
+    try:
+        _write_rows(file, fd, size)
+    finally:
+        _fs.close(fd)
+    staging.tree.link(tree, place[:-1], place[:-1], place[-1])
+
+
+def _copy(tree: Tree, place: Parts, size: int, target: int) -> None:
+    source, _ = tree.open(place[:-1], place[-1])
+    try:
+        position = 0
+        for piece in _fs.read_pieces(source, 8 << 20):
+            kept = piece[: size - position]
+            _fs.write_at(target, kept, position)
+            position += len(kept)
+    finally:
+        _fs.close(source)
+
+
+def _write_rows(file: LeafFile, fd: int, offset: int) -> None:
+    for piece in pieces(file.tensor):
+        _fs.write_at(fd, piece, offset)
+        offset += piece.nbytes

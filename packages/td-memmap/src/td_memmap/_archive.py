@@ -1,0 +1,592 @@
+"""Archives: the files of a save in one zip file, its leaves aligned so that they can be mapped where they are.
+
+Any zip tool reads them. An entry with a leaf is stored uncompressed by default and starts at a multiple of 64 bytes:
+an extra block ``td`` of zeros in its header moves it there.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core._collection import Core
+from td_core.errors import FormatError
+from td_core.typing import NestedKey
+
+from . import _fs, _names
+from ._commit import Staging
+from ._errors import FileTakenError
+from ._fs import Parts, Tree
+from ._load import Loading, Reader
+from ._meta import LIMIT, parse_json
+from ._owned import owned
+from ._pieces import pieces
+from ._plan import Plan, make_plan
+from ._progress import Progress, reporter
+from ._save import Options
+from ._shapes import element_count, shaped
+from ._subpath import steps
+
+__all__ = [
+    "ArchiveTree",
+    "is_archive_name",
+    "is_memmap_archive",
+    "load_archive",
+    "pack_memmap",
+    "refresh_archive_checksums",
+    "save_archive",
+    "unpack_memmap",
+]
+
+_SUFFIX = ".tdz"
+_ALIGNMENT = 64
+_PAD_BLOCK = 0x6474  # the bytes "td"
+_LOCAL_HEADER = 30
+_ZIP64_BLOCK = 20
+_PIECE = 16 << 20
+
+_METHODS = {
+    None: zipfile.ZIP_STORED,
+    "stored": zipfile.ZIP_STORED,
+    "deflate": zipfile.ZIP_DEFLATED,
+    "deflated": zipfile.ZIP_DEFLATED,
+    "bzip2": zipfile.ZIP_BZIP2,
+    "lzma": zipfile.ZIP_LZMA,
+}
+
+
+def is_archive_name(prefix: str | Path | None) -> bool:
+    """Tell whether a path names an archive by its suffix.
+
+    >>> is_archive_name("a.tdz"), is_archive_name("a")
+    (True, False)
+    """
+    return prefix is not None and os.fspath(prefix).endswith(_SUFFIX)
+
+
+def is_memmap_archive(path: str | Path) -> bool:
+    """Tell whether a path is an archive of a save: a zip file with a ``meta.json`` at its top.
+
+    >>> is_memmap_archive("nowhere.tdz")
+    False
+    """
+    if not _fs.is_file(os.fspath(path)):
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _names.META in archive.NameToInfo
+    except (zipfile.BadZipFile, OSError):
+        return False
+
+
+def _method(compression: str | int | None) -> int:
+    method = _METHODS.get(compression, compression)  # type: ignore[arg-type]
+    if method not in _METHODS.values():
+        raise ValueError(
+            f"unknown compression {compression!r}: one of {sorted(filter(None, _METHODS))}, or a constant of zipfile"
+        )
+    return method  # type: ignore[return-value]
+
+
+class _Packing:
+    """An archive that is being written beside its place, and takes it when it is complete."""
+
+    def __init__(self, path: str, compression: str | int | None, level: int | None = None) -> None:
+        self._method = _method(compression)
+        self._level = level
+        self._new = _fs.NewFile(_fs.real_path(path), replace=True)
+
+    def __enter__(self) -> _Packing:
+        self._new.__enter__()
+        self._file = os.fdopen(os.dup(self._new.fd), "w+b")
+        self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED, allowZip64=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._zip.close()
+                self._file.close()
+                self._new.publish()
+            else:
+                self._zip.fp = None  # nothing more is written to it
+                self._file.close()
+        finally:
+            self._new.__exit__(kind, error, trace)
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        self._file.flush()
+        _fs.file_sync(self._new.fd)
+
+    def add(self, path: Parts, content: Iterable[Any], nbytes: int) -> None:
+        """Add a file of ``nbytes`` bytes, given in pieces."""
+        info = zipfile.ZipInfo("/".join(path), time.localtime()[:6])
+        info.external_attr = 0o644 << 16
+        if path[-1].endswith(".memmap"):
+            info.compress_type = self._method
+            # Before Python 3.13 this attribute has a leading underscore.
+            setattr(
+                info, "compress_level" if hasattr(info, "compress_level") else "_compresslevel", self._level
+            )
+            if self._method == zipfile.ZIP_STORED:
+                info.extra = self._padding(info.filename)
+        info.file_size = nbytes
+        with self._zip.open(info, "w", force_zip64=True) as entry:
+            for piece in content:
+                entry.write(piece)
+
+    def _padding(self, name: str) -> bytes:
+        raw = name.encode("ascii" if name.isascii() else "utf-8")
+        # zipfile appends its block of 64-bit sizes behind this one.
+        start = self._file.tell() + _LOCAL_HEADER + len(raw) + 4 + _ZIP64_BLOCK
+        size = -start % _ALIGNMENT
+        return struct.pack("<HH", _PAD_BLOCK, size) + bytes(size)
+
+
+def _order(path: Parts) -> tuple[tuple[int, str], ...]:
+    """Sort a directory's metadata first, then its files by name, then its directories."""
+    *parts, name = path
+    return (*((2, part) for part in parts), (0, "") if name == _names.META else (1, name))
+
+
+def save_archive(data: Core, path: str, options: Options, compression: str | int | None) -> Callable[[], Any]:
+    """Plan an archive; return the function that writes it and gives the collection that is mapped from it.
+
+    Raises:
+        CodecError: something cannot be stored.
+        ValueError: the compression is unknown.
+    """
+    path = os.path.abspath(path)
+    if options.inplace:
+        raise ValueError("an archive cannot be written in place: use memmap()")
+    if not options.existsok and _fs.status(path) is not None:
+        raise FileTakenError(f"the archive {path} exists; pass existsok=True to replace it")
+    if os.path.isdir(path):
+        raise FileTakenError(
+            f"cannot write the archive {path}: it is a directory; pass archive=False to save into it"
+        )
+    plan = make_plan(
+        data, robust_key=options.robust_key, allow_pickle=options.allow_pickle, content=not options.like
+    )
+    _method(compression)
+
+    def write() -> Any:
+        _write(plan, path, options, compression)
+        return load_archive(
+            path, Loading(robust_key=options.robust_key, allow_pickle=options.allow_pickle), None
+        )
+
+    return write
+
+
+def _write(plan: Plan, path: str, options: Options, compression: str | int | None) -> None:
+    texts = {(*parts, name): text for parts, name, text in plan.texts}
+    leaves = {file.path: file for file in plan.leaves if file.nbytes}
+    report = reporter(options.progress, sum(file.nbytes for file in leaves.values()), "save")
+    with _Packing(path, compression) as packing:
+        for place in sorted((*texts, *leaves), key=_order):
+            if place in texts:
+                packing.add(place, iter([texts[place]]), len(texts[place]))
+                continue
+            file = leaves[place]
+            packing.add(place, _zeros(file.nbytes) if options.like else pieces(file.tensor), file.nbytes)
+            report(file.nbytes)
+        if options.durable:
+            packing.sync()
+
+
+def _zeros(nbytes: int) -> Iterator[bytes]:
+    for start in range(0, nbytes, _PIECE):
+        yield bytes(min(_PIECE, nbytes - start))
+
+
+def pack_memmap(
+    prefix: str | Path,
+    archive_path: str | Path,
+    *,
+    compression: str | int | None = None,
+    compresslevel: int | None = None,
+    progress: Progress = False,
+) -> Path:
+    """Write the files of a saved directory into one archive.
+
+    Args:
+        prefix: the directory.
+        archive_path: the archive; an existing one is replaced in one step.
+        compression: of the leaves: ``"deflate"``, ``"bzip2"``, ``"lzma"``, a constant of ``zipfile``; None stores.
+        compresslevel: as in ``zipfile``.
+        progress: show a progress bar, or call a function of (bytes done, bytes in all).
+
+    Raises:
+        FormatError: no save is at ``prefix``.
+
+    >>> import tempfile
+    >>> from td_core import TensorDict
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = TensorDict({"a": 1}).memmap(folder.name + "/save")
+    >>> pack_memmap(folder.name + "/save", folder.name + "/save.tdz").name
+    'save.tdz'
+    >>> folder.cleanup()
+    """
+    with Tree.at_path(os.path.abspath(prefix)) as tree:
+        mine = owned(tree)
+        if (_names.META,) not in mine.files:
+            raise FormatError(f"no save is at {prefix}: it has no {_names.META}")
+        sizes = {path: found.st_size for path in mine.files if (found := tree.stat_path(path)) is not None}
+        # The sizes and times in it are those of the directory; an archive has checksums of its own.
+        sizes.pop((_names.MANIFEST,), None)
+        report = reporter(progress, sum(sizes.values()), "pack")
+        with _Packing(os.path.abspath(archive_path), compression, compresslevel) as packing:
+            for path in sorted(sizes, key=_order):
+                fd, status = tree.open(path[:-1], path[-1])
+                try:
+                    packing.add(path, _fs.read_pieces(fd, _PIECE), status.st_size)
+                finally:
+                    _fs.close(fd)
+                report(sizes[path])
+    return Path(archive_path)
+
+
+def unpack_memmap(archive_path: str | Path, prefix: str | Path, *, progress: Progress = False) -> Path:
+    """Write the files of an archive into a directory, in one step.
+
+    Args:
+        archive_path: the archive.
+        prefix: the directory; a save that is there is replaced.
+        progress: show a progress bar, or call a function of (bytes done, bytes in all).
+
+    Raises:
+        FormatError: it is no archive of a save, or damaged.
+
+    >>> import tempfile
+    >>> from td_core import TensorDict
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = TensorDict({"a": 1}).memmap(folder.name + "/save.tdz")
+    >>> unpack_memmap(folder.name + "/save.tdz", folder.name + "/save").name
+    'save'
+    >>> folder.cleanup()
+    """
+    with ArchiveTree(os.path.abspath(archive_path)) as archive:
+        places = list(archive.files.items())
+        report = reporter(progress, sum(info.file_size for _, info in places), "unpack")
+        with Staging(os.fspath(os.path.abspath(prefix)), [path for path, _ in places]) as staging:
+            made: set[Parts] = set()
+            # The metadata of the root last, as in every save.
+            for path, info in sorted(places, key=lambda place: place[0] == (_names.META,)):
+                for depth in range(1, len(path)):
+                    if path[:depth] not in made:
+                        made.add(path[:depth])
+                        staging.make(path[:depth])
+                if path == (_names.META,):
+                    staging.write_last(_names.META, b"".join(archive.contents(info)))
+                    continue
+                fd = staging.tree.create(path[:-1], path[-1])
+                try:
+                    for piece in archive.contents(info):
+                        _fs.write_all(fd, piece)
+                        report(len(piece))
+                finally:
+                    _fs.close(fd)
+            staging.publish()
+    return Path(prefix)
+
+
+class ArchiveTree:
+    """The files of an archive, as a tree that can be read like a directory.
+
+    Raises:
+        FormatError: the file is no archive of a save, or it is damaged.
+    """
+
+    def __init__(self, path: str, base: Parts = ()) -> None:
+        self.path = path
+        self.base = base
+        self._fd = _fs.open_path(path, writable=False)
+        try:
+            self.size = _fs.status_of(self._fd).st_size
+            self._file = os.fdopen(os.dup(self._fd), "rb")
+            self._zip = zipfile.ZipFile(self._file)
+            self._index()
+        except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, EOFError) as error:
+            self._file.close()
+            _fs.close(self._fd)
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(
+                f"{path} is no archive of a save: a zip file with a {_names.META} at its top is expected; {error}"
+            ) from error
+
+    def _index(self) -> None:
+        self.files: dict[Parts, zipfile.ZipInfo] = {}
+        self._listing: dict[Parts, dict[str, bool]] = {(): {}}
+        for info in self._zip.infolist():
+            name = info.filename
+            path = _names.inside(name.rstrip("/"))
+            if path is None:
+                raise FormatError(
+                    f"{self.path}: the entry {name!r} would leave the directory it is unpacked to"
+                )
+            if info.flag_bits & 1:
+                raise FormatError(f"{self.path}: the entry {name!r} is encrypted")
+            for depth in range(1, len(path)):
+                self._listing.setdefault(path[: depth - 1], {})[path[depth - 1]] = True
+                self._listing.setdefault(path[:depth], {})
+            if name.endswith("/"):
+                self._listing.setdefault(path[:-1], {})[path[-1]] = True
+                self._listing.setdefault(path, {})
+            else:
+                self._listing.setdefault(path[:-1], {})[path[-1]] = False
+                self.files[path] = info
+        if (_names.META,) not in self.files:
+            raise FormatError(
+                f"{self.path} is no archive of a save: a zip file with a {_names.META} at its top is expected"
+            )
+
+    def __enter__(self) -> ArchiveTree:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._zip.close()
+        self._file.close()
+        _fs.close(self._fd)
+
+    def show(self, parts: Parts, name: str = "") -> str:
+        """Return a path for messages."""
+        inner = "/".join((*self.base, *parts, name) if name else (*self.base, *parts))
+        return f"{self.path}/{inner}" if inner else self.path
+
+    def replaced(self) -> bool:
+        """Tell whether the save was replaced: an open file never is."""
+        return False
+
+    def entries(self, parts: Parts = ()) -> dict[str, bool]:
+        """Return the names in a directory, and whether each is a directory itself."""
+        return self._listing.get((*self.base, *parts), {})
+
+    def stat(self, parts: Parts, name: str) -> Any:
+        """Return an object with the size of a file; None where nothing is there."""
+        path = (*self.base, *parts, name)
+        info = self.files.get(path)
+        if info is not None:
+            return SimpleNamespace(st_size=info.file_size, st_mode=0o100644)
+        return SimpleNamespace(st_size=0, st_mode=0o040755) if path in self._listing else None
+
+    def stat_path(self, path: Parts) -> Any:
+        """Return an object with the size of a file; None where nothing is there."""
+        return self.stat(path[:-1], path[-1])
+
+    def read(self, parts: Parts, name: str, limit: int) -> bytes:
+        """Return the content of a small file, its checksum verified.
+
+        Raises:
+            FileNotFoundError: it is missing.
+            FormatError: it is damaged or too long.
+        """
+        info = self.files.get((*self.base, *parts, name))
+        if info is None:
+            raise FileNotFoundError(f"{self.show(parts, name)} is missing")
+        if info.file_size > limit:
+            raise FormatError(
+                f"{self.show(parts, name)} has {info.file_size} bytes, at most {limit} are read"
+            )
+        return b"".join(self.contents(info))
+
+    def contents(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
+        """Iterate over the content of an entry; never more than the size that it announces.
+
+        Raises:
+            FormatError: it is damaged.
+        """
+        where = f"{self.path}: the entry {info.filename!r}"
+        total = 0
+        try:
+            with self._zip.open(info) as entry:
+                while piece := entry.read(_PIECE):
+                    total += len(piece)
+                    if total > info.file_size:
+                        raise FormatError(
+                            f"{where} is longer than the {info.file_size} bytes that it announces"
+                        )
+                    yield piece
+        except (
+            zipfile.BadZipFile,
+            EOFError,
+            OSError,
+            NotImplementedError,
+            RuntimeError,
+            struct.error,
+        ) as error:
+            raise FormatError(f"{where} is damaged: {error}") from error
+        except Exception as error:
+            # The decompressors have exceptions of their own (zlib.error, lzma.LZMAError), some without a common base.
+            if type(error).__module__ not in ("zlib", "lzma", "_lzma", "_bz2"):
+                raise
+            raise FormatError(f"{where} is damaged: {error}") from error
+        if total != info.file_size:
+            raise FormatError(f"{where} has {total} bytes, its directory says {info.file_size}")
+
+    def central_directory(self) -> int:
+        """Return where the directory of the archive starts."""
+        return int(self._zip.start_dir)
+
+    def in_order(self) -> list[zipfile.ZipInfo]:
+        """Return every entry, in the order of the archive's directory."""
+        return self._zip.infolist()
+
+    def find(self, path: Parts) -> zipfile.ZipInfo | None:
+        """Return an entry below the base."""
+        return self.files.get((*self.base, *path))
+
+    def offset(self, info: zipfile.ZipInfo) -> int:
+        """Return where the content of a stored entry starts.
+
+        Raises:
+            FormatError: the entry's own header disagrees with the directory.
+        """
+        header = os.pread(self._fd, _LOCAL_HEADER, info.header_offset)
+        where = f"{self.path}: the entry {info.filename!r}"
+        if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
+            raise FormatError(f"{where} has no header at byte {info.header_offset}")
+        name_length, extra_length = struct.unpack("<HH", header[26:30])
+        name = os.pread(self._fd, name_length, info.header_offset + _LOCAL_HEADER)
+        if name != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437"):
+            raise FormatError(f"{where} is called {name!r} in its own header")
+        start: int = info.header_offset + _LOCAL_HEADER + name_length + extra_length
+        if start + info.file_size > self.size:
+            raise FormatError(f"{where} ends at byte {start + info.file_size}, the file at {self.size}")
+        return start
+
+    def map_whole(self, *, shared: bool) -> Tensor:
+        """Map the whole archive."""
+        if not shared:
+            return _fs.map_elements(self._fd, torch.uint8, self.size, shared=False)
+        fd = _fs.open_path(self.path, writable=True)
+        try:
+            return _fs.map_elements(fd, torch.uint8, self.size, shared=True)
+        finally:
+            _fs.close(fd)
+
+
+class _ArchiveReader(Reader):
+    """Load from one mapping of the whole archive."""
+
+    tree: Any
+
+    def __init__(self, tree: ArchiveTree, options: Loading) -> None:
+        super().__init__(tree, options)  # type: ignore[arg-type]
+        self._whole: Tensor | None = None
+
+    def _check_mappings(self, count: int) -> None:
+        """Allow any number of leaves: they are views on one mapping."""
+
+    def _map_file(
+        self, parts: Parts, name: str, dtype: torch.dtype, shape: Any, nbytes: int | None = None
+    ) -> Tensor:
+        if nbytes is None:
+            nbytes = element_count(shape) * dtype.itemsize
+        if not nbytes:
+            return shaped(torch.empty(0, dtype=dtype), shape)
+        info = self.tree.find((*parts, name))
+        if info is None or info.file_size != nbytes:
+            found = None if info is None else info.file_size
+            raise FormatError(f"{self.tree.show(parts, name)}: the size is {found}, expected {nbytes} bytes")
+        if info.compress_type != zipfile.ZIP_STORED or isinstance(shape, Tensor):
+            content = torch.empty(nbytes, dtype=torch.uint8)
+            start = 0
+            for piece in self.tree.contents(info):
+                content[start : start + len(piece)] = torch.frombuffer(bytearray(piece), dtype=torch.uint8)
+                start += len(piece)
+            return shaped(content.view(dtype), shape)
+        start = self.tree.offset(info)
+        if self._whole is None:
+            self._whole = self.tree.map_whole(shared=self.options.mode == "r+")
+        flat = self._whole[start : start + nbytes]
+        return shaped((flat if start % dtype.itemsize == 0 else flat.clone()).view(dtype), shape)
+
+
+def load_archive(path: str, options: Loading, subpath: NestedKey | None) -> Any:
+    """Load the collection in an archive.
+
+    Raises:
+        FormatError: it is damaged, or no archive of a save.
+        ValueError: there is nothing under ``subpath``.
+    """
+    with ArchiveTree(path) as tree:
+        if subpath is not None:
+            tree.base = _find(tree, subpath, options)
+        return _ArchiveReader(tree, options).load()
+
+
+def _find(tree: ArchiveTree, subpath: NestedKey, options: Loading) -> Parts:
+    parts: Parts = ()
+    for key in steps(subpath):
+        if tree.stat((*parts, _names.INNER), _names.META) is not None:
+            parts = (*parts, _names.INNER)
+        meta = parse_json(tree.read(parts, _names.META, LIMIT), tree.show(parts, _names.META))
+        rows = meta.get("entries", []) if isinstance(meta, dict) else []
+        listed = [row[1].get("file") for row in rows if isinstance(row, list) and row[0] == key]
+        for name in listed or [_names.encode_key(key) if options.robust_key else key, _names.raw_name(key)]:
+            if name is not None and tree.stat((*parts, name), _names.META) is not None:
+                parts = (*parts, name)
+                break
+        else:
+            raise ValueError(
+                f"no collection is saved under the subpath {subpath!r} of {tree.path}: stopped at {key!r}"
+            )
+    return parts
+
+
+def refresh_archive_checksums(archive_path: str | Path) -> Path:
+    """Compute the checksums of an archive again, after its leaves were written to in place (mode ``"r+"``).
+
+    >>> import tempfile
+    >>> from td_core import TensorDict
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = folder.name + "/save.tdz"
+    >>> _ = TensorDict({"a": 1}).memmap(path)
+    >>> _ = TensorDict.load_memmap(path, mode="r+")["a"].fill_(2)
+    >>> refresh_archive_checksums(path).name
+    'save.tdz'
+    >>> folder.cleanup()
+    """
+    path = os.path.abspath(archive_path)
+    with ArchiveTree(path) as tree:
+        fd = _fs.open_path(path, writable=True)
+        try:
+            _rewrite_checksums(tree, fd)
+        finally:
+            _fs.close(fd)
+    return Path(archive_path)
+
+
+def _rewrite_checksums(tree: ArchiveTree, fd: int) -> None:
+    position = tree.central_directory()
+    for info in tree.in_order():
+        header = os.pread(fd, 46, position)
+        if header[:4] != b"PK\x01\x02":
+            raise FormatError(f"{tree.path}: its directory is damaged at byte {position}")
+        if info.compress_type == zipfile.ZIP_STORED and not info.is_dir():
+            value = struct.pack("<I", _fs.crc32(fd, tree.offset(info), info.file_size))
+            if info.flag_bits & 8:
+                # The sizes and the checksum stand behind the content, with or without a signature of their own.
+                behind = tree.offset(info) + info.file_size
+                signed = os.pread(fd, 4, behind) == b"PK\x07\x08"
+                _fs.write_at(fd, value, behind + (4 if signed else 0))
+            else:
+                _fs.write_at(fd, value, info.header_offset + 14)
+            _fs.write_at(fd, value, position + 16)
+        position += 46 + sum(struct.unpack("<HHH", header[28:34]))

@@ -1,0 +1,55 @@
+"""Checksums: xxh3 where the package xxhash is installed, CRC-32 everywhere."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+__all__ = ["Checksum", "checksum", "named"]
+
+
+class Checksum(Protocol):
+    """A checksum that is fed piece by piece."""
+
+    def update(self, data: Any, /) -> None:
+        """Add bytes."""
+
+    def hexdigest(self) -> str:
+        """Return the checksum of all bytes so far."""
+
+
+class _Crc32:
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: Any, /) -> None:
+        self._value = zlib.crc32(data, self._value)
+
+    def hexdigest(self) -> str:
+        return f"{self._value:08x}"
+
+
+xxh3_128: Callable[[], Checksum] | None
+try:
+    from xxhash import xxh3_128
+except ImportError:
+    xxh3_128 = None
+
+
+def checksum() -> tuple[str, Checksum]:
+    """Return the best checksum of this installation and its name."""
+    return ("crc32", _Crc32()) if xxh3_128 is None else ("xxh3_128", xxh3_128())
+
+
+def named(name: str) -> Checksum | None:
+    """Return the checksum of a name; None where this installation does not have it.
+
+    >>> crc = named("crc32")
+    >>> crc.update(b"123456789")
+    >>> crc.hexdigest()
+    'cbf43926'
+    """
+    if name == "crc32":
+        return _Crc32()
+    return xxh3_128() if name == "xxh3_128" and xxh3_128 is not None else None

@@ -1,0 +1,330 @@
+"""Publishing a directory in one step.
+
+A save is built in a directory beside its prefix, ``.<name>.td-new-<random>``. When it is complete, it is renamed to
+``.<name>.td-old-<random>`` and then exchanged with the prefix in one step; what was at the prefix, now under that other
+name, is removed. Whatever stops the process leaves a complete save at the prefix, the old one or the new one, and
+litter that the next save at that prefix removes: of a directory called ``new`` everything is ours, from one called
+``old`` files that belong to no save are first brought back to the prefix, which makes a ``new`` one of it. The process
+that works on such a directory holds a lock on it.
+
+Where the prefix is itself a mount point, or its parent must not be written to, the save is built in place, the
+``meta.json`` of the root last, and the file ``%saving`` says what is unfinished. This is refused where a save is already
+there, since that one would be lost on failure.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterable
+from types import TracebackType
+
+from . import _fs, _names
+from ._errors import FileTakenError
+from ._fs import Parts, Tree
+from ._owned import Owned, foreign, owned
+
+__all__ = ["Staging"]
+
+_STATE = re.compile("(new|old)-([0-9a-f]{8})")
+_LITTER = re.compile(r"^\..*\.td-(new|old)-[0-9a-f]{8}$")
+_CANNOT = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class Staging:
+    """A directory under construction, published as a whole.
+
+    Args:
+        prefix: where it shall appear.
+        files: what will be written, as paths below the prefix.
+        durable: make everything durable, in order.
+        locked: the directory at the prefix, where the caller holds the lock on it.
+
+    Raises:
+        FileTakenError: a file that belongs to no save is in the way, or a save that cannot be replaced in one step.
+        NotADirectoryError: the prefix is a file.
+
+    Attributes:
+        tree: where to write.
+        prefix: the absolute prefix, links resolved.
+        previous: what is at the prefix now; None where nothing is.
+    """
+
+    def __init__(
+        self, prefix: str, files: Iterable[Parts], *, durable: bool = False, locked: Tree | None = None
+    ) -> None:
+        self._locked = locked
+        self.prefix = _fs.real_path(prefix)
+        self._durable = durable
+        self._name = os.path.basename(self.prefix)
+        if _LITTER.search(self._name):
+            raise ValueError(
+                f"cannot save at {self.prefix}: names like this one are those of unfinished saves"
+            )
+        parent = os.path.dirname(self.prefix)
+        self.previous: Tree | None = None
+        self.in_place = False
+        self._published = False
+        short = (
+            self._name
+            if len(os.fsencode(self._name)) <= 200
+            else hashlib.sha1(os.fsencode(self._name)).hexdigest()
+        )
+        self._litter = f".{short}.td-"
+        self._token = self._temporary = ""
+        _fs.make_directories(parent)
+        self._parent = Tree.at_path(parent)
+        try:
+            self._begin(set(files))
+        except BaseException:
+            self._close()
+            raise
+
+    def _begin(self, files: set[Parts]) -> None:
+        self._directories = {path[:depth] for path in files for depth in range(1, len(path))}
+        self._clear_litter()
+        if _fs.status(self.prefix) is not None:
+            self.previous = Tree.at_path(self.prefix)
+            self._check_conflicts(self.previous, files)
+            self.in_place = _fs.is_mount(self.prefix)
+        if not self.in_place:
+            try:
+                self.tree = self._make_temporary()
+            except OSError as error:
+                if error.errno not in _CANNOT or self.previous is None:
+                    raise
+                self.in_place = True
+        if self.in_place:
+            self._begin_in_place(files)
+        elif self.previous is not None:
+            _fs.set_mode(self.tree.root, _fs.mode(self.previous.root))
+
+    def _make_temporary(self) -> Tree:
+        """Create the directory to build in, and lock it."""
+        while True:
+            self._token = secrets.token_hex(4)
+            self._temporary = f"{self._litter}new-{self._token}"
+            _fs.make_directory(self._temporary, self._parent.root)
+            # Until it is locked, another process may take it for litter.
+            try:
+                tree = Tree.at_path(self._temporary, self._parent.root)
+            except FileNotFoundError:
+                continue
+            if _fs.take(tree.root, without_locks=True) and not _fs.is_gone(tree.root):
+                tree.path = f"{self._parent.path}/{self._temporary}"
+                return tree
+            tree.close()
+
+    def _begin_in_place(self, files: set[Parts]) -> None:
+        assert self.previous is not None
+        if self.previous.stat((), _names.META) is not None:
+            raise FileTakenError(
+                f"cannot replace the save at {self.prefix} in one step: it is a mount point, or its parent directory "
+                "is not writable, and a failure on the way would lose it; save into a directory below it, or remove "
+                "it first"
+            )
+        self.tree = Tree.at_path(self.prefix)
+        unfinished = owned(self.tree)
+        unfinished.files.discard((_names.SAVING,))
+        for path in unfinished.files:
+            self.tree.remove_path(path)
+        self.tree.remove((), _names.SAVING)
+        self._files = {*files, (_names.UNFINISHED_META,)}
+        self.tree.write((), _names.SAVING, _names.listing(self._files))
+
+    def _check_conflicts(self, previous: Tree, files: set[Parts]) -> None:
+        others, folders = foreign(previous, owned(previous), self._directories)
+        taken = [path for path in (*others, *folders) if path in files]
+        taken += [path for path in others if path in self._directories]
+        if taken:
+            shown = ", ".join(repr("/".join(path)) for path in sorted(taken)[:5])
+            raise FileTakenError(
+                f"cannot save at {self.prefix}: {shown} is in the way and belongs to no save; move it away, or choose "
+                "another prefix"
+            )
+
+    def make(self, parts: Parts) -> None:
+        """Create a directory."""
+        try:
+            self.tree.make(parts)
+        except FileExistsError:
+            if not self.in_place:
+                raise
+
+    def write_last(self, name: str, content: bytes) -> None:
+        """Write the metadata of the root, which makes the save complete."""
+        if self.in_place:
+            self.tree.replace((), name, content, sync=self._durable, temporary=_names.UNFINISHED_META)
+        else:
+            self.tree.write((), name, content, sync=self._durable)
+
+    def publish(self) -> None:
+        """Let the directory, which is complete but for nothing, take the place of the prefix."""
+        if self.in_place:
+            self._published = True
+            self.tree.remove((), _names.SAVING)
+            if self._durable:
+                self.tree.sync()
+            return
+        if self.previous is not None:
+            self._carry(self.previous)
+        if self._durable:
+            self.tree.sync()
+        complete = f"{self._litter}old-{self._token}"
+        _fs.rename(self._parent.root, self._temporary, self._parent.root, complete)
+        self._temporary = complete
+        replaced = self._swap()
+        self._published = True
+        if self.previous is not None:
+            _fs.follow(self.previous.root, self.tree.root)
+        self.tree.path = self.prefix
+        if self._durable:
+            self._parent.sync()
+        if replaced:
+            self._retire(self._token)
+
+    def _swap(self) -> bool:
+        """Take the place of the prefix; tell whether something was there, which now has the temporary name."""
+        parent = self._parent.root
+        for _ in range(100):
+            if _fs.rename_new(parent, self._temporary, parent, self._name):
+                return False
+            try:
+                if _fs.exchange(parent, self._temporary, self._name):
+                    return True
+            except FileNotFoundError:
+                continue
+            # Without an exchange the prefix is missing for a moment; a process that dies in it leaves the old save
+            # under a name from which the next save restores it.
+            token = secrets.token_hex(4)
+            aside = f"{self._litter}old-{token}"
+            _fs.rename(parent, self._name, parent, aside)
+            if _fs.rename_new(parent, self._temporary, parent, self._name):
+                self._token = token
+                return True
+            _fs.rename_new(parent, aside, parent, self._name)
+        raise FileTakenError(f"cannot save at {self.prefix}: other processes replace it all the time")
+
+    def _carry(self, previous: Tree) -> None:
+        """Link files that belong to no save into the new directory."""
+        others, _ = foreign(previous, owned(previous), self._directories)
+        for path in others:
+            for depth in range(1, len(path)):
+                if self.tree.stat(path[: depth - 1], path[depth - 1]) is None:
+                    self.tree.make(path[:depth])
+            try:
+                self.tree.link(previous, path[:-1], path[:-1], path[-1])
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                # Without hard links it is moved over, like a directory, once the new save is in place.
+                if error.errno not in _fs.NO_LINKS:
+                    raise
+
+    def _retire(self, token: str) -> None:
+        """Remove a replaced save, unless another process does."""
+        name = f"{self._litter}old-{token}"
+        try:
+            old = Tree.at_path(name, self._parent.root)
+        except FileNotFoundError:
+            return
+        with old:
+            held = self._locked is not None and _fs.same(
+                _fs.status_of(self._locked.root), _fs.status_of(old.root)
+            )
+            if not held and not _fs.take(old.root, without_locks=True):
+                return
+            mine = owned(old)
+            parent, doomed = self._parent.root, f"{self._litter}new-{token}"
+            with Tree.at_path(self.prefix) as now:
+                clean = _rescue_all(old, now, mine)
+            if clean:
+                _fs.rename(parent, name, parent, doomed)
+            # The metadata goes last, so that it still says what is ours if this is interrupted.
+            last = [path for path in mine.files if path[-1] in (_names.META, _names.MANIFEST, _names.SAVING)]
+            for path in (*mine.files.difference(last), *sorted(last, key=len, reverse=True)):
+                old.remove_path(path)
+            for parts in sorted(mine.directories - {()}, key=len, reverse=True):
+                old.remove_directory_path(parts)
+            if not _fs.remove_directory(doomed if clean else name, parent) and clean:
+                # Somebody put a file there meanwhile.
+                _fs.rename(parent, doomed, parent, name)
+
+    def _clear_litter(self) -> None:
+        for name in _fs.names(self._parent.root, self._litter):
+            state = _STATE.fullmatch(name[len(self._litter) :])
+            if state is None:
+                continue
+            try:
+                tree = Tree.at_path(name, self._parent.root)
+            except OSError:
+                continue
+            with tree:
+                if not _fs.take(tree.root, without_locks=False):
+                    continue
+                if state[1] == "new":
+                    tree.remove_all()
+                    _fs.remove_directory(name, self._parent.root)
+                    continue
+                restored = _fs.rename_new(self._parent.root, name, self._parent.root, self._name)
+            if not restored:
+                self._retire(state[2])
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if not self._published:
+                self._abort()
+        finally:
+            self._close()
+
+    def _abort(self) -> None:
+        if self.in_place:
+            for path in self._files:
+                self.tree.remove_path(path)
+            for parts in sorted(self._directories, key=len, reverse=True):
+                self.tree.remove_directory_path(parts)
+            self.tree.remove((), _names.SAVING)
+        else:
+            self.tree.remove_all()
+            _fs.remove_directory(self._temporary, self._parent.root)
+
+    def _close(self) -> None:
+        for tree in (self.previous, getattr(self, "tree", None), self._parent):
+            if tree is not None:
+                tree.close()
+
+
+def _rescue_all(old: Tree, now: Tree, mine: Owned) -> bool:
+    """Bring what belongs to no save from a replaced directory to the prefix; tell whether that was all of it."""
+    others, folders = foreign(old, mine)
+    if folders:
+        others, folders = foreign(old, mine, owned(now).directories)
+    clean = True
+    for path in folders:
+        clean = _rescue(old, now, path) and clean
+    for path in others:
+        here, there = now.stat_path(path), old.stat_path(path)
+        if here is not None and there is not None and _fs.same(here, there):
+            old.remove(path[:-1], path[-1])
+        else:
+            clean = _rescue(old, now, path) and clean
+    return clean
+
+
+def _rescue(old: Tree, now: Tree, path: Parts) -> bool:
+    """Move something from a replaced directory to the prefix; False where its name is taken."""
+    for depth in range(1, len(path)):
+        if now.stat_path(path[:depth]) is None:
+            now.make(path[:depth])
+    try:
+        return now.move(old, path[:-1], path[-1])
+    except (FileNotFoundError, NotADirectoryError):
+        return False

@@ -1,0 +1,68 @@
+"""Dtypes: which can be stored, under what name, and a leaf's elements as bytes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from td_core._collection import show_path
+from td_core.errors import CodecError
+
+__all__ = ["DTYPES", "elements", "storable"]
+
+#: Dtype by the name that stands in files, ``str(dtype)``; quantised ones carry parameters that a file cannot hold.
+DTYPES: dict[str, torch.dtype] = {
+    str(dtype): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.quint"))
+}
+
+_STORABLE = frozenset(DTYPES.values())
+_BYTES_AS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool = True) -> None:
+    """Check that a leaf can be stored.
+
+    Args:
+        leaf: any tensor.
+        where: the key or file, for the message.
+        content: whether the elements are needed too, or only shape and dtype.
+
+    Raises:
+        CodecError: the leaf is sparse, quantised, or has no elements in memory (meta, fake).
+
+    >>> storable(torch.zeros(2), "a")
+    """
+    if leaf.layout is torch.strided and leaf.dtype in _STORABLE and not (content and leaf.is_meta):
+        return
+    at = where if isinstance(where, str) else show_path(where)
+    if leaf.layout not in (torch.strided, torch.jagged):
+        raise CodecError(
+            f"cannot store a tensor of layout {leaf.layout} at {at}: convert it with to_dense() first; "
+            f"shape {list(leaf.shape)}, dtype {leaf.dtype}"
+        )
+    if leaf.dtype not in _STORABLE:
+        raise CodecError(f"cannot store the dtype {leaf.dtype} at {at}: convert it with dequantize() first")
+    if content and leaf.is_meta:
+        raise CodecError(
+            f"cannot store the elements of a meta tensor at {at}: it has none; memmap_like() needs only the shape "
+            f"{list(leaf.shape)}"
+        )
+
+
+def elements(leaf: Tensor) -> Tensor:
+    """Return the elements of a dense CPU tensor as one contiguous uint8 vector, without a copy where there is no need.
+
+    >>> elements(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).t())
+    tensor([1, 3, 2, 4], dtype=torch.uint8)
+    """
+    leaf = leaf.detach()
+    if leaf.is_conj() or leaf.is_neg():
+        leaf = leaf.resolve_conj().resolve_neg()
+    if not leaf.is_contiguous():
+        # Some dtypes (sub-byte integers) cannot be copied; integers of the same size always can.
+        same_size = _BYTES_AS.get(leaf.element_size())
+        leaf = (leaf if same_size is None else leaf.view(same_size)).contiguous()
+    # Not view(-1): a dim of size 1 may have any stride, and view() would keep it.
+    return leaf.as_strided((leaf.numel(),), (1,)).view(torch.uint8)

@@ -1,0 +1,178 @@
+"""Changes of a live save: new entries, and reading again what others changed.
+
+The data is written first, then the ``meta.json`` of the level by one rename, so that a reader sees the level with or
+without the new entry.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core._collection import Core, show_path
+from td_core._keys import unravel_key_to_tuple
+from td_core._tensordict import TensorDict
+from td_core.errors import BatchSizeError, KeyPathError, StructureError
+from td_core.typing import NestedKey
+
+from . import _names
+from ._dtypes import elements
+from ._fs import Tree
+from ._load import Loading, load_directory
+from ._meta import LIMIT, parse_json
+from ._plan import Plan, make_plan
+from ._save import attach, take_apart
+from ._saved import ATTACHMENT, Saved
+from ._tensor import MemoryMappedTensor
+
+__all__ = ["add", "refresh"]
+
+
+def _saved(data: Any) -> Saved:
+    attachments = data._inner()._attachments
+    saved = None if attachments is None else attachments.get(ATTACHMENT)
+    if saved is None:
+        raise StructureError(
+            f"this {type(data).__name__} is not memory-mapped: call memmap() or memmap_() first"
+        )
+    return saved  # type: ignore[no-any-return]
+
+
+def add(
+    data: Core,
+    key: NestedKey,
+    shape: Any,
+    dtype: torch.dtype,
+    content: Tensor | None,
+    robust_key: bool,
+    *,
+    existsok: bool = True,
+) -> MemoryMappedTensor:
+    """Add a leaf to a mapped collection and to its save.
+
+    Raises:
+        StructureError: the collection is not mapped, or the key is there already.
+        KeyPathError: the key goes through a tensor, or a live save cannot hold it.
+        BatchSizeError: the shape does not start with the batch size.
+    """
+    _saved(data)
+    path = unravel_key_to_tuple(key)
+    node: Any = data
+    for depth, part in enumerate(path[:-1]):
+        children = node._children()
+        if part not in children:
+            node = _add_level(node, path[: depth + 1])
+        elif isinstance(children[part], Tensor):
+            raise KeyPathError(f"cannot add {show_path(path)}: {show_path(path[: depth + 1])} is a tensor")
+        else:
+            node = children[part]
+    name = path[-1]
+    if name in node._children():
+        raise StructureError(f"cannot add {show_path(path)}: it is there already; delete it first")
+    size = node.batch_size
+    if not isinstance(shape, Tensor) or shape.ndim != 2:
+        shape = torch.Size(shape)
+        if shape[: len(size)] != size:
+            raise BatchSizeError(
+                f"cannot add {show_path(path)}: its shape {list(shape)} does not start with the batch size {list(size)}"
+            )
+    saved = _saved(node)
+    filename = None
+    if saved.path is not None:
+        if _leaf_needs_general_form(name, robust_key):
+            raise KeyPathError(
+                f"cannot add {show_path(path)}: a live save cannot hold this key; save() again with it"
+            )
+        stem = _names.encode_key(name) if robust_key else name
+        filename = os.path.join(saved.path, stem + ".memmap")
+    leaf = MemoryMappedTensor._create(
+        shape,
+        dtype,
+        filename,
+        existsok=existsok,
+        content=None if content is None else _elements(content, shape),
+    )
+    if saved.path is not None:
+        _declare(saved.path, name, _entry(leaf, shape))
+    node._inner()._set_child(name, leaf)
+    return leaf
+
+
+def _elements(content: Tensor, shape: Any) -> Tensor:
+    return elements(content.detach().cpu().expand(shape))
+
+
+def _entry(leaf: MemoryMappedTensor, shape: Any) -> dict[str, Any]:
+    nested = isinstance(shape, Tensor)
+    return {
+        "device": "cpu",
+        "shape": list(shape.shape if nested else shape),
+        "dtype": str(leaf.dtype),
+        "is_nested": nested,
+    }
+
+
+def _leaf_needs_general_form(name: str, robust_key: bool) -> bool:
+    if name in _names.RESERVED or not _names.fits(_names.encode_key(name) + ".memmap"):
+        return True
+    return not robust_key and _names.raw_name(name) is None
+
+
+def _add_level(node: Any, path: tuple[str, ...]) -> Any:
+    """Add an empty level below a mapped node."""
+    name = path[-1]
+    saved = _saved(node)
+    child = TensorDict._make({}, node.batch_size, node.device, node._names)
+    where = None
+    if saved.path is not None:
+        stem = _names.encode_key(name) if saved.robust_key else name
+        where = os.path.join(saved.path, stem)
+        plan: Plan = make_plan(child)
+        with Tree.at_path(saved.path) as tree:
+            tree.make((stem,))
+            tree.write((stem,), _names.META, plan.texts[-1][2])
+        _declare(saved.path, name, {"type": type(child).__name__})
+    attach(child, where, saved.robust_key)
+    node._inner()._set_child(name, child)
+    return child
+
+
+def _declare(directory: str, name: str, entry: dict[str, Any]) -> None:
+    """Add an entry to the metadata of a level, in one step."""
+    with Tree.at_path(directory) as tree:
+        meta = parse_json(tree.read((), _names.META, LIMIT), tree.show((), _names.META))
+        if "entries" in meta and "kind" in meta:
+            meta["entries"].append([name, {**entry, "file": _names.encode_key(name)}])
+        else:
+            meta[name] = entry
+        tree.replace((), _names.META, json.dumps(meta).encode())
+
+
+def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
+    """Read a mapped collection again from its save.
+
+    Raises:
+        StructureError: it maps no save.
+    """
+    saved = _saved(data)
+    if saved.path is None:
+        raise StructureError(
+            "cannot refresh: the collection is mapped to anonymous files, which no save describes"
+        )
+    node = data._inner()
+    if take_apart(node).members:
+        raise StructureError(
+            f"cannot refresh a {type(data).__name__} as a whole: load_memmap({saved.path!r}), or refresh its members"
+        )
+    loaded = load_directory(saved.path, Loading(robust_key=saved.robust_key, allow_pickle=allow_pickle))
+    for key in list(node._children()):
+        node._del_child(key)
+    node._set_batch_size(loaded.batch_size)
+    for key, child in take_apart(loaded._inner()).entries.items():
+        node._set_child(key, child)
+    node._locked = False
+    return attach(data, saved.path, saved.robust_key)

@@ -1,0 +1,23 @@
+"""Errors that only files bring about."""
+
+from __future__ import annotations
+
+from td_core.errors import FormatError, StructureError, TensorDictError
+
+__all__ = ["AppendError", "FileTakenError", "NoFileError", "PickleRefusedError"]
+
+
+class FileTakenError(TensorDictError, RuntimeError, FileExistsError):
+    """A file is in the way of one that was to be written, or a tensor already has another file."""
+
+
+class NoFileError(TensorDictError, RuntimeError):
+    """A path was asked of something that is stored in no named file."""
+
+
+class PickleRefusedError(FormatError, RuntimeError):
+    """A save holds a pickled value, and ``allow_pickle=True`` was not given."""
+
+
+class AppendError(StructureError, ValueError):
+    """Rows do not fit the save that they were to be appended to."""

@@ -1,0 +1,639 @@
+"""The file system: every call that reaches it is in this module.
+
+A :class:`Tree` is a directory that was opened once. Every name below it is resolved relative to that open directory,
+one component at a time and never through a link, so a tree that is replaced while it is read stays the one that was
+opened, and no name or link leads out of it. Files are written whole with ``write()``: a full disk is an error there,
+while a store into a mapping of a file without blocks kills the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
+import os
+import secrets
+import stat
+import sys
+import tempfile
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core.errors import FormatError
+
+__all__ = ["Parts", "Tree", "anonymous_file", "exchange", "map_elements", "reserve", "write_all"]
+
+Parts = tuple[str, ...]
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FD_DIRECTORY = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
+_OPEN_DIRECTORIES = 64
+_CRC_PIECE = 16 << 20
+#: Errors of opening a file for writing that still let it be read.
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
+#: Errors that say that a file system has no (more) hard links.
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
+# Linux writes at most 2**31 - 4096 bytes a call; a smaller piece costs nothing and keeps the loop tested.
+_LONGEST_WRITE = 1 << 30
+
+
+def map_elements(fd: int, dtype: torch.dtype, count: int, *, shared: bool) -> Tensor:
+    """Map the first ``count`` elements of an open file.
+
+    The caller has checked that the file is long enough: torch would extend a shorter one.
+
+    Args:
+        fd: the open file; it may be closed afterwards.
+        dtype: element type.
+        count: number of elements, at least 1.
+        shared: stores reach the file; else they stay in this mapping (copy on write).
+    """
+    # torch maps by name only; the name of the open file names this very file, whatever happened to its directory.
+    return torch.from_file(f"{_FD_DIRECTORY}/{fd}", shared=shared, size=count, dtype=dtype, device="cpu")
+
+
+def write_all(fd: int, data: Any) -> None:
+    """Write a whole buffer to an open file."""
+    view = memoryview(data)
+    while len(view):
+        view = view[os.write(fd, view[:_LONGEST_WRITE]) :]
+
+
+def write_at(fd: int, data: Any, offset: int) -> None:
+    """Write a whole buffer at ``offset`` of an open file."""
+    view = memoryview(data)
+    while len(view):
+        done = os.pwrite(fd, view[:_LONGEST_WRITE], offset)
+        view, offset = view[done:], offset + done
+
+
+def reserve(fd: int, nbytes: int) -> None:
+    """Give an open file ``nbytes`` bytes that are really there, so that no store into its mapping can fail."""
+    if nbytes:
+        os.posix_fallocate(fd, 0, nbytes)
+
+
+def anonymous_file() -> int:
+    """Open a file without a name, which vanishes when it is closed and unmapped."""
+    folder = tempfile.gettempdir()
+    if hasattr(os, "O_TMPFILE"):
+        try:
+            return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
+                raise
+    fd, name = tempfile.mkstemp(prefix="td-", dir=folder)
+    os.unlink(name)
+    return fd
+
+
+def read_pieces(fd: int, size: int) -> Iterator[bytes]:
+    """Iterate over the content of an open file."""
+    while piece := os.read(fd, size):
+        yield piece
+
+
+def crc32(fd: int, start: int, nbytes: int) -> int:
+    """Return the CRC-32 of a part of an open file."""
+    value = 0
+    for position in range(start, start + nbytes, _CRC_PIECE):
+        value = zlib.crc32(os.pread(fd, min(_CRC_PIECE, start + nbytes - position), position), value)
+    return value
+
+
+def set_size(fd: int, nbytes: int) -> None:
+    """Set the size of an open file without giving it blocks."""
+    os.ftruncate(fd, nbytes)
+
+
+def open_path(path: str, *, writable: bool) -> int:
+    """Open one file by its path, for a tensor that is not part of a saved collection.
+
+    Raises:
+        FormatError: the path names something else than a regular file.
+    """
+    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FormatError(f"cannot map {path}: it is not a regular file")
+    return fd
+
+
+class NewFile:
+    """A file that appears under its name once it is complete, with an inode of its own.
+
+    ``with NewFile(path, replace=False) as new: ...; new.publish()``
+    """
+
+    def __init__(self, path: str, *, replace: bool) -> None:
+        self.fd = -1
+        self._path = path
+        self._replace = replace
+        self._temporary = f"{os.path.dirname(path)}/.{secrets.token_hex(8)}.td"
+
+    def __enter__(self) -> NewFile:
+        if not self._replace and os.path.lexists(self._path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._path)
+        self.fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666)
+        return self
+
+    def publish(self) -> None:
+        """Give the file its name."""
+        if self._replace:
+            os.replace(self._temporary, self._path)
+        else:
+            os.link(self._temporary, self._path)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self.fd)
+        if os.path.lexists(self._temporary):
+            os.unlink(self._temporary)
+
+
+def close(fd: int) -> None:
+    """Close an open file."""
+    os.close(fd)
+
+
+def status_of(fd: int) -> os.stat_result:
+    """Return the status of an open file."""
+    return os.fstat(fd)
+
+
+class Tree:
+    """A directory, opened once, and what is below it.
+
+    Names are given as ``parts``, the directories on the way down, and the last name. Reading raises
+    ``FileNotFoundError`` for what is missing and FormatError for what is there and must not be followed.
+    """
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.root = fd
+        self.path = path
+        self._open: OrderedDict[Parts, int] = OrderedDict()
+
+    @classmethod
+    def at_path(cls, path: str, dir_fd: int | None = None) -> Tree:
+        """Open a directory by its path; links on the way are followed, as everywhere.
+
+        Raises:
+            FileNotFoundError: nothing is there.
+            NotADirectoryError: something else is there.
+        """
+        return cls(os.open(path, _DIRECTORY, dir_fd=dir_fd), path)
+
+    def __enter__(self) -> Tree:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every directory that this tree holds open."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+        if self.root >= 0:
+            os.close(self.root)
+            self.root = -1
+
+    def show(self, parts: Parts, name: str = "") -> str:
+        """Return a path for messages."""
+        return "/".join((self.path, *parts, name)) if name else "/".join((self.path, *parts))
+
+    def fd(self, parts: Parts) -> int:
+        """Return an open descriptor of a directory below, valid until the next call."""
+        if not parts:
+            return self.root
+        found = self._open.get(parts)
+        if found is not None:
+            self._open.move_to_end(parts)
+            return found
+        depth = len(parts) - 1
+        while depth and parts[:depth] not in self._open:
+            depth -= 1
+        fd = self._open[parts[:depth]] if depth else self.root
+        for known in range(depth, len(parts)):
+            fd = self._step(fd, parts[: known + 1])
+        return fd
+
+    def _step(self, fd: int, parts: Parts) -> int:
+        try:
+            below = os.open(parts[-1], _DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise FormatError(
+                    f"{self.show(parts)} is a file or a link where a directory should be"
+                ) from error
+            if error.errno == errno.ENAMETOOLONG:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.show(parts)) from error
+            raise
+        self._open[parts] = below
+        if len(self._open) > _OPEN_DIRECTORIES:
+            os.close(self._open.popitem(last=False)[1])
+        return below
+
+    def _inside(self, parts: Parts) -> Parts | None:
+        """Return where a link inside the tree leads, or None where it leads out of it."""
+        top = os.path.realpath(f"{_FD_DIRECTORY}/{self.root}")
+        target = os.path.realpath(os.path.join(top, *parts))
+        inside = Path(target).relative_to(top).parts if Path(target).is_relative_to(top) else None
+        return inside or None
+
+    def open(self, parts: Parts, name: str, *, writable: bool = False) -> tuple[int, os.stat_result]:
+        """Open a regular file; the caller closes it.
+
+        Raises:
+            FileNotFoundError: it is missing.
+            FormatError: it is a device, a pipe, a directory, or a link that leaves the tree.
+        """
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | _FILE
+        try:
+            fd = os.open(name, flags, dir_fd=self.fd(parts))
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EMLINK):
+                inside = self._inside((*parts, name))
+                if inside is not None and inside != (*parts, name):
+                    return self.open(inside[:-1], inside[-1], writable=writable)
+                raise FormatError(f"{self.show(parts, name)} is a link that leaves {self.path}") from error
+            if error.errno in (errno.EISDIR, errno.ENXIO):
+                raise FormatError(f"{self.show(parts, name)} is not a regular file") from error
+            raise
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            raise FormatError(f"{self.show(parts, name)} is not a regular file")
+        return fd, status
+
+    def read(self, parts: Parts, name: str, limit: int) -> bytes:
+        """Return the content of a small file.
+
+        Raises:
+            FileNotFoundError: it is missing.
+            FormatError: it is longer than ``limit``, or not a regular file.
+        """
+        fd, status = self.open(parts, name)
+        try:
+            if status.st_size > limit:
+                raise FormatError(
+                    f"{self.show(parts, name)} is longer than a file of this kind can be: "
+                    f"{status.st_size} bytes, at most {limit}"
+                )
+            # The file may have grown since its size was asked for; it is read as it was then.
+            content = os.read(fd, status.st_size)
+            while len(content) < status.st_size and (piece := os.read(fd, status.st_size - len(content))):
+                content += piece
+            return content
+        finally:
+            os.close(fd)
+
+    def entries(self, parts: Parts = ()) -> dict[str, bool]:
+        """Return the names in a directory, and whether each is a directory itself."""
+        with os.scandir(self.fd(parts)) as listing:
+            return {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing}
+
+    def stat(self, parts: Parts, name: str) -> os.stat_result | None:
+        """Return the status of a name, itself and not what it links to; None where nothing is there."""
+        try:
+            return os.stat(name, dir_fd=self.fd(parts), follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return None
+            raise
+
+    def stat_path(self, path: Parts) -> os.stat_result | None:
+        """Return the status of a path below; None where nothing is there, or a directory on the way is missing."""
+        try:
+            return self.stat(path[:-1], path[-1])
+        except (FileNotFoundError, FormatError):
+            return None
+
+    def remove_path(self, path: Parts) -> None:
+        """Remove a file below, if it is there."""
+        try:
+            self.remove(path[:-1], path[-1])
+        except (FileNotFoundError, FormatError):
+            return
+
+    def remove_directory_path(self, parts: Parts) -> None:
+        """Remove a directory below, if it is there and empty."""
+        try:
+            self.remove_directory(parts)
+        except (FileNotFoundError, FormatError):
+            return
+
+    def replaced(self) -> bool:
+        """Tell whether the path no longer names the directory that was opened."""
+        try:
+            now = os.stat(self.path)
+        except FileNotFoundError:
+            return True
+        mine = os.fstat(self.root)
+        return (now.st_dev, now.st_ino) != (mine.st_dev, mine.st_ino)
+
+    def make(self, parts: Parts, mode: int = 0o777) -> None:
+        """Create a directory."""
+        os.mkdir(parts[-1], mode, dir_fd=self.fd(parts[:-1]))
+
+    def create(self, parts: Parts, name: str) -> int:
+        """Create a file that must not be there yet, open for writing and mapping."""
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666, dir_fd=self.fd(parts))
+
+    def write(self, parts: Parts, name: str, data: Any, *, sync: bool = False) -> None:
+        """Write a new small file."""
+        fd = self.create(parts, name)
+        try:
+            write_all(fd, data)
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def replace(self, parts: Parts, name: str, data: Any, *, sync: bool = False, temporary: str = "") -> None:
+        """Write a small file in one step: readers see the old or the new content, complete."""
+        temporary = temporary or f"%{secrets.token_hex(4)}.tmp"
+        try:
+            self.write(parts, temporary, data, sync=sync)
+            fd = self.fd(parts)
+            os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
+        except BaseException:
+            self.remove(parts, temporary)
+            raise
+        if sync:
+            os.fsync(self.fd(parts))
+
+    def link(
+        self, source: Tree, source_parts: Parts, parts: Parts, name: str, new_name: str | None = None
+    ) -> None:
+        """Give a file of another tree a name here; both names are the same file."""
+        os.link(
+            name,
+            new_name or name,
+            src_dir_fd=source.fd(source_parts),
+            dst_dir_fd=self.fd(parts),
+            follow_symlinks=False,
+        )
+
+    def move(self, source: Tree, parts: Parts, name: str) -> bool:
+        """Move a name from the same place of another tree to here; False where that name is taken."""
+        here, there = self.fd(parts), source.fd(parts)
+        return rename_new(there, name, here, name)
+
+    def remove(self, parts: Parts, name: str) -> None:
+        """Remove a file, if it is there."""
+        try:
+            os.unlink(name, dir_fd=self.fd(parts))
+        except FileNotFoundError:
+            return
+
+    def remove_directory(self, parts: Parts) -> bool:
+        """Remove a directory if it is empty; tell whether it is gone."""
+        opened = self._open.pop(parts, None)
+        if opened is not None:
+            os.close(opened)
+        return remove_directory(parts[-1], self.fd(parts[:-1]))
+
+    def remove_all(self) -> None:
+        """Remove everything that is in the tree, all of which is known to be ours."""
+        todo: list[Parts] = [()]
+        seen: list[Parts] = []
+        while todo:
+            place = todo.pop()
+            seen.append(place)
+            for name, is_directory in self.entries(place).items():
+                if is_directory:
+                    todo.append((*place, name))
+                else:
+                    self.remove(place, name)
+        for place in reversed(seen[1:]):
+            self.remove_directory(place)
+
+    def sync(self, parts: Parts = ()) -> None:
+        """Make the names in a directory durable."""
+        os.fsync(self.fd(parts))
+
+
+def open_in_tree(tree: Tree, parts: Parts, name: str, mode: str | None) -> tuple[int, os.stat_result, bool]:
+    """Open a leaf as ``mode`` says; return its status, and whether stores shall reach the file.
+
+    Raises:
+        FileNotFoundError: it is missing.
+        FormatError: it must not be opened.
+        PermissionError: mode ``"r+"``, and it is not writable.
+    """
+    if mode != "r":
+        try:
+            return *tree.open(parts, name, writable=True), True
+        except OSError as error:
+            if mode is not None or error.errno not in NOT_WRITABLE:
+                raise
+    return *tree.open(parts, name), False
+
+
+def file_sync(fd: int) -> None:
+    """Make the content of an open file durable."""
+    os.fsync(fd)
+
+
+def remove_directory(name: str, dir_fd: int) -> bool:
+    """Remove an empty directory; tell whether it is gone."""
+    try:
+        os.rmdir(name, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EBUSY):
+            return False
+        raise
+    return True
+
+
+_RENAME_NOREPLACE = 1
+_RENAME_EXCHANGE = 2
+_UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@functools.cache
+def _renameat2() -> Callable[..., int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    function: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    return function
+
+
+def _rename_with(flag: int, source_fd: int, source: str, target_fd: int, target: str) -> bool:
+    """Rename with a flag of Linux; False where kernel or file system do not know it."""
+    function = _renameat2()
+    if function is None:
+        return False
+    if function(source_fd, os.fsencode(source), target_fd, os.fsencode(target), flag) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _UNSUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), source, None, target)
+
+
+def exchange(dir_fd: int, name: str, other: str) -> bool:
+    """Exchange two names of one directory in one step; False where the platform cannot."""
+    return _rename_with(_RENAME_EXCHANGE, dir_fd, name, dir_fd, other)
+
+
+def rename_new(source_fd: int, source: str, target_fd: int, target: str) -> bool:
+    """Rename to a name that must be free; False where it is taken."""
+    try:
+        if _rename_with(_RENAME_NOREPLACE, source_fd, source, target_fd, target):
+            return True
+    except FileExistsError:
+        return False
+    try:
+        os.stat(target, dir_fd=target_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        rename(source_fd, source, target_fd, target)
+        return True
+    return False
+
+
+def rename(source_fd: int, source: str, target_fd: int, target: str) -> None:
+    """Rename, replacing what is at the target."""
+    os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+
+
+def make_directories(path: str) -> None:
+    """Create a directory and those above it, where missing."""
+    os.makedirs(path, exist_ok=True)
+
+
+def make_directory(name: str, dir_fd: int) -> None:
+    """Create a directory that must not be there yet."""
+    os.mkdir(name, dir_fd=dir_fd)
+
+
+def set_mode(fd: int, mode: int) -> None:
+    """Set the permissions of an open directory."""
+    os.fchmod(fd, stat.S_IMODE(mode))
+
+
+def take(fd: int, *, without_locks: bool) -> bool:
+    """Mark an open directory as in use by this process; False where another one uses it.
+
+    The mark goes when the process ends, however it ends.
+
+    Args:
+        fd: the open directory.
+        without_locks: what to return where the file system has no such marks.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return without_locks
+    return True
+
+
+@contextlib.contextmanager
+def locked_directory(path: str) -> Iterator[Tree]:
+    """Open a directory and keep other processes that do so waiting.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+    """
+    while True:
+        with Tree.at_path(path) as tree:
+            fcntl.flock(tree.root, fcntl.LOCK_EX)
+            # Who held the lock before may have put another directory in this place.
+            if not tree.replaced():
+                yield tree
+                return
+
+
+def is_gone(fd: int) -> bool:
+    """Tell whether an open directory was removed."""
+    return os.fstat(fd).st_nlink == 0
+
+
+def real_path(path: str) -> str:
+    """Return an absolute path without links."""
+    return os.path.realpath(path)
+
+
+def same(one: os.stat_result, other: os.stat_result) -> bool:
+    """Tell whether two names are one file."""
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def is_link(found: os.stat_result) -> bool:
+    """Tell whether a name is a symbolic link; its size is then not the one of the file."""
+    return stat.S_ISLNK(found.st_mode)
+
+
+def mode(fd: int) -> int:
+    """Return the permissions of an open directory."""
+    return os.fstat(fd).st_mode
+
+
+def follow(old_fd: int, new_fd: int) -> None:
+    """Make the directory that took the place of another one the working directory, if the other one was it."""
+    try:
+        here = os.stat(".")
+    except FileNotFoundError:
+        return
+    if same(here, os.fstat(old_fd)):
+        os.fchdir(new_fd)
+
+
+def is_mount(path: str) -> bool:
+    """Tell whether something is mounted at ``path``."""
+    if os.path.ismount(path):
+        return True
+    try:
+        # A directory bound from the same file system looks like any other to stat().
+        table = Path("/proc/self/mountinfo").read_bytes()
+    except OSError:
+        return False
+    escaped = os.fsencode(path).replace(b"\\", b"\\134").replace(b" ", b"\\040").replace(b"\n", b"\\012")
+    return b" " + escaped.replace(b"\t", b"\\011") + b" " in table
+
+
+def status(path: str, dir_fd: int | None = None) -> os.stat_result | None:
+    """Return the status of a path, of what it links to; None where nothing is there."""
+    try:
+        return os.stat(path, dir_fd=dir_fd)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def is_file(path: str) -> bool:
+    """Tell whether a path is a regular file."""
+    return os.path.isfile(path)
+
+
+def writable(path: str) -> bool:
+    """Tell whether this process may create and rename names in a directory."""
+    return os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def names(dir_fd: int, start: str) -> Iterable[str]:
+    """Return the names in an open directory that begin with ``start``."""
+    return [name for name in os.listdir(dir_fd) if name.startswith(start)]
+
+
+def sync_directory(dir_fd: int) -> None:
+    """Make the names in an open directory durable."""
+    os.fsync(dir_fd)

@@ -1,0 +1,32 @@
+"""The future of a collection that is being saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+__all__ = ["TensorDictFuture"]
+
+
+class TensorDictFuture:
+    """What ``return_early=True`` gives: the collection, once it is saved.
+
+    Args:
+        futures: the work to wait for.
+        resulting_td: what to return then; None returns the result of the last future.
+
+    >>> done = Future()
+    >>> done.set_result(7)
+    >>> TensorDictFuture([done], None).result()
+    7
+    """
+
+    def __init__(self, futures: Sequence[Future[Any]], resulting_td: Any) -> None:
+        self.futures = list(futures)
+        self.resulting_td = resulting_td
+
+    def result(self) -> Any:
+        """Wait for the save to be complete and return the collection; raise what it raised."""
+        results = [future.result() for future in self.futures]
+        return results[-1] if self.resulting_td is None and results else self.resulting_td

@@ -1,0 +1,208 @@
+"""What is in a save, from its metadata alone: no leaf is opened, no class is needed, nothing is unpickled."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from td_core.errors import FormatError
+
+from . import _fs, _names
+from ._archive import ArchiveTree
+from ._dtypes import DTYPES
+from ._fs import Parts
+from ._fs import Tree as Directory
+from ._listing import show_size
+from ._meta import LIMIT, parse_json
+
+__all__ = ["Tree", "inspect"]
+
+
+@dataclass(slots=True)
+class Tree:
+    """A collection or leaf of a save.
+
+    Attributes:
+        name: its key, or the path for the root.
+        kind: class or kind of a collection, ``"leaf"`` for a leaf.
+        shape: of a leaf; the batch size of a collection that stores one.
+        dtype: of a leaf.
+        nbytes: bytes of the leaf, or of all leaves below.
+        provider: distribution and version of the plugin that wrote the node.
+        pickled: files that hold pickled values, which only ``allow_pickle=True`` would read.
+        values: plain values that the node holds.
+        children: what is below, by key.
+
+    >>> print(Tree("a", "leaf", [2], "torch.int8", 2))
+    a: leaf [2] torch.int8, 2 bytes
+    """
+
+    name: str
+    kind: str
+    shape: list[int] | None = None
+    dtype: str | None = None
+    nbytes: int = 0
+    provider: str | None = None
+    pickled: list[str] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    children: dict[str, Tree] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        todo: list[tuple[Tree, int]] = [(self, 0)]
+        while todo:
+            node, depth = todo.pop()
+            about = [f"{'    ' * depth}{node.name}: {node.kind}"]
+            if node.shape is not None:
+                about.append(f" {node.shape}")
+            if node.dtype is not None:
+                about.append(f" {node.dtype}")
+            about.append(f", {show_size(node.nbytes)}")
+            if node.provider is not None:
+                about.append(f", by {node.provider}")
+            if node.pickled:
+                about.append(f", PICKLED: {', '.join(node.pickled)}")
+            yield "".join(about)
+            todo.extend((child, depth + 1) for child in reversed(node.children.values()))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the same as nested dicts, for JSON.
+
+        >>> Tree("a", "leaf", [2]).as_dict()["shape"]
+        [2]
+        """
+        todo: list[tuple[Tree, dict[str, Any]]] = []
+
+        def one(node: Tree) -> dict[str, Any]:
+            row = {
+                name: getattr(node, name)
+                for name in ("kind", "shape", "dtype", "nbytes", "provider", "pickled")
+            }
+            row["children"] = {}
+            todo.append((node, row["children"]))
+            return row
+
+        root = one(self)
+        while todo:
+            node, place = todo.pop()
+            for key, child in node.children.items():
+                place[key] = one(child)
+        return root
+
+
+def inspect(path: str | Path) -> Tree:
+    """Return what is saved at ``path``: names, kinds, shapes, dtypes, sizes, and which plugin wrote what.
+
+    Args:
+        path: directory or archive of a save, or a directory inside one.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        FormatError: the metadata is damaged.
+
+    >>> import tempfile, torch
+    >>> from td_core import TensorDict
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = TensorDict({"a": torch.zeros(3, 2), "n": {"b": 1}}).memmap(folder.name + "/save")
+    >>> print(inspect(folder.name + "/save"))
+    save: TensorDict [], 32 bytes
+        a: leaf [3, 2] torch.float32, 24 bytes
+        n: TensorDict [], 8 bytes
+            b: leaf [] torch.int64, 8 bytes
+    >>> folder.cleanup()
+    """
+    place = os.path.abspath(path)
+    with ArchiveTree(place) if _fs.is_file(place) else Directory.at_path(place) as files:
+        return _inspect(files, os.path.basename(place))
+
+
+def _inspect(files: Any, name: str) -> Tree:
+    if files.stat((), _names.META) is None and files.stat((), _names.OLD_META) is not None:
+        raise FormatError(
+            f"{files.path} was written by a release before 0.3, whose metadata is pickled; load it and save it again"
+        )
+    nodes: list[tuple[Tree, int]] = []
+    todo: list[tuple[Parts, str, int]] = [((), name, -1)]
+    while todo:
+        parts, key, above = todo.pop()
+        node, below = _one(files, parts, key)
+        position = len(nodes)
+        nodes.append((node, above))
+        if above >= 0:
+            nodes[above][0].children[key] = node
+        # Reversed twice: children are added in the order of the file.
+        todo.extend((place, child, position) for child, place in reversed(list(below.items())))
+    for node, above in reversed(nodes):
+        if above >= 0:
+            nodes[above][0].nbytes += node.nbytes
+    return nodes[0][0]
+
+
+def _one(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
+    where = files.show(parts, _names.META)
+    try:
+        meta = parse_json(files.read(parts, _names.META, LIMIT), where)
+    except FileNotFoundError:
+        if not parts:
+            raise
+        raise FormatError(f"{where} is missing") from None
+    if not isinstance(meta, dict):
+        raise FormatError(f"{where}: the metadata is {meta!r}, expected an object")
+    listing = files.entries(parts)
+    node = Tree(key, _kind(meta), provider=meta.get("provider"))
+    node.pickled = [name for name in (_names.PICKLE, _names.STACK_PICKLE) if name in listing]
+    below: dict[str, Parts] = {}
+    if meta.get("_format_version") == 2:
+        rows = meta.get("entries")
+        entries = {row[0]: row[1] for row in rows} if isinstance(rows, list) else {}
+        node.shape = meta.get("meta", {}).get("batch_size")
+        members = meta.get("members") or []
+    else:
+        mapping = isinstance(meta.get("shape"), list)
+        entries = {name: entry for name, entry in meta.items() if mapping and isinstance(entry, dict)}
+        node.shape = meta["shape"] if mapping else None
+        fixed = (_names.INNER, _names.SOURCE)
+        members = (
+            []
+            if mapping
+            else [each for each in listing if listing[each] and (each in fixed or each.isdigit())]
+        )
+        members.sort(key=lambda each: (len(each), each))
+        if not mapping:
+            node.values = {name: value for name, value in meta.items() if not name.startswith("_")}
+    for name, entry in entries.items():
+        encoded, raw = _names.encode_key(name), _names.raw_name(name)
+        file = str(entry.get("file") or (raw if raw in listing and encoded not in listing else encoded))
+        if entry.get("type") is not None:
+            below[name] = (*parts, file)
+        elif "dtype" in entry:
+            node.children[name] = _leaf(name, entry, files, parts, file)
+            node.nbytes += node.children[name].nbytes
+    below.update({name: (*parts, name) for name in members})
+    return node, below
+
+
+def _leaf(name: str, entry: dict[str, Any], files: Any, parts: Parts, file: str) -> Tree:
+    shape, dtype = entry.get("shape"), entry.get("dtype")
+    if entry.get("is_nested"):
+        found = files.stat(parts, file + ".memmap")
+        return Tree(name, "nested leaf", None, dtype, 0 if found is None else found.st_size)
+    if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
+        raise FormatError(
+            f"{files.show(parts, _names.META)}: the shape of {name!r} is {shape!r}, expected a list of sizes"
+        )
+    itemsize = DTYPES[dtype].itemsize if dtype in DTYPES else 0
+    return Tree(name, "leaf", shape, dtype, math.prod(shape) * itemsize)
+
+
+def _kind(meta: dict[str, Any]) -> str:
+    if isinstance(meta.get("kind"), str) and meta.get("_format_version") == 2:
+        return str(meta.get("class") or meta["kind"])
+    name = str(meta.get("_type", "unknown"))
+    return name.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]

@@ -1,0 +1,166 @@
+"""Reading the layout of releases 0.0.2 to 0.2: ``meta.pt`` for each level, ``<key>.meta.pt`` for each leaf.
+
+The metadata files are read with ``torch.load(weights_only=True)``, which runs nothing. Keys stand in file names as they
+are. Classes and dim names were not stored. The stack dim of a nested lazy stack was overwritten by its parent and is
+found again from the batch sizes.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core._lazy_stack import LazyStackedTensorDict
+from td_core._tensordict import TensorDict
+from td_core.errors import FormatError
+
+from . import _fs, _names, _views
+from ._dtypes import DTYPES
+from ._fs import Parts, Tree
+from ._meta import check_shape, damaged
+from ._shapes import element_count
+from ._tensor import MemoryMappedTensor, Place, map_file, plain
+
+__all__ = ["load_legacy"]
+
+_LEAF_META = ".meta.pt"
+_LIMIT = 1 << 20
+_CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class _Level:
+    parts: Parts
+    meta: dict[str, Any]
+    leaves: dict[str, Tensor] = field(default_factory=dict)
+    below: dict[str, int] = field(default_factory=dict)
+
+
+def load_legacy(tree: Tree, mode: str | None, device: torch.device | None) -> Any:
+    """Load a collection that releases 0.0.2 to 0.2 wrote.
+
+    Args:
+        tree: the opened directory.
+        mode: how to map; see :meth:`TensorDict.load_memmap`.
+        device: where to move the leaves; None keeps them mapped.
+
+    Raises:
+        FormatError: something is missing or damaged.
+    """
+    levels: list[_Level] = []
+    todo: list[tuple[Parts, dict[str, int] | None]] = [((), None)]
+    while todo:
+        parts, places = todo.pop()
+        if places is not None:
+            places[parts[-1]] = len(levels)
+        level = _Level(parts, _read(tree, parts, _names.OLD_META))
+        levels.append(level)
+        for name, is_directory in sorted(tree.entries(parts).items()):
+            if is_directory and tree.stat((*parts, name), _names.OLD_META) is not None:
+                todo.append(((*parts, name), level.below))
+            elif name.endswith(_LEAF_META):
+                key = name[: -len(_LEAF_META)]
+                level.leaves[key] = _leaf(tree, parts, key, mode, device)
+    built: list[Any] = [None] * len(levels)
+    for position in range(len(levels) - 1, -1, -1):
+        built[position] = _build(tree, levels[position], built, device or _CPU)
+    return built[0]
+
+
+def _read(tree: Tree, parts: Parts, name: str) -> dict[str, Any]:
+    where = tree.show(parts, name)
+    try:
+        meta = torch.load(io.BytesIO(tree.read(parts, name, _LIMIT)), weights_only=True)
+    except FileNotFoundError:
+        raise FormatError(f"{where} is missing") from None
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        ValueError,
+        KeyError,
+        EOFError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise FormatError(f"{where} is no valid metadata: {error}") from error
+    if not isinstance(meta, dict):
+        raise damaged(where, parts, "the content", meta, "a dict")
+    return meta
+
+
+def _leaf(tree: Tree, parts: Parts, key: str, mode: str | None, device: torch.device | None) -> Tensor:
+    meta = _read(tree, parts, key + _LEAF_META)
+    where = tree.show(parts, key + _LEAF_META)
+    dtype, shape = meta.get("dtype"), meta.get("shape")
+    if not isinstance(dtype, torch.dtype) or str(dtype) not in DTYPES:
+        raise damaged(where, (*parts, key), "dtype", dtype, "a dtype that a file can hold")
+    shape = check_shape(
+        list(shape) if isinstance(shape, tuple) else shape, where, (*parts, key), "shape", dtype.itemsize
+    )
+    if device is not None and device.type == "meta":
+        return torch.empty(shape, dtype=dtype, device=device)
+    path = tree.show(parts, key + ".memmap")
+    if not element_count(shape):
+        result = MemoryMappedTensor._on(torch.empty(shape, dtype=dtype), Place(shape, path, mode=mode))
+    else:
+        try:
+            fd, status, shared = _fs.open_in_tree(tree, parts, key + ".memmap", mode)
+        except FileNotFoundError:
+            raise FormatError(f"{path} is missing") from None
+        try:
+            result = map_file(fd, path, dtype, shape, mode, shared=shared, status=status)
+        finally:
+            _fs.close(fd)
+    return result if device is None or device == _CPU else plain(result).to(device)
+
+
+def _build(tree: Tree, level: _Level, built: list[Any], device: torch.device) -> Any:
+    where = tree.show(level.parts, _names.OLD_META)
+    meta = level.meta
+    children = {key: built[position] for key, position in sorted(level.below.items())}
+    try:
+        if "stack_dim" in meta and "batch_size" not in meta:
+            return _stack(where, level, children, meta["stack_dim"])
+        size = torch.Size(meta["batch_size"])
+        dim = None if level.leaves else _lost_stack_dim(children, size)
+        if dim is not None:
+            return _stack(where, level, children, dim)
+        for key, child in (*level.leaves.items(), *children.items()):
+            shape = child.shape if isinstance(child, Tensor) else child.batch_size
+            if shape[: len(size)] != size:
+                raise damaged(
+                    where, (*level.parts, key), "the shape", list(shape), f"one that starts with {list(size)}"
+                )
+        kept = None if meta.get("device") is None else device
+        source = TensorDict._make({**level.leaves, **children}, size, kept, None)
+        return _views.look(source, meta) if "custom_op" in meta else source
+    except FormatError:
+        raise
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise FormatError(f"{where} cannot be put together: {error}") from error
+
+
+def _stack(where: str, level: _Level, children: dict[str, Any], dim: Any) -> Any:
+    members = [children[str(i)] for i in range(len(children)) if str(i) in children]
+    if len(members) != len(children) or level.leaves or not isinstance(dim, int):
+        raise damaged(
+            where, level.parts, "the members", [*children, *level.leaves], "0, 1, 2... and nothing else"
+        )
+    return LazyStackedTensorDict(*members, stack_dim=dim)
+
+
+def _lost_stack_dim(children: dict[str, Any], size: torch.Size) -> int | None:
+    """Return the dim in which children named 0, 1, 2... of fewer batch dims make up ``size``; None where they do not."""
+    if not children or set(children) != {str(i) for i in range(len(children))}:
+        return None
+    for dim in range(len(size)):
+        if size[dim] == len(children):
+            rest = size[:dim] + size[dim + 1 :]
+            if all(child.batch_size == rest for child in children.values()):
+                return dim
+    return None

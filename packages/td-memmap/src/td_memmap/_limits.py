@@ -1,0 +1,36 @@
+"""How many files one process can map."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+__all__ = ["check_mappings"]
+
+# Below this many, counting what is mapped already costs more than it is worth.
+_FEW = 10_000
+_SPARE = 500
+
+
+def check_mappings(count: int, what: str) -> None:
+    """Check that ``count`` more files can be mapped.
+
+    Raises:
+        OSError: (ENOMEM) they cannot, by the limit of the system on mappings per process.
+
+    >>> check_mappings(10, "load")
+    """
+    if count < _FEW:
+        return
+    try:
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+        used = Path("/proc/self/maps").read_bytes().count(b"\n")
+    except (OSError, ValueError):
+        return
+    if used + count + _SPARE > limit:
+        raise OSError(
+            errno.ENOMEM,
+            f"cannot {what}: {count} leaves are as many mappings, and this process may have {limit} "
+            f"(vm.max_map_count), of which {used} are in use; use an archive (.tdz), which is one mapping, raise the "
+            "limit, or stack the leaves",
+        )

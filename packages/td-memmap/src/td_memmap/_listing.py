@@ -1,0 +1,70 @@
+"""A directory as a tree of names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ._fs import Tree
+
+__all__ = ["print_directory_tree"]
+
+_UNITS = ("bytes", "KB", "MB", "GB", "TB", "PB")
+
+
+def print_directory_tree(path: str | Path, indent: str = "", display_metadata: bool = True) -> str:
+    """Print a directory and what is below it, and return what was printed.
+
+    Args:
+        path: the directory.
+        indent: what each line starts with.
+        display_metadata: whether the size of all files comes first.
+
+    >>> import tempfile
+    >>> from td_core import TensorDict
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = TensorDict({"a": 1, "n": {"b": 2.5}}).memmap(folder.name + "/save")
+    >>> text = print_directory_tree(folder.name + "/save", display_metadata=False)
+    save/
+        n/
+            b.memmap
+            meta.json
+        %manifest.json
+        a.memmap
+        meta.json
+    >>> folder.cleanup()
+    """
+    place = os.path.abspath(path)
+    lines: list[str] = []
+    total = 0
+    with Tree.at_path(place) as tree:
+        todo: list[tuple[tuple[str, ...], bool]] = [((), True)]
+        while todo:
+            parts, is_directory = todo.pop()
+            name = parts[-1] if parts else os.path.basename(place)
+            lines.append(f"{indent}{'    ' * len(parts)}{name}{'/' if is_directory else ''}")
+            if is_directory:
+                below = sorted(
+                    tree.entries(parts).items(), key=lambda item: (not item[1], item[0]), reverse=True
+                )
+                todo.extend(((*parts, child), kind) for child, kind in below)
+            else:
+                found = tree.stat_path(parts)
+                total += 0 if found is None else found.st_size
+    if display_metadata:
+        lines.insert(0, f"{indent}Directory size: {show_size(total)}")
+    text = "\n".join(lines)
+    print(text)
+    return text
+
+
+def show_size(nbytes: int) -> str:
+    """Return a number of bytes for people.
+
+    >>> show_size(512), show_size(1_710_000)
+    ('512 bytes', '1.63 MB')
+    """
+    size, unit = float(nbytes), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{nbytes} bytes" if unit == 0 else f"{size:.2f} {_UNITS[unit]}"

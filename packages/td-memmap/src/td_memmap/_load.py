@@ -1,0 +1,538 @@
+"""Loading: read and check all metadata and file sizes, then map, then put together.
+
+The directory is opened once. A save that is replaced while it is read goes on being readable as long as its files are
+there; when one is gone because the save was replaced, loading starts over on the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core._collection import show_path
+from td_core._nodes import Record
+from td_core._values import join
+from td_core.errors import FormatError, MissingPluginError
+
+from . import _fs, _names, _views
+from ._errors import PickleRefusedError
+from ._fs import Parts, Tree
+from ._legacy import load_legacy
+from ._limits import check_mappings
+from ._meta import LIMIT, LeafEntry, Level, NodeEntry, check_shape, damaged, parse_json, read_level
+from ._plan import FORMAT
+from ._progress import Progress, reporter
+from ._shapes import element_count, jagged, shaped
+from ._tensor import MemoryMappedTensor, Place, map_file, plain
+
+__all__ = ["Loading", "load_directory", "read_levels"]
+
+_CPU = torch.device("cpu")
+_CONTAINERS = {"dict": dict, "OrderedDict": OrderedDict, "list": list, "tuple": tuple}
+# What building a node from data of the right form can raise when the content does not fit together.
+_MISFITS = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
+_ATTEMPTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How to load; see :meth:`TensorDict.load_memmap`."""
+
+    device: torch.device | None = None
+    non_blocking: bool = False
+    robust_key: bool = True
+    mode: str | None = None
+    num_threads: int = 0
+    allow_pickle: bool = False
+    strict: bool = True
+    progress: Progress = False
+
+
+#: What is to be read: directory, key path, batch size above, and where to note its position.
+_Below = tuple[tuple[str, ...], tuple[str, ...], torch.Size, dict[str, int], str]
+
+
+@dataclass(slots=True)
+class Node:
+    """A level and where it belongs.
+
+    Attributes:
+        level: the checked metadata.
+        above: batch size of the level above.
+        below: position of each child in the list of nodes, by key; ``leaves`` of this level by key.
+        values: the Python values.
+    """
+
+    level: Level
+    above: torch.Size
+    entries: dict[str, int] = field(default_factory=dict)
+    members: dict[str, int] = field(default_factory=dict)
+    leaves: dict[str, tuple[LeafEntry, str]] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def load_directory(prefix: str, options: Loading) -> Any:
+    """Load the collection that is saved at ``prefix``.
+
+    Raises:
+        FileNotFoundError: nothing is saved there.
+        FormatError: what is there is damaged.
+    """
+    for _ in range(_ATTEMPTS):
+        with Tree.at_path(prefix) as tree:
+            reader = Reader(tree, options)
+            try:
+                if tree.stat((), _names.META) is None and tree.stat((), _names.OLD_META) is not None:
+                    return load_legacy(tree, options.mode, options.device)
+                result = reader.load()
+            except (OSError, FormatError):
+                if tree.replaced():
+                    continue
+                raise
+            # What is optional may be missing because the save was just replaced.
+            if not (reader.guessed and tree.replaced()):
+                return result
+    raise FormatError(f"cannot load {prefix}: other processes replace it all the time")
+
+
+def read_levels(tree: Tree, options: Loading) -> list[Node]:
+    """Return the checked metadata of a whole save, parents first."""
+    reader = Reader(tree, options)
+    reader.read()
+    return reader.nodes
+
+
+class Reader:
+    """One attempt at loading one directory."""
+
+    def __init__(self, tree: Tree, options: Loading) -> None:
+        self.tree = tree
+        self.options = options
+        self.nodes: list[Node] = []
+        self.guessed = False
+        # Directories are opened and closed as they are needed, which two threads must not do at once.
+        self._opening = threading.Lock()
+
+    def load(self) -> Any:
+        """Return the collection."""
+        self.read()
+        return self.build(self.map_leaves())
+
+    def read(self) -> None:
+        """Read all metadata and check the size of every file."""
+        todo: list[_Below] = [((), (), torch.Size(), {}, "")]
+        while todo:
+            parts, key, above, places, name = todo.pop()
+            try:
+                node = self._read_one(parts, key, above)
+            except (FormatError, MissingPluginError):
+                # Without strictness the rest is loaded; the root has no rest.
+                if self.options.strict or not key:
+                    raise
+                continue
+            places[name] = len(self.nodes)
+            self.nodes.append(node)
+            todo.extend(reversed(self._below(node)))
+
+    def _below(self, node: Node) -> list[_Below]:
+        """Return what is to be read below a node."""
+        level = node.level
+        parts, size = level.parts, level.batch_size
+        below: list[_Below] = []
+        for key, entry in level.entries.items():
+            if type(entry) is NodeEntry:
+                file = self._find_directory(level, key, entry)
+                if file is not None:
+                    below.append(((*parts, file), (*level.key, key), size, node.entries, key))
+        for name in level.members or ():
+            below.append(((*parts, name), (*level.key, name), size, node.members, name))
+        return below
+
+    def _read_one(self, parts: tuple[str, ...], key: tuple[str, ...], above: torch.Size) -> Node:
+        tree, where = self.tree, self.tree.show(parts, _names.META)
+        try:
+            content = tree.read(parts, _names.META, LIMIT)
+        except FileNotFoundError:
+            if not key:
+                raise
+            what = "has no metadata"
+            if self.tree.stat_path(parts) is None:
+                what = f"is missing: the directory {parts[-1]!r} is not there"
+            raise FormatError(f"{where}: {show_path(key)} {what}") from None
+        level = read_level(
+            content, where, parts, key, above, robust_key=self.options.robust_key, strict=self.options.strict
+        )
+        node = Node(level, above)
+        if not level.general and not level.sized:
+            self._sidecars(node, where)
+        elif level.general:
+            self._general_values(node, where)
+        elif level.version == 0 and not any(isinstance(entry, NodeEntry) for entry in level.entries.values()):
+            self._unlisted(level)
+        for name, entry in list(level.entries.items()):
+            if isinstance(entry, LeafEntry):
+                try:
+                    self._find_leaf(node, name, entry)
+                except FormatError:
+                    if self.options.strict:
+                        raise
+                    del level.entries[name]
+        return node
+
+    def _unlisted(self, level: Level) -> None:
+        """Add the collections that releases 0.3 wrote without an entry."""
+        self.guessed = True
+        for name, is_directory in sorted(self.tree.entries(level.parts).items()):
+            if is_directory and self.tree.stat((*level.parts, name), _names.META) is not None:
+                level.entries[name] = NodeEntry((name,))
+
+    def _sidecars(self, node: Node, where: str) -> None:
+        """Read the files beside the metadata of a node that is not a mapping: members, values."""
+        level, tree = node.level, self.tree
+        self.guessed = True
+        listing = tree.entries(level.parts)
+        if level.members is None:
+            level.members = _members(listing, where, level.key)
+        node.values = dict(level.values)
+        if _names.VALUES in listing:
+            self._typed(node, parse_json(tree.read(level.parts, _names.VALUES, LIMIT), where))
+        if _names.STACK_PICKLE in listing and node.values.get("data") == _names.STACK_PICKLE:
+            node.values["data"] = self._unpickle(level, _names.STACK_PICKLE)
+        if _names.PICKLE in listing:
+            node.values.update(self._pickled(level, listing))
+
+    def _typed(self, node: Node, sidecar: Any) -> None:
+        """Take what the sidecar says about values that are still the ones it was written for."""
+        level, where = node.level, self.tree.show(node.level.parts, _names.VALUES)
+        values = sidecar.get("values", {}) if isinstance(sidecar, dict) else None
+        if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
+            raise damaged(where, level.key, "the content", sidecar, "an object of values")
+        for name, value in values.items():
+            if name in node.values and node.values[name] == value.get("plain"):
+                node.values[name] = join(value["plain"], value.get("types"))
+        if "batch_size" in sidecar:
+            level.batch_size = check_shape(sidecar["batch_size"], where, level.key, "batch_size")
+            node.above = level.batch_size
+            level.meta = {**level.meta, "batch_size": sidecar["batch_size"]}
+
+    def _general_values(self, node: Node, where: str) -> None:
+        pickled: dict[str, Any] | None = None
+        for name, value in node.level.values.items():
+            if value.get("pickled"):
+                if pickled is None:
+                    pickled = self._unpickle(node.level, _names.PICKLE)
+                if not isinstance(pickled, dict) or name not in pickled:
+                    raise damaged(where, node.level.key, name, pickled, f"a value in {_names.PICKLE}")
+                node.values[name] = pickled[name]
+            elif "plain" in value:
+                node.values[name] = join(value["plain"], value.get("types"))
+            else:
+                raise damaged(where, node.level.key, name, value, "a value")
+
+    def _pickled(self, level: Level, listing: dict[str, bool]) -> dict[str, Any]:
+        """Return the values in ``other.pickle``: by their recorded names where they are container types."""
+        if _names.JSON_TYPES in listing:
+            where = self.tree.show(level.parts, _names.JSON_TYPES)
+            note = parse_json(self.tree.read(level.parts, _names.JSON_TYPES, LIMIT), where)
+            digest = hashlib.sha256(self.tree.read(level.parts, _names.PICKLE, LIMIT)).hexdigest()
+            types = (
+                note.get("types") if isinstance(note, dict) and note.get("pickle_sha256") == digest else None
+            )
+            if isinstance(types, dict) and all(
+                isinstance(name, str) and name in _CONTAINERS for name in types.values()
+            ):
+                return {key: _CONTAINERS[name] for key, name in types.items()}
+        values = self._unpickle(level, _names.PICKLE)
+        if not isinstance(values, dict):
+            where = self.tree.show(level.parts, _names.PICKLE)
+            raise damaged(where, level.key, "the content", values, "a dict of values")
+        return values
+
+    def _unpickle(self, level: Level, name: str) -> Any:
+        where = self.tree.show(level.parts, name)
+        if not self.options.allow_pickle:
+            raise PickleRefusedError(
+                f"{where} holds a pickled value of {show_path(level.key)}: unpickling runs whatever code it names; "
+                "pass allow_pickle=True if you trust the save"
+            )
+        try:
+            return pickle.loads(self.tree.read(level.parts, name, LIMIT))
+        except FileNotFoundError:
+            raise FormatError(f"{where} is missing") from None
+        except (pickle.UnpicklingError, EOFError, ImportError, *_MISFITS) as error:
+            raise FormatError(f"{where} cannot be unpickled: {error}") from error
+
+    def _find_directory(self, level: Level, key: str, entry: NodeEntry) -> str | None:
+        if len(entry.files) == 1:
+            # Reading it tells whether it is there.
+            return entry.files[0]
+        for file in entry.files:
+            if self.tree.stat(level.parts, file) is not None:
+                return file
+        if not self.options.strict:
+            return None
+        raise FormatError(
+            f"{self.tree.show(level.parts)}: the directory of {show_path((*level.key, key))} is missing: "
+            f"none of {list(entry.files)} is there"
+        )
+
+    def _find_leaf(self, node: Node, key: str, entry: LeafEntry) -> None:
+        """Find the file of a leaf and check its size."""
+        level = node.level
+        if self.options.device is not None and self.options.device.type == "meta":
+            node.leaves[key] = (entry, "")
+            return
+        if entry.jagged is None and entry.files and entry.nbytes:
+            # Nearly every leaf of nearly every save: one file, under the likeliest name.
+            stem = entry.files[0]
+            found = self.tree.stat(level.parts, stem + (".shape.memmap" if entry.nested else ".memmap"))
+            if found is not None and found.st_size >= entry.nbytes:
+                node.leaves[key] = (entry, stem)
+                return
+        wanted = [(".shape.memmap" if entry.nested else ".memmap", entry.nbytes)]
+        if entry.jagged is not None:
+            size = 8 if entry.jagged["offsets_dtype"] == "torch.int64" else 4
+            wanted.append((".offsets.memmap", (entry.jagged["components"] + 1) * size))
+            if entry.jagged["lengths"]:
+                wanted.append((".lengths.memmap", entry.jagged["components"] * size))
+        stem = entry.files[0] if entry.files else ""
+        for ending, nbytes in wanted:
+            if nbytes:
+                stem = self._check_file(level, (*level.key, key), entry, ending, nbytes)
+        node.leaves[key] = (entry, stem)
+
+    def _check_file(
+        self, level: Level, key: tuple[str, ...], entry: LeafEntry, ending: str, nbytes: int
+    ) -> str:
+        """Return the name, without ending, of a file that is there and long enough."""
+        for stem in entry.files:
+            found = self.tree.stat(level.parts, stem + ending)
+            if found is not None:
+                break
+        else:
+            raise FormatError(
+                f"{self.tree.show(level.parts)}: the file of {show_path(key)} is missing: none of "
+                f"{[stem + ending for stem in entry.files]} is there, {nbytes} bytes are expected"
+            )
+        if found.st_size < nbytes and not _fs.is_link(found):
+            where = self.tree.show(level.parts, stem + ending)
+            raise damaged(where, key, "the size", found.st_size, f"at least {nbytes} bytes")
+        return stem
+
+    def map_leaves(self) -> list[dict[str, Tensor]]:
+        """Return the leaves of every node, by key."""
+        options = self.options
+        make = self._map
+        if (options.device is not None and options.device.type == "meta") or type(
+            torch.empty(0)
+        ) is not Tensor:
+            # A mode that makes tensors of its own is active: FakeTensorMode.
+            make = self._imagine
+        else:
+            self._check_mappings(sum(len(node.leaves) for node in self.nodes))
+        if options.progress is not False or options.num_threads > 0:
+            return self._map_in_threads(make)
+        return [{key: make(node, key) for key in node.leaves} for node in self.nodes]
+
+    def _map_in_threads(self, make: Callable[[Node, str], Tensor]) -> list[dict[str, Tensor]]:
+        jobs = [(node, key) for node in self.nodes for key in node.leaves]
+        report = reporter(
+            self.options.progress, sum(node.leaves[key][0].nbytes for node, key in jobs), "load"
+        )
+
+        def load(job: tuple[Node, str]) -> Tensor:
+            node, key = job
+            leaf = make(node, key)
+            report(node.leaves[key][0].nbytes)
+            return leaf
+
+        if self.options.num_threads > 0:
+            with ThreadPoolExecutor(self.options.num_threads, "td-memmap") as pool:
+                loaded = list(pool.map(load, jobs))
+        else:
+            loaded = [load(job) for job in jobs]
+        following = iter(loaded)
+        return [{key: next(following) for key in node.leaves} for node in self.nodes]
+
+    def _imagine(self, node: Node, key: str) -> Tensor:
+        entry = node.leaves[key][0]
+        device = self.options.device or _CPU
+        if entry.nested or entry.jagged is not None:
+            return self._nested_without_content(node, key, device)
+        return torch.empty(entry.shape, dtype=entry.dtype, device=device)
+
+    def _nested_without_content(self, node: Node, key: str, device: torch.device) -> Tensor:
+        entry, _ = node.leaves[key]
+        if entry.jagged is not None:
+            components = entry.jagged["components"]
+            offsets = torch.empty(components + 1, dtype=torch.int64, device=device)
+            values = torch.empty(entry.shape, dtype=entry.dtype, device=device)
+            return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=entry.jagged["ragged"])
+        # The component shapes are content, which is read even for a tensor without any.
+        table = self._table(node, key)
+        parts = [torch.empty(row, dtype=entry.dtype, device=device) for row in table.tolist()]
+        return torch.nested.as_nested_tensor(parts)
+
+    def _map(self, node: Node, key: str) -> Tensor:
+        entry, stem = node.leaves[key]
+        options = self.options
+        if not entry.nested and entry.jagged is None:
+            result = self._map_file(
+                node.level.parts, stem + ".memmap", entry.dtype, entry.shape, entry.nbytes
+            )
+        elif entry.jagged is not None:
+            result = self._map_jagged(node, entry, stem)
+        else:
+            table = self._table(node, key)
+            nbytes = element_count(table) * entry.dtype.itemsize
+            found = self.tree.stat(node.level.parts, stem + ".memmap")
+            if nbytes and (found is None or (found.st_size < nbytes and not _fs.is_link(found))):
+                raise damaged(
+                    self.tree.show(node.level.parts, stem + ".memmap"),
+                    (*node.level.key, key),
+                    "the size",
+                    None if found is None else found.st_size,
+                    f"at least {nbytes} bytes",
+                )
+            result = self._map_file(node.level.parts, stem + ".memmap", entry.dtype, table)
+        if options.device is not None and options.device != _CPU:
+            result = plain(result).to(options.device, non_blocking=options.non_blocking)
+        return result
+
+    def _table(self, node: Node, key: str) -> Tensor:
+        """Return the component shapes of a strided nested leaf."""
+        entry, _ = node.leaves[key]
+        parts = node.level.parts
+        stem = next(
+            (stem for stem in entry.files if self.tree.stat(parts, stem + ".shape.memmap") is not None),
+            entry.files[0],
+        )
+        where = self.tree.show(parts, stem + ".shape.memmap")
+        count = element_count(entry.shape)
+        if not count:
+            return torch.empty(entry.shape, dtype=torch.int64)
+        content = self.tree.read(parts, stem + ".shape.memmap", LIMIT)
+        if len(content) < count * 8:
+            raise damaged(
+                where, (*node.level.key, key), "the size", len(content), f"at least {count * 8} bytes"
+            )
+        table = torch.frombuffer(bytearray(content), dtype=torch.int64, count=count).view(entry.shape)
+        for row in table.tolist():
+            check_shape(row, where, (*node.level.key, key), "the shape of a component", entry.dtype.itemsize)
+        return table
+
+    def _check_mappings(self, count: int) -> None:
+        check_mappings(count, f"load {self.tree.path}")
+
+    def _map_file(
+        self, parts: Parts, name: str, dtype: torch.dtype, shape: Any, nbytes: int | None = None
+    ) -> Tensor:
+        mode, tree = self.options.mode, self.tree
+        if nbytes is None:
+            nbytes = element_count(shape) * dtype.itemsize
+        if not nbytes:
+            place = Place(shape, tree.show(parts, name), None, 0, mode)
+            return MemoryMappedTensor._on(shaped(torch.empty(0, dtype=dtype), shape), place)
+        try:
+            with self._opening:
+                fd, status, shared = _fs.open_in_tree(tree, parts, name, mode)
+        except FileNotFoundError:
+            raise FormatError(f"{tree.show(parts, name)} is missing") from None
+        try:
+            return map_file(
+                fd, tree.show(parts, name), dtype, shape, mode, shared=shared, status=status, nbytes=nbytes
+            )
+        finally:
+            _fs.close(fd)
+
+    def _map_jagged(self, node: Node, entry: LeafEntry, stem: str) -> Tensor:
+        spec = entry.jagged
+        assert spec is not None
+        dtype = torch.int64 if spec["offsets_dtype"] == "torch.int64" else torch.int32
+        count = spec["components"]
+        values = self._map_file(node.level.parts, stem + ".memmap", entry.dtype, entry.shape)
+        offsets = self._map_file(node.level.parts, stem + ".offsets.memmap", dtype, torch.Size([count + 1]))
+        lengths = None
+        if spec["lengths"]:
+            lengths = self._map_file(node.level.parts, stem + ".lengths.memmap", dtype, torch.Size([count]))
+        ragged = spec["ragged"]
+        size = entry.shape[ragged - 1] if 0 < ragged <= len(entry.shape) else -1
+        steps = offsets.diff()
+        if size < 0 or int(offsets[0]) < 0 or int(offsets[-1]) > size or bool((steps < 0).any()):
+            where = self.tree.show(node.level.parts, stem + ".offsets.memmap")
+            raise damaged(
+                where, node.level.key, "the offsets", offsets.tolist()[:10], f"increasing, within {size}"
+            )
+        return jagged(ragged, plain(values), plain(offsets), None if lengths is None else plain(lengths))
+
+    def build(self, leaves: list[dict[str, Tensor]]) -> Any:
+        """Put the nodes together, children first."""
+        built: list[Any] = [None] * len(self.nodes)
+        for position in range(len(self.nodes) - 1, -1, -1):
+            node = self.nodes[position]
+            built[position] = self._build_one(node, leaves[position], built)
+        return built[0]
+
+    def _build_one(self, node: Node, leaves: dict[str, Tensor], built: list[Any]) -> Any:
+        level = node.level
+        where = self.tree.show(level.parts, _names.META)
+        entries: dict[str, Any] = {}
+        for key in level.entries:
+            if key in leaves:
+                entries[key] = leaves[key]
+            elif key in node.entries:
+                entries[key] = built[node.entries[key]]
+        members = {name: built[position] for name, position in node.members.items()}
+        meta = dict(level.meta)
+        device = self.options.device or _CPU
+        if meta.get("device") not in (None, "None") or (level.sized and self.options.device is not None):
+            meta["device"] = str(device)
+        record = Record(meta, entries, members, node.values, node.above, level.cls)
+        try:
+            if level.kind is None:
+                return _views.rebuild(meta, members)
+            unflatten = level.kind.unflatten if level.general else level.kind.layouts[FORMAT].unflatten
+            result = unflatten(record)
+            self._check_nested(result, entries, level, where)
+        except (FormatError, MissingPluginError):
+            raise
+        except _MISFITS as error:
+            raise FormatError(f"{where}: {show_path(level.key)} cannot be put together: {error}") from error
+        return result
+
+    def _check_nested(self, result: Any, entries: dict[str, Any], level: Level, where: str) -> None:
+        size = level.batch_size
+        for key, entry in entries.items():
+            if level.sized and not isinstance(entry, Tensor) and entry.batch_size[: len(size)] != size:
+                raise damaged(
+                    where,
+                    (*level.key, key),
+                    "the batch size",
+                    list(entry.batch_size),
+                    f"one that starts with {list(size)}",
+                )
+
+
+def _members(listing: dict[str, bool], where: str, key: tuple[str, ...]) -> list[str]:
+    """Return the directories that hold members: ``_tensordict``, ``_source``, or 0, 1, 2... without a gap."""
+    named = [name for name in (_names.INNER, _names.SOURCE) if listing.get(name)]
+    numbers = sorted(
+        int(name)
+        for name, is_directory in listing.items()
+        if is_directory and name.isascii() and name.isdigit() and len(name) < 10
+    )
+    for expected, number in enumerate(numbers):
+        if number != expected:
+            raise damaged(
+                where, key, "the members", numbers[:20], f"a member {expected}: its directory is missing"
+            )
+    return [*named, *map(str, numbers)]

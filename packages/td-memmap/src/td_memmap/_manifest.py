@@ -1,0 +1,184 @@
+"""Verifying a save against its manifest: the size of every file, and its hash where hashes were recorded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from td_core.errors import FormatError
+
+from . import _fs, _names
+from ._archive import ArchiveTree
+from ._checksum import named
+from ._fs import Tree
+from ._load import Loading, read_levels
+from ._meta import LIMIT, parse_json
+from ._progress import Progress, reporter
+
+__all__ = ["Problem", "Report", "check", "verify"]
+
+_PIECE = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One file that is not as it was saved.
+
+    Attributes:
+        file: its path below the save.
+        kind: ``"missing"``, ``"damaged"``, or ``"modified"``: written to in place since the save.
+        detail: what differs.
+    """
+
+    file: str
+    kind: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.file} is {self.kind}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What :func:`verify` found.
+
+    Attributes:
+        path: the save.
+        files: how many files were checked.
+        hashed: how many of them against a hash.
+        problems: every file that differs.
+
+    >>> Report("save", 3, 0).ok
+    True
+    """
+
+    path: str
+    files: int
+    hashed: int
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every file is as it was saved, or was modified in place since."""
+        return all(problem.kind == "modified" for problem in self.problems)
+
+    def __str__(self) -> str:
+        lines = [f"{self.path}: {self.files} files, {self.hashed} hashes, {len(self.problems)} problems"]
+        return "\n".join([*lines, *map(str, self.problems)])
+
+
+def verify(path: str | Path, *, progress: Progress = False) -> Report:
+    """Check a save: every size, and every hash that was recorded (``checksums=True``).
+
+    Args:
+        path: directory or archive of the save.
+        progress: show a progress bar, or call a function of (bytes done, bytes in all).
+
+    Returns:
+        A report of every file that differs, not only the first.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        FormatError: the metadata itself is damaged.
+
+    >>> import tempfile, torch
+    >>> from td_core import TensorDict
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = TensorDict({"a": torch.ones(2)}).memmap(folder.name, checksums=True)
+    >>> verify(folder.name).problems
+    []
+    >>> folder.cleanup()
+    """
+    place = os.path.abspath(path)
+    if _fs.is_file(place):
+        return _verify_archive(place, progress)
+    with Tree.at_path(place) as tree:
+        try:
+            manifest = parse_json(tree.read((), _names.MANIFEST, LIMIT), tree.show((), _names.MANIFEST))
+        except FileNotFoundError:
+            nodes = read_levels(tree, Loading())
+            return Report(place, sum(1 + len(node.leaves) for node in nodes), 0)
+        return _verify_tree(tree, manifest, progress)
+
+
+def check(path: str) -> None:
+    """Raise FormatError for a save with damaged or missing files; the message names every one."""
+    report = verify(path)
+    if not report.ok:
+        raise FormatError(str(report))
+
+
+def _verify_tree(tree: Tree, manifest: Any, progress: Progress) -> Report:
+    where = tree.show((), _names.MANIFEST)
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict):
+        raise FormatError(f"{where}: files is {files!r}, expected the size of every file")
+    hashes = manifest.get("hashes", {})
+    algorithm = manifest.get("algorithm")
+    if not isinstance(hashes, dict):
+        raise FormatError(f"{where}: hashes is {hashes!r}, expected the hash of every file")
+    if hashes and named(str(algorithm)) is None:
+        raise FormatError(
+            f"{where}: its hashes are {algorithm!r}, which needs: pip install td-memmap[checksum]"
+        )
+    saved = tree.stat((), _names.MANIFEST)
+    problems = []
+    for name, row in files.items():
+        if not (isinstance(row, list) and len(row) == 2 and type(row[0]) is int):
+            raise FormatError(f"{where}: the row of {name!r} is {row!r}, expected size and time")
+    report = reporter(progress, sum(row[0] for row in files.values()), "verify")
+    for name, row in files.items():
+        problem = _check_file(tree, name, row, hashes.get(name), str(algorithm), saved)
+        if problem is not None:
+            problems.append(problem)
+        report(row[0])
+    return Report(tree.path, len(files), len(hashes), problems)
+
+
+def _check_file(
+    tree: Tree, name: str, row: list[Any], wanted: Any, algorithm: str, saved: Any
+) -> Problem | None:
+    path = _names.inside(name)
+    if path is None:
+        return Problem(name, "damaged", "its name leaves the save")
+    found = tree.stat_path(path)
+    if found is None:
+        return Problem(name, "missing", f"{row[0]} bytes were saved")
+    since = row[1] if type(row[1]) is int else saved.st_mtime_ns
+    kind = "modified" if found.st_mtime_ns > since else "damaged"
+    if found.st_size != row[0]:
+        # Nothing that is legal makes a file shorter.
+        shorter = found.st_size < row[0]
+        return Problem(name, "damaged" if shorter else kind, f"{found.st_size} bytes, {row[0]} were saved")
+    if wanted is not None:
+        digest = _digest(tree, path, algorithm)
+        if digest != wanted:
+            return Problem(name, kind, f"its hash is {digest}, {wanted} was saved")
+    return None
+
+
+def _digest(tree: Tree, path: tuple[str, ...], algorithm: str) -> str:
+    hasher = named(algorithm)
+    assert hasher is not None
+    fd, _ = tree.open(path[:-1], path[-1])
+    try:
+        for piece in _fs.read_pieces(fd, _PIECE):
+            hasher.update(piece)
+    finally:
+        _fs.close(fd)
+    return hasher.hexdigest()
+
+
+def _verify_archive(path: str, progress: Progress) -> Report:
+    problems = []
+    with ArchiveTree(path) as archive:
+        report = reporter(progress, sum(info.file_size for info in archive.files.values()), "verify")
+        for place, info in archive.files.items():
+            try:
+                for piece in archive.contents(info):
+                    report(len(piece))
+            except FormatError as error:
+                problems.append(Problem("/".join(place), "damaged", str(error)))
+        return Report(path, len(archive.files), len(archive.files), problems)

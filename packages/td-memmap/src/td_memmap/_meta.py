@@ -1,0 +1,393 @@
+"""Reading metadata: one ``meta.json`` becomes a checked :class:`Level`, or a FormatError that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from td_core._collection import show_path
+from td_core._missing import missing_package
+from td_core._nodes import KINDS, NodeKind, find_subclass
+from td_core.errors import FormatError, MissingPluginError
+
+from . import _names
+from ._dtypes import DTYPES
+from ._fs import Parts
+from ._plan import FORMAT, VERSION
+
+__all__ = ["LeafEntry", "Level", "NodeEntry", "damaged", "parse_json", "read_level"]
+
+#: Longest ``meta.json`` that is read; a level of a million leaves has about 100 MB.
+LIMIT = 1 << 29
+
+_TOO_LARGE = 1 << 62
+_MOST_DIMS = 64
+
+_DENSE = re.compile(r"<class '[^']*\.TensorDict'>")
+_PROVIDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]*")
+_BELONGS_TO_LEVEL = ("_type", "_format_version", "_class")
+
+
+@dataclass(slots=True)
+class LeafEntry:
+    """A leaf as the metadata describes it.
+
+    Attributes:
+        shape: shape of the leaf; of the table of component shapes for a strided nested one, of the values for a jagged
+            one.
+        dtype: element type.
+        files: names that its file may have, without endings.
+        nbytes: bytes of the elements, of the table for a strided nested one.
+        nested: whether it is a strided nested tensor.
+        jagged: the entry of a jagged tensor; None for others.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    files: tuple[str, ...]
+    nbytes: int = 0
+    nested: bool = False
+    jagged: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class NodeEntry:
+    """A collection below, and the names that its directory may have."""
+
+    files: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Level:
+    """One directory of a save, checked.
+
+    Attributes:
+        parts: the directory.
+        key: key path.
+        kind: the kind that puts it together; None for the legacy views, which ``meta`` describes.
+        general: whether it is in the general form.
+        cls: the subclass of the kind's type that was stored.
+        meta: what the metadata says about the node itself.
+        entries: leaves and collections by key.
+        members: collections under names of the layout; None: those that the directory holds.
+        values: plain values that stand in the metadata.
+        sized: whether ``batch_size`` is its own, and not the one of the level above.
+        batch_size: of this node, as far as the metadata says.
+        version: ``_format_version``; 0 where it is missing.
+    """
+
+    parts: Parts
+    key: tuple[str, ...]
+    kind: NodeKind | None
+    general: bool
+    cls: type | None
+    meta: dict[str, Any]
+    entries: dict[str, LeafEntry | NodeEntry] = field(default_factory=dict)
+    members: list[str] | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    sized: bool = False
+    batch_size: torch.Size = torch.Size()
+    version: int = 0
+
+
+def damaged(where: str, key: tuple[str, ...], fieldname: str, found: Any, expected: str) -> FormatError:
+    """Return the error for one wrong field."""
+    shown = repr(found)
+    return FormatError(
+        f"{where}: {show_path(key)}: {fieldname} is {shown if len(shown) < 200 else shown[:200] + '...'}, "
+        f"expected {expected}"
+    )
+
+
+def parse_json(content: bytes, where: str) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        FormatError: it is no JSON, is nested too deep, or says a key twice.
+
+    >>> parse_json(b'{"a": 1, "a": 2}', "meta.json")
+    Traceback (most recent call last):
+    td_core.errors.FormatError: meta.json is no valid metadata: the key 'a' stands there twice
+    """
+    try:
+        return _DECODER.decode(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where} is no valid metadata: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {key!r} stands there twice")
+            seen.add(key)
+    return result
+
+
+# json.loads() would make a decoder for each file.
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+
+
+def read_level(
+    content: bytes,
+    where: str,
+    parts: Parts,
+    key: tuple[str, ...],
+    above: torch.Size,
+    *,
+    robust_key: bool,
+    strict: bool,
+) -> Level:
+    """Check one ``meta.json``.
+
+    Args:
+        content: the file.
+        where: its path, for messages.
+        parts: its directory.
+        key: key path of the node.
+        above: batch size of the level above.
+        robust_key: whether keys are encoded as file names.
+        strict: refuse what the format does not know.
+
+    Raises:
+        FormatError: something in it is wrong.
+        MissingPluginError: the package that provides the kind is not installed.
+    """
+    obj = parse_json(content, where)
+    if not isinstance(obj, dict):
+        raise damaged(where, key, "the metadata", obj, "an object")
+    version = obj.get("_format_version", 0)
+    if type(version) is int and version > VERSION:
+        raise damaged(where, key, "_format_version", version, f"at most {VERSION}: upgrade td-memmap")
+    if version == VERSION:
+        return _general(obj, where, parts, key, strict)
+    kind, cls = _kind(obj, where, key, strict)
+    level = Level(parts, key, kind, False, cls, {}, batch_size=above)
+    level.version = version if type(version) is int else 0
+    if isinstance(obj.get("shape"), list) and "custom_op" not in obj and "index" not in obj:
+        _mapping(level, obj, where, robust_key, strict)
+    else:
+        level.meta = obj
+        level.values = {name: value for name, value in obj.items() if name not in _BELONGS_TO_LEVEL}
+        count = obj.get("_members")
+        if count is not None:
+            if type(count) is not int or not 0 <= count < 1 << 31:
+                raise damaged(where, key, "_members", count, "a number of members")
+            level.members = [str(i) for i in range(min(count, 1 << 24))]
+    return level
+
+
+def _kind(
+    obj: dict[str, Any], where: str, key: tuple[str, ...], strict: bool
+) -> tuple[NodeKind | None, type | None]:
+    name = obj.get("_type")
+    if not isinstance(name, str):
+        raise damaged(where, key, "_type", name, "the name of a class")
+    kind = KINDS.named(FORMAT, name)
+    if kind is not None:
+        return kind, None
+    if "custom_op" in obj or "index" in obj:
+        return None, None
+    stored = obj.get("_class")
+    if isinstance(stored, str):
+        for each in list(KINDS):
+            if FORMAT in each.layouts:
+                cls = find_subclass(each.type, stored)
+                if cls is not None:
+                    return KINDS.of(cls), cls
+    if _DENSE.fullmatch(name) or (not strict and isinstance(obj.get("shape"), list)):
+        return KINDS["TensorDict"], None
+    if name.startswith("<class 'tensordict.tensorclass."):
+        # MetaData[str] and its like: a class that is made when it is first written down.
+        generic = KINDS.named(FORMAT, name.partition("[")[0] + "'>")
+        if "[" in name and generic is not None:
+            return generic, None
+        raise MissingPluginError(
+            f"{where}: {show_path(key)} is of the {name[1:-1]}, which is provided by {missing_package('td-tensorclass')}"
+        )
+    raise damaged(
+        where,
+        key,
+        "_type",
+        name,
+        "a class that this process has defined: import the module that defines it first",
+    )
+
+
+def _mapping(level: Level, obj: dict[str, Any], where: str, robust_key: bool, strict: bool) -> None:
+    """Read a level in the plain form: entries and metadata side by side."""
+    level.batch_size = check_shape(obj["shape"], where, level.key, "shape")
+    level.sized = True
+    for name, entry in obj.items():
+        if not isinstance(entry, dict):
+            level.meta[name] = entry
+        elif entry.get("type") is not None:
+            level.entries[name] = NodeEntry(_candidates(name, robust_key))
+        elif "dtype" in entry and "shape" in entry:
+            level.entries[name] = _leaf(
+                entry, where, (*level.key, name), _candidates(name, robust_key), level.batch_size
+            )
+        elif strict:
+            raise damaged(
+                where, (*level.key, name), "the entry", entry, "a leaf (shape, dtype) or a collection (type)"
+            )
+    device = level.meta.get("device", "None")
+    if device != "None":
+        check_device(device, where, level.key)
+
+
+def _general(obj: dict[str, Any], where: str, parts: Parts, key: tuple[str, ...], strict: bool) -> Level:
+    """Read a level in the general form."""
+    tag = obj.get("kind")
+    if not isinstance(tag, str):
+        raise damaged(where, key, "kind", tag, "the tag of a node kind")
+    if tag not in KINDS:
+        provider = obj.get("provider")
+        if isinstance(provider, str) and _PROVIDER.fullmatch(provider):
+            package, version = provider.split("==")
+            raise MissingPluginError(
+                f"{where}: {show_path(key)} is of the kind {tag!r}, written by the package {package!r} {version}, "
+                f"which is not installed: pip install {package}"
+            )
+        raise damaged(where, key, "kind", tag, "a node kind that an installed package provides")
+    kind, cls = KINDS[tag], None
+    if "class" in obj:
+        cls = find_subclass(kind.type, obj["class"])
+        if cls is None and strict:
+            raise damaged(
+                where,
+                key,
+                "class",
+                obj["class"],
+                f"a subclass of {kind.type.__name__} that this process has defined",
+            )
+    meta, members, values = obj.get("meta"), obj.get("members", []), obj.get("values", {})
+    if not isinstance(meta, dict):
+        raise damaged(where, key, "meta", meta, "an object")
+    if not isinstance(members, list) or not all(
+        isinstance(name, str) and _names.inside(name) == (name,) for name in members
+    ):
+        raise damaged(where, key, "members", members, "names of directories")
+    if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
+        raise damaged(where, key, "values", values, "an object of values")
+    level = Level(parts, key, kind, True, cls, meta, members=members, values=values, version=VERSION)
+    if isinstance(meta.get("batch_size"), list):
+        level.batch_size = check_shape(meta["batch_size"], where, key, "batch_size")
+        level.sized = True
+    if isinstance(meta.get("device"), str):
+        check_device(meta["device"], where, key)
+    _general_entries(level, obj.get("entries", []), where)
+    return level
+
+
+def _general_entries(level: Level, rows: Any, where: str) -> None:
+    if not isinstance(rows, list):
+        raise damaged(where, level.key, "entries", rows, "a list")
+    for row in rows:
+        if not (
+            isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], dict)
+        ):
+            raise damaged(where, level.key, "an entry", row, "a key and an object")
+        name, entry = row
+        at = (*level.key, name)
+        file = entry.get("file")
+        if not isinstance(file, str) or _names.inside(file) != (file,):
+            raise damaged(where, at, "file", file, "a file name")
+        if name in level.entries:
+            raise damaged(where, at, "the key", name, "each key once")
+        if entry.get("type") is not None:
+            level.entries[name] = NodeEntry((file,))
+        else:
+            level.entries[name] = _leaf(entry, where, at, (file,), level.batch_size)
+
+
+def _leaf(
+    entry: dict[str, Any], where: str, key: tuple[str, ...], files: tuple[str, ...], batch_size: torch.Size
+) -> LeafEntry:
+    name = entry.get("dtype")
+    dtype = DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None:
+        raise damaged(where, key, "dtype", name, "a dtype that this torch knows and a file can hold")
+    shape = check_shape(entry.get("shape"), where, key, "shape", dtype.itemsize)
+    nested = entry.get("is_nested")
+    nbytes = shape.numel() * (8 if nested else dtype.itemsize)
+    if nested is None or nested is False:
+        if entry.get("layout") == "jagged":
+            return LeafEntry(shape, dtype, files, nbytes, jagged=_jagged(entry, where, key))
+        if shape[: len(batch_size)] != batch_size:
+            expected = f"a shape that starts with the batch size {list(batch_size)}"
+            raise damaged(where, key, "shape", list(shape), expected)
+        return LeafEntry(shape, dtype, files, nbytes)
+    if nested is not True:
+        raise damaged(where, key, "is_nested", nested, "true or false")
+    if entry.get("layout") == "jagged":
+        return LeafEntry(
+            shape, dtype, files, shape.numel() * dtype.itemsize, jagged=_jagged(entry, where, key)
+        )
+    if len(shape) != 2:
+        expected = "the shape of a table of component shapes, [rows, dims]"
+        raise damaged(where, key, "shape", list(shape), expected)
+    if batch_size and (len(batch_size) > 1 or shape[0] != batch_size[0]):
+        expected = f"as many components as the batch size {list(batch_size)} says"
+        raise damaged(where, key, "shape", list(shape), expected)
+    return LeafEntry(shape, dtype, files, nbytes, nested=True)
+
+
+def _jagged(entry: dict[str, Any], where: str, key: tuple[str, ...]) -> dict[str, Any]:
+    for name in ("components", "ragged"):
+        value = entry.get(name)
+        if type(value) is not int or not 0 <= value < 1 << 48:
+            raise damaged(where, key, name, value, "a number")
+    if entry.get("offsets_dtype") not in ("torch.int64", "torch.int32"):
+        raise damaged(where, key, "offsets_dtype", entry.get("offsets_dtype"), "an integer dtype")
+    if not isinstance(entry.get("lengths"), bool):
+        raise damaged(where, key, "lengths", entry.get("lengths"), "true or false")
+    return entry
+
+
+def _candidates(key: str, robust_key: bool) -> tuple[str, ...]:
+    """Return the names that the file or directory of a key may have, the likeliest first."""
+    raw = _names.raw_name(key)
+    if not robust_key:
+        return () if raw is None else (raw,)
+    encoded = _names.encode_key(key)
+    return (encoded,) if raw is None or raw == encoded else (encoded, raw)
+
+
+def check_shape(value: Any, where: str, key: tuple[str, ...], name: str, itemsize: int = 1) -> torch.Size:
+    """Return a shape.
+
+    Raises:
+        FormatError: it is none, or no memory could hold it.
+    """
+    if type(value) is not list:
+        raise damaged(where, key, name, value, "a list of sizes")
+    nbytes = itemsize
+    for size in value:
+        if type(size) is not int or not 0 <= size < _TOO_LARGE:
+            raise damaged(where, key, name, value, "a list of sizes")
+        # A dim of size 0 must not hide that the others are impossible.
+        nbytes *= size or 1
+    if nbytes >= _TOO_LARGE or len(value) > _MOST_DIMS:
+        raise damaged(where, key, name, value, "a shape that a tensor can have")
+    return torch.Size(value)
+
+
+def check_device(value: Any, where: str, key: tuple[str, ...]) -> torch.device:
+    """Return a device.
+
+    Raises:
+        FormatError: torch knows no such device.
+    """
+    try:
+        if isinstance(value, str):
+            return torch.device(value)
+    except RuntimeError:
+        pass
+    raise damaged(where, key, "device", value, "the name of a device")

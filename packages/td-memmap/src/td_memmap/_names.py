@@ -1,0 +1,127 @@
+"""File names: how a key becomes one, and the fixed names that no key becomes.
+
+A key is percent-encoded, so it can name one file in one directory and nothing else; ``%`` is always followed by two
+upper-case hex digits, or stands alone for the empty key. Names of our own start with ``%`` and a letter outside
+``0-9A-F``, so they never meet a key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["META", "encode_key", "fits", "level_name", "leaf_name", "shape_name", "spare_name"]
+
+META = "meta.json"
+OLD_META = "meta.pt"
+PICKLE = "other.pickle"
+STACK_PICKLE = "pickle.pkl"
+JSON_TYPES = "json_types.json"
+VALUES = "%values.json"
+MANIFEST = "%manifest.json"
+SAVING = "%saving"
+UNFINISHED_META = "%meta.json"
+
+#: Directories that stand for a part of a node, not for a key.
+INNER = "_tensordict"
+SOURCE = "_source"
+
+#: Names in the ``meta.json`` of a level that describe the level itself.
+RESERVED = frozenset({"shape", "device", "_type", "_class", "_format_version", "_names"})
+
+_UNSAFE = re.compile(r'[\x00-\x20\x7f/\\<>:"|?*%]')
+_LONGEST = 255
+
+
+def encode_key(key: str) -> str:
+    """Return the file stem or directory name of a key.
+
+    >>> encode_key("a/b"), encode_key("50%"), encode_key(".."), encode_key("")
+    ('a%2Fb', '50%25', '%2E%2E', '%')
+    """
+    if key in {"", ".", ".."}:
+        return "%2E" * len(key) or "%"
+    return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", key)
+
+
+def leaf_name(key: str) -> str:
+    """Return the name of the file with the elements of a leaf.
+
+    >>> leaf_name("a b")
+    'a%20b.memmap'
+    """
+    return encode_key(key) + ".memmap"
+
+
+def shape_name(key: str) -> str:
+    """Return the name of the file with the component shapes of a strided nested leaf.
+
+    >>> shape_name("a")
+    'a.shape.memmap'
+    """
+    return encode_key(key) + ".shape.memmap"
+
+
+def level_name(key: str) -> str:
+    """Return the name of the directory of a sub-collection."""
+    return encode_key(key)
+
+
+def spare_name(position: int) -> str:
+    """Return a name that no key has, for the entry at ``position`` whose own name cannot be used.
+
+    >>> spare_name(3)
+    '%k3'
+    """
+    return f"%k{position}"
+
+
+def fits(name: str) -> bool:
+    """Tell whether file systems take this name: at most 255 bytes of UTF-8, no lone surrogate.
+
+    >>> fits("a" * 255), fits("é" * 128)
+    (True, False)
+    """
+    try:
+        return len(name.encode()) <= _LONGEST
+    except UnicodeEncodeError:
+        return False
+
+
+def raw_name(key: str) -> str | None:
+    """Return the unencoded name that releases before 0.14 gave to a key, or None where it could leave the directory.
+
+    >>> raw_name("a b"), raw_name("../x"), raw_name("c:d")
+    ('a b', None, 'c:d')
+    """
+    if key in {"", ".", ".."} or "/" in key or "\\" in key or "\0" in key:
+        return None
+    return key
+
+
+def listing(paths: Iterable[tuple[str, ...]]) -> bytes:
+    """Return file paths as the content of a file.
+
+    >>> listing([("a", "b.memmap")])
+    b'a/b.memmap'
+    """
+    return "\0".join("/".join(path) for path in sorted(paths)).encode(errors="surrogateescape")
+
+
+def listed(content: bytes) -> list[tuple[str, ...]]:
+    """Return the paths of a listing, those that stay in their directory.
+
+    >>> listed(b"a/b.memmap" + bytes(1) + b"../c")
+    [('a', 'b.memmap')]
+    """
+    return [path for line in content.decode(errors="surrogateescape").split("\0") if (path := inside(line))]
+
+
+def inside(path: str) -> tuple[str, ...] | None:
+    """Return the parts of a relative path, or None where it could leave its directory.
+
+    >>> inside("a/b"), inside("/a"), inside("a/../b")
+    (('a', 'b'), None, None)
+    """
+    parts = tuple(path.split("/"))
+    return None if any(part in {"", ".", ".."} or "\0" in part for part in parts) else parts

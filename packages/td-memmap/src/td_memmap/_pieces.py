@@ -1,0 +1,69 @@
+"""The elements of a leaf, piece by piece: nothing is copied whole.
+
+A contiguous CPU leaf is one piece, its own memory. Anything else is made contiguous in pieces of at most 8 MB. From a
+GPU the next piece travels into pinned memory while the caller writes the last one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._dtypes import elements
+
+__all__ = ["pieces"]
+
+PIECE = 8 << 20
+
+
+def pieces(leaf: Tensor) -> Iterable[Any]:
+    """Return the bytes of a leaf in C order, in buffers; each is valid until the next is asked for.
+
+    >>> [piece.tolist() for piece in pieces(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).t())]
+    [[1, 3, 2, 4]]
+    """
+    if leaf.is_nested:
+        return itertools.chain.from_iterable(map(pieces, leaf.unbind()))
+    if leaf.is_cuda:
+        return _from_cuda(leaf)
+    if leaf.is_cpu and leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg():
+        return (elements(leaf).numpy(),)
+    return (elements(part.cpu()).numpy() for part in _blocks(leaf.detach()))
+
+
+def _blocks(leaf: Tensor) -> Iterator[Tensor]:
+    """Split along the leading dims into parts of at most ``PIECE`` bytes."""
+    nbytes = leaf.numel() * leaf.element_size()
+    if nbytes <= PIECE or leaf.ndim == 0:
+        yield leaf
+        return
+    row = nbytes // leaf.shape[0]
+    if row > PIECE:
+        for part in leaf.unbind(0):
+            yield from _blocks(part)
+    else:
+        yield from torch.split(leaf, PIECE // row)
+
+
+def _from_cuda(leaf: Tensor) -> Iterator[Any]:
+    buffers = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    stream = torch.cuda.current_stream(leaf.device)
+    waiting: tuple[Tensor, Any] | None = None
+    for position, part in enumerate(_blocks(leaf.detach())):
+        # A contiguous part of at most PIECE bytes fits one buffer; a 1-d leaf is split to such parts too.
+        source = elements(part)
+        target = buffers[position % 2][: source.numel()]
+        target.copy_(source, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record(stream)
+        if waiting is not None:
+            waiting[1].synchronize()
+            yield waiting[0].numpy()
+        waiting = (target, arrived)
+    if waiting is not None:
+        waiting[1].synchronize()
+        yield waiting[0].numpy()

@@ -1,0 +1,423 @@
+"""Planning a save: the whole tree is taken apart, named and checked before the first file is written.
+
+A level of the directory is written in one of two forms. The *plain form* is the one of the reference implementation,
+and the kind's ``"memmap/1"`` layout says what stands in it. The *general form* (``_format_version`` 2, which the
+reference refuses with a clear message) holds what the plain one cannot: keys that are names of its own, names that are
+too long, values that JSON cannot say, kinds without such a layout.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core._collection import Core, show_path
+from td_core._nodes import KINDS, NodeKind, Record, class_name
+from td_core._torch_private import ragged_dim
+from td_core._values import readable, split
+from td_core.errors import CodecError
+from td_core.plugins.manager import _OWNERS
+
+from . import _names
+from ._dtypes import storable
+from ._fs import Parts
+from ._shapes import component_shapes, element_count
+
+__all__ = ["FORMAT", "LeafFile", "Plan", "make_plan"]
+
+#: Name of the layouts of this format.
+FORMAT = "memmap/1"
+VERSION = 2
+
+KeyPath = tuple[str, ...]
+
+#: A node to be planned: itself, its directory, its key path, and batch size and dim names of the level above.
+_Below = tuple[Core, Parts, KeyPath, torch.Size, "list[str | None] | None"]
+
+
+@dataclass(slots=True, eq=False)
+class LeafFile:
+    """One file of raw elements.
+
+    Attributes:
+        parts: directories on the way down.
+        name: the file.
+        key: key path, for messages.
+        tensor: what to write.
+        nbytes: size of the file.
+        shape: as it stands in the metadata; for a nested tensor the table of its component shapes.
+        leaf: the leaf that this file is the elements of; None for a part of one (offsets, component shapes).
+        same_as: an earlier file of the same elements, to link to.
+    """
+
+    parts: Parts
+    name: str
+    key: KeyPath
+    tensor: Tensor
+    nbytes: int
+    shape: Any
+    leaf: Tensor | None
+    same_as: LeafFile | None = None
+
+    @property
+    def path(self) -> Parts:
+        """Directories and name."""
+        return (*self.parts, self.name)
+
+
+@dataclass(slots=True)
+class Plan:
+    """Everything that a save writes, in order: directories, leaves, then texts.
+
+    Attributes:
+        directories: parents first.
+        leaves: files of elements.
+        texts: small files and their content; ``meta.json`` of the root is the last one.
+        nodes: every node and the directory that it is written to.
+        jagged: leaves that are made of several files: the leaf, its parts by role, and its ragged dim.
+    """
+
+    directories: list[Parts] = field(default_factory=list)
+    leaves: list[LeafFile] = field(default_factory=list)
+    texts: list[tuple[Parts, str, bytes]] = field(default_factory=list)
+    nodes: list[tuple[Core, Parts]] = field(default_factory=list)
+    jagged: list[tuple[Tensor, dict[str, LeafFile], int]] = field(default_factory=list)
+
+    def files(self) -> dict[Parts, int]:
+        """Return the size of every file, by directories and name."""
+        sizes = {leaf.path: leaf.nbytes for leaf in self.leaves if leaf.nbytes}
+        sizes.update({(*parts, name): len(text) for parts, name, text in self.texts})
+        return sizes
+
+
+def make_plan(
+    tree: Core, *, robust_key: bool = True, allow_pickle: bool = False, content: bool = True
+) -> Plan:
+    """Take a tree apart.
+
+    Args:
+        tree: any collection.
+        robust_key: encode keys as file names; else they stand as they are, where that is safe.
+        allow_pickle: pickle values that the value codec cannot store.
+        content: whether the elements are to be written too.
+
+    Raises:
+        CodecError: a leaf or value cannot be stored; the message names its key.
+    """
+    planner = _Planner(Plan(), robust_key, allow_pickle, content)
+    todo: list[_Below] = [(tree, (), (), torch.Size(), None)]
+    while todo:
+        # Children stand behind their parent, so the metadata can be written in reverse: the root last.
+        todo.extend(reversed(planner.level(*todo.pop())))
+    planner.plan.texts.reverse()
+    return planner.plan
+
+
+def collect(tree: Core, plan: Plan) -> None:
+    """Add the leaves and nodes of a tree to a plan without names, for files that have none."""
+    planner = _Planner(plan, True, False, True)
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        plan.nodes.append((node, ()))
+        kind = KINDS.of(node)
+        layout = kind.layouts.get(FORMAT)
+        record = kind.flatten(node) if layout is None else layout.flatten(node)
+        todo.extend(record.members.values())
+        for key, child in record.entries.items():
+            if isinstance(child, Tensor):
+                planner.leaf(child, (), key, (key,))
+            else:
+                todo.append(child)
+
+
+def plan_values(node: Core, above: torch.Size, *, allow_pickle: bool) -> dict[str, bytes]:
+    """Return the small files of one node that has no leaves and no nodes below.
+
+    Args:
+        node: a node that holds values.
+        above: batch size of the level above.
+        allow_pickle: pickle values that the value codec cannot store.
+
+    Raises:
+        CodecError: a value cannot be stored.
+    """
+    planner = _Planner(Plan(), True, allow_pickle, True)
+    planner.level(node, (), (), above, None)
+    return {name: text for _, name, text in planner.plan.texts}
+
+
+class _Planner:
+    def __init__(self, plan: Plan, robust_key: bool, allow_pickle: bool, content: bool) -> None:
+        self.plan = plan
+        self.robust_key = robust_key
+        self.allow_pickle = allow_pickle
+        self.content = content
+        self.seen: dict[Any, LeafFile] = {}
+
+    def level(
+        self, node: Core, parts: Parts, key: KeyPath, above: torch.Size, names: list[str | None] | None
+    ) -> list[_Below]:
+        """Plan one node; return the nodes below it."""
+        if parts:
+            self.plan.directories.append(parts)
+        self.plan.nodes.append((node, parts))
+        kind = KINDS.of(node)
+        layout = kind.layouts.get(FORMAT)
+        record = kind.flatten(node) if layout is None else layout.flatten(node)
+        values = {name: self._value(value, name, key) for name, value in record.values.items()}
+        if layout is None or not self._plain(node, record, values, names):
+            record = kind.flatten(node) if layout is not None else record
+            values = {name: self._value(value, name, key) for name, value in record.values.items()}
+            return self._general(node, kind, record, values, parts, key)
+        return self._as_reference(node, kind, record, values, parts, key, above, names)
+
+    def _as_reference(
+        self,
+        node: Core,
+        kind: NodeKind,
+        record: Record,
+        values: dict[str, _Value],
+        parts: Parts,
+        key: KeyPath,
+        above: torch.Size,
+        names: list[str | None] | None,
+    ) -> list[_Below]:
+        meta = dict(record.meta)
+        if "_type" not in meta:
+            meta["_type"] = kind.layouts[FORMAT].names[0]
+        if type(node) is not kind.type and "_class" in meta:
+            meta["_type"] = str(type(node))
+            meta["_class"] = class_name(type(node))
+        if names is not None and "shape" in meta and len(meta["shape"]) > len(names):
+            meta.setdefault("_names", [*names, *[None] * (len(meta["shape"]) - len(names))])
+        level: dict[str, Any] = {}
+        below: list[_Below] = []
+        size = node.batch_size
+        for name, child in record.entries.items():
+            at = (*key, name)
+            if isinstance(child, Tensor):
+                level[name] = self.leaf(child, parts, self._stem(name, at), at)
+            else:
+                level[name] = {"type": type(child).__name__}
+                below.append((child, (*parts, self._stem(name, at)), at, size, meta.get("_names")))
+        types: dict[str, Any] = {}
+        pickled: dict[str, Any] = {}
+        for name, value in values.items():
+            if value.pickled:
+                pickled[name] = value.plain
+            else:
+                level[name] = value.plain
+            if value.types is not None:
+                types[name] = {"plain": value.plain, "types": value.types}
+        for name, item in meta.items():
+            level.setdefault(name, item)
+        for name, child in record.members.items():
+            below.append((child, (*parts, name), (*key, name), above, None))
+        sidecar: dict[str, Any] = {"values": types} if types else {}
+        if "shape" not in meta and not record.members and size != above:
+            # Such an entry has no batch size of its own there: it takes the one of the level.
+            sidecar["batch_size"] = list(size)
+        if pickled and "stack_dim" in level:
+            # The layout of the reference for a stack of values: the whole list, in a file of its own.
+            level["data"] = _names.STACK_PICKLE
+            self._text(parts, _names.META, level, key)
+            self.plan.texts.append((parts, _names.STACK_PICKLE, pickle.dumps(pickled["data"])))
+        else:
+            self._text(parts, _names.META, level, key)
+            if pickled:
+                self.plan.texts.append((parts, _names.PICKLE, pickle.dumps(pickled)))
+        if sidecar:
+            self._text(parts, _names.VALUES, sidecar, key)
+        return below
+
+    def _general(
+        self,
+        node: Core,
+        kind: NodeKind,
+        record: Record,
+        values: dict[str, _Value],
+        parts: Parts,
+        key: KeyPath,
+    ) -> list[_Below]:
+        level: dict[str, Any] = {"_type": f"td:{kind.tag}", "_format_version": VERSION, "kind": kind.tag}
+        if type(node) is not kind.type:
+            level["class"] = class_name(type(node))
+        owner = _OWNERS.get(("td_node_kinds", kind.tag))
+        if owner is not None and owner.distribution is not None:
+            level["provider"] = f"{owner.distribution}=={owner.version}"
+        level["meta"] = record.meta
+        taken = {_names.META, _names.VALUES, _names.PICKLE}
+        entries: list[Any] = []
+        below: list[_Below] = []
+        size = node.batch_size
+        for position, (name, child) in enumerate(record.entries.items()):
+            at = (*key, name)
+            stem = self._free_stem(name, position, child, taken)
+            if isinstance(child, Tensor):
+                entries.append([name, {**self.leaf(child, parts, stem, at), "file": stem}])
+            else:
+                entries.append([name, {"type": type(child).__name__, "file": stem}])
+                below.append((child, (*parts, stem), at, size, None))
+        level["entries"] = entries
+        level["members"] = list(record.members)
+        for name, child in record.members.items():
+            below.append((child, (*parts, name), (*key, name), size, None))
+        pickled = {name: value.plain for name, value in values.items() if value.pickled}
+        level["values"] = {
+            name: {"pickled": True} if value.pickled else {"plain": value.plain, "types": value.types}
+            for name, value in values.items()
+        }
+        self._text(parts, _names.META, level, key)
+        if pickled:
+            self.plan.texts.append((parts, _names.PICKLE, pickle.dumps(pickled)))
+        return below
+
+    def _plain(self, node: Core, record: Record, values: Mapping[str, _Value], names: Any) -> bool:
+        """Tell whether the plain form can hold a node, as the reference would read it."""
+        if any(value.types is not None and not readable(value.types) for value in values.values()):
+            return False
+        if (
+            "stack_dim" in record.meta
+            and "data" in values
+            and nesting(values["data"].plain) != len(node.batch_size)
+        ):
+            return False
+        if not record.entries:
+            return True
+        if not {"shape", "device", "_type"}.isdisjoint(record.entries):
+            return False
+        own = {name for name in record.meta if name not in ("_class", "_format_version")}
+        if not own.isdisjoint(record.entries) or (names is not None and "_names" in record.entries):
+            return False
+        files = [_names.META, _names.VALUES, _names.PICKLE]
+        for key, child in record.entries.items():
+            if not isinstance(child, Tensor):
+                files.append(self._raw_stem(key))
+                continue
+            if child.layout == torch.jagged:
+                return False
+            stem = self._raw_stem(key)
+            files.append(stem + ".memmap")
+            if child.is_nested:
+                files.append(stem + ".shape.memmap")
+        return len(set(files)) == len(files) and all(map(_names.fits, files))
+
+    def _raw_stem(self, key: str) -> str:
+        return _names.encode_key(key) if self.robust_key else key
+
+    def _stem(self, key: str, at: KeyPath) -> str:
+        if not self.robust_key and _names.raw_name(key) is None:
+            raise CodecError(
+                f"robust_key=False cannot store {show_path(at)}: it is no file name; leave robust_key at its default"
+            )
+        return self._raw_stem(key)
+
+    def _free_stem(self, key: str, position: int, child: Any, taken: set[str]) -> str:
+        endings = ["", ".memmap", ".shape.memmap", ".offsets.memmap", ".lengths.memmap"]
+        stem = _names.encode_key(key)
+        jagged = isinstance(child, Tensor) and child.layout == torch.jagged
+        wanted = [stem + ending for ending in endings]
+        if jagged or not all(map(_names.fits, wanted)) or not taken.isdisjoint(wanted):
+            stem = _names.spare_name(position)
+            wanted = [stem + ending for ending in endings]
+        taken.update(wanted)
+        return stem
+
+    def leaf(self, leaf: Tensor, parts: Parts, stem: str, key: KeyPath) -> dict[str, Any]:
+        """Plan the files of one leaf; return its entry."""
+        storable(leaf, key, content=self.content)
+        entry: dict[str, Any] = {"device": str(leaf.device), "shape": [], "dtype": str(leaf.dtype)}
+        entry["is_nested"] = leaf.is_nested
+        if not leaf.is_nested:
+            entry["shape"] = list(leaf.shape)
+            self.file(parts, stem + ".memmap", key, leaf, leaf.shape, leaf)
+            return entry
+        if leaf.layout == torch.jagged:
+            return self._jagged(leaf, entry, parts, stem, key)
+        table = component_shapes(leaf)
+        entry["shape"] = list(table.shape)
+        self.file(parts, stem + ".shape.memmap", key, table, table.shape, None)
+        self.file(parts, stem + ".memmap", key, leaf, table, leaf)
+        return entry
+
+    def _jagged(
+        self, leaf: Any, entry: dict[str, Any], parts: Parts, stem: str, key: KeyPath
+    ) -> dict[str, Any]:
+        values, offsets, lengths = leaf.values(), leaf.offsets(), leaf.lengths()
+        entry.update(
+            layout="jagged", shape=list(values.shape), components=len(offsets) - 1, ragged=ragged_dim(leaf)
+        )
+        entry["offsets_dtype"] = str(offsets.dtype)
+        entry["lengths"] = lengths is not None
+        files = {
+            "values": self.file(parts, stem + ".memmap", key, values, values.shape, None),
+            "offsets": self.file(parts, stem + ".offsets.memmap", key, offsets, offsets.shape, None),
+        }
+        if lengths is not None:
+            files["lengths"] = self.file(parts, stem + ".lengths.memmap", key, lengths, lengths.shape, None)
+        self.plan.jagged.append((leaf, files, ragged_dim(leaf)))
+        return entry
+
+    def file(
+        self, parts: Parts, name: str, key: KeyPath, tensor: Tensor, shape: Any, leaf: Tensor | None
+    ) -> LeafFile:
+        """Plan one file of elements."""
+        file = LeafFile(parts, name, key, tensor, element_count(shape) * tensor.dtype.itemsize, shape, leaf)
+        if file.nbytes and self.content and not tensor.is_nested:
+            # Tied leaves show the same memory in the same way; a view of other strides holds other elements.
+            place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+            first = self.seen.setdefault(place, file)
+            if (
+                first is not file
+                and first.tensor.is_conj() == tensor.is_conj()
+                and first.tensor.is_neg() == tensor.is_neg()
+            ):
+                file.same_as = first
+        self.plan.leaves.append(file)
+        return file
+
+    def _value(self, value: Any, name: str, key: KeyPath) -> _Value:
+        try:
+            plain, types = split(value)
+        except CodecError as error:
+            if not self.allow_pickle:
+                raise CodecError(
+                    f"cannot store the value {name!r} of {show_path(key)}: {error}; allow_pickle=True pickles it"
+                ) from error
+            return _Value(value, pickled=True)
+        return _Value(plain, types)
+
+    def _text(self, parts: Parts, name: str, content: Any, key: KeyPath) -> None:
+        try:
+            text = json.dumps(content)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CodecError(f"cannot store the metadata of {show_path(key)}: {error}") from error
+        self.plan.texts.append((parts, name, text.encode()))
+
+
+def nesting(values: Any) -> int:
+    """Return how many batch dims the reference sees in the values of a stack.
+
+    >>> nesting(["a", "b"]), nesting([[1, 2], [3, 4]]), nesting([[1], [3, 4]])
+    (1, 2, 1)
+    """
+    depth = 0
+    level = [values]
+    while level and all(isinstance(item, list) and len(item) == len(level[0]) for item in level):
+        depth += 1
+        level = [value for item in level for value in item]
+    return depth
+
+
+@dataclass(slots=True)
+class _Value:
+    plain: Any
+    types: Any = None
+    pickled: bool = False

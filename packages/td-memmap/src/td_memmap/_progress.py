@@ -1,0 +1,55 @@
+"""Progress of long work: a bar, or a function of the caller."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Progress", "reporter"]
+
+#: What a caller may pass: False, True for a bar, or a function of (bytes done, bytes in all).
+Progress = bool | Callable[[int, int], Any]
+
+try:
+    from tqdm import tqdm
+except ImportError:
+    tqdm = None
+
+
+def reporter(progress: Progress, total: int, what: str) -> Callable[[int], None]:
+    """Return a function that is told of every piece of work, from any thread.
+
+    >>> report = reporter(lambda done, total: print(done, "of", total), 30, "save")
+    >>> report(10)
+    10 of 30
+    """
+    if progress is False:
+        return lambda amount: None
+    lock = threading.Lock()
+    done = 0
+    show = _bar(total, what) if progress is True else progress
+
+    def report(amount: int) -> None:
+        nonlocal done
+        with lock:
+            done += amount
+            show(done, total)
+
+    return report
+
+
+def _bar(total: int, what: str) -> Callable[[int, int], Any]:
+    if tqdm is None:
+        return lambda done, total: print(
+            f"\r{what}: {done} of {total} bytes", end="", file=sys.stderr, flush=True
+        )
+    bar = tqdm(total=total, desc=what, unit="B", unit_scale=True)
+
+    def show(done: int, total: int) -> None:
+        bar.update(done - bar.n)
+        if done >= total:
+            bar.close()
+
+    return show

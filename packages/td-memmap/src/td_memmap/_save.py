@@ -1,0 +1,388 @@
+"""Saving: plan the whole tree, write it beside the prefix, map it, publish it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core._collection import Core, show_path
+from td_core._nodes import KINDS, Record
+
+from . import _fs, _names
+from ._anonymous import AnonymousFile, align
+from ._checksum import Checksum, checksum
+from ._commit import Staging
+from ._errors import FileTakenError
+from ._fs import Parts, Tree
+from ._limits import check_mappings
+from ._pieces import pieces
+from ._plan import FORMAT, LeafFile, Plan, collect, make_plan
+from ._progress import Progress, reporter
+from ._saved import ATTACHMENT, Saved
+from ._shapes import element_count, jagged, shaped
+from ._tensor import MemoryMappedTensor, Place, map_file, plain
+
+__all__ = ["Options", "attach", "finish", "save_anonymous", "save_directory", "take_apart"]
+
+_CPU = torch.device("cpu")
+# A smaller file is written faster than it is handed to another thread (measured: even at 0.3 to 1 MB). Without being
+# asked no thread is used at all: a write goes to the page cache, which two threads fill hardly faster than one (measured
+# on two cores: 4 threads take 0.85 to 1.15 times as long, on 177 MB in 184 files and on 1 GB in 32).
+_WORTH_A_THREAD = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to save; see :meth:`TensorDict.memmap`."""
+
+    copy_existing: bool = False
+    num_threads: int = 0
+    existsok: bool = True
+    robust_key: bool = True
+    durable: bool = False
+    checksums: bool = False
+    progress: Progress = False
+    allow_pickle: bool = False
+    inplace: bool = False
+    like: bool = False
+
+
+def save_directory(tree: Core, prefix: str, options: Options) -> Callable[[], Any]:
+    """Plan and check a save; return the function that writes it and gives the mapped collection.
+
+    Raises:
+        CodecError: something cannot be stored.
+        FileTakenError: a leaf is mapped from another place, or something is in the way.
+    """
+    plan = make_plan(
+        tree, robust_key=options.robust_key, allow_pickle=options.allow_pickle, content=not options.like
+    )
+    prefix = os.path.abspath(prefix)
+    check_mappings(sum(1 for file in plan.leaves if file.nbytes), f"save at {prefix} and map the result")
+    _refuse_other_places(plan, prefix, options)
+    if not options.existsok and _fs.status(os.path.join(prefix, _names.META)) is not None:
+        raise FileTakenError(f"a save exists at {prefix}; pass existsok=True to replace it")
+    return lambda: _Writer(plan, prefix, options).run(tree)
+
+
+def _refuse_other_places(plan: Plan, prefix: str, options: Options) -> None:
+    if options.copy_existing or options.like:
+        return
+    real = _fs.real_path(prefix)
+    for file in plan.leaves:
+        leaf = file.tensor
+        if not isinstance(leaf, MemoryMappedTensor):
+            continue
+        here = leaf._place.filename
+        if here is None:
+            continue
+        target = os.path.join(real, *file.path)
+        if leaf._chain or _fs.real_path(here) != target:
+            found = _fs.status(target)
+            if leaf._chain or found is None or (found.st_dev, found.st_ino) != leaf._place.identity:
+                raise FileTakenError(
+                    f"cannot save {show_path(file.key)} to {target}: it is stored in {here}; "
+                    "pass copy_existing=True to copy it"
+                )
+
+
+class _Writer:
+    """One save on its way to disk."""
+
+    def __init__(self, plan: Plan, prefix: str, options: Options) -> None:
+        self.plan = plan
+        self.prefix = prefix
+        self.options = options
+        self.mapped: dict[int, Tensor] = {}
+        self.files: dict[Parts, MemoryMappedTensor] = {}
+        self.hashes: dict[Parts, str] = {}
+        self.sizes: dict[str, list[Any]] = {}
+
+    def run(self, tree: Core) -> Any:
+        plan, options = self.plan, self.options
+        # Files that are about to be filled have nothing yet that could be verified.
+        planned = plan.files() if options.like else {**plan.files(), (_names.MANIFEST,): 0}
+        with Staging(self.prefix, planned, durable=options.durable) as staging:
+            self.staging = staging
+            for parts in plan.directories:
+                staging.make(parts)
+            self._write_leaves()
+            for parts, name, text in plan.texts[:-1]:
+                self._write_text(parts, name, text)
+            if not options.like:
+                self._write_manifest()
+            if options.durable:
+                for parts in reversed(plan.directories):
+                    staging.tree.sync(parts)
+            staging.write_last(*plan.texts[-1][1:])
+            staging.publish()
+        for leaf, files, ragged in plan.jagged:
+            self.mapped[id(leaf)] = jagged(
+                ragged, **{role: self.files[file.path] for role, file in files.items()}
+            )
+        return finish(tree, plan, self.mapped, self.prefix, options)
+
+    def _write_leaves(self) -> None:
+        report = reporter(self.options.progress, sum(file.nbytes for file in self.plan.leaves), "save")
+        with contextlib.ExitStack() as stack:
+            pool = None
+            if self.options.num_threads > 0:
+                pool = stack.enter_context(ThreadPoolExecutor(self.options.num_threads, "td-memmap"))
+            running: list[tuple[LeafFile, Future[Any]]] = []
+            for file in self.plan.leaves:
+                if file.same_as is None and not self._linked(file):
+                    self._create(file, pool, running, report)
+                if len(running) > 4 * self.options.num_threads:
+                    running.pop(0)[1].result()
+            for _, future in running:
+                future.result()
+        for file in self.plan.leaves:
+            if file.same_as is not None and file.path not in self.files:
+                self._tie(file, file.same_as, report)
+
+    def _create(
+        self,
+        file: LeafFile,
+        pool: Any,
+        running: list[tuple[LeafFile, Future[Any]]],
+        report: Callable[[int], None],
+    ) -> None:
+        path = "/".join((self.prefix, *file.parts, file.name))
+        if not file.nbytes:
+            data = shaped(torch.empty(0, dtype=file.tensor.dtype), file.shape)
+            self._keep(file, MemoryMappedTensor._on(data, Place(file.shape, path)))
+        elif pool is None or file.nbytes < _WORTH_A_THREAD:
+            self._fill(file, self._open(file, path), path, report)
+        else:
+            running.append((file, pool.submit(self._fill, file, self._open(file, path), path, report)))
+
+    def _open(self, file: LeafFile, path: str) -> int:
+        try:
+            return self.staging.tree.create(file.parts, file.name)
+        except OSError as error:
+            raise _named(error, file, path) from error
+
+    def _fill(self, file: LeafFile, fd: int, path: str, report: Callable[[int], None]) -> None:
+        try:
+            if self.options.like:
+                _fs.set_size(fd, file.nbytes)
+            else:
+                self._write_elements(file, fd, report)
+            if self.options.durable:
+                _fs.file_sync(fd)
+            status = _fs.status_of(fd)
+            leaf = map_file(
+                fd, path, file.tensor.dtype, file.shape, None, shared=True, status=status, nbytes=file.nbytes
+            )
+        except OSError as error:
+            raise _named(error, file, path) from error
+        finally:
+            _fs.close(fd)
+        self._keep(file, leaf)
+        self.sizes["/".join((*file.parts, file.name))] = [file.nbytes, status.st_mtime_ns]
+
+    def _write_elements(self, file: LeafFile, fd: int, report: Callable[[int], None]) -> None:
+        digest: Checksum | None = checksum()[1] if self.options.checksums else None
+        for piece in pieces(file.tensor):
+            _fs.write_all(fd, piece)
+            if digest is not None:
+                digest.update(piece)
+            report(piece.nbytes)
+        if digest is not None:
+            self.hashes[file.path] = digest.hexdigest()
+
+    def _linked(self, file: LeafFile) -> bool:
+        """Carry over a leaf that is mapped to this very file already."""
+        leaf, previous = file.tensor, self.staging.previous
+        if (
+            not isinstance(leaf, MemoryMappedTensor)
+            or leaf._chain
+            or previous is None
+            or self.staging.in_place
+        ):
+            return False
+        place = leaf._place
+        found = previous.stat_path(file.path)
+        if found is None or not place.shared or (found.st_dev, found.st_ino) != place.identity:
+            return False
+        if found.st_size != file.nbytes or leaf.shape != place.shape:
+            return False
+        if not self._link(previous, file.path, file):
+            return False
+        if self.options.checksums:
+            digest = checksum()[1]
+            for piece in pieces(leaf):
+                digest.update(piece)
+            self.hashes[file.path] = digest.hexdigest()
+        self.sizes["/".join(file.path)] = [file.nbytes, found.st_mtime_ns]
+        self._keep(file, leaf)
+        return True
+
+    def _link(self, source: Tree, path: Parts, file: LeafFile) -> bool:
+        try:
+            self.staging.tree.link(source, path[:-1], file.parts, path[-1], file.name)
+        except OSError as error:
+            if error.errno in _fs.NO_LINKS:
+                return False
+            raise
+        return True
+
+    def _tie(self, file: LeafFile, first: LeafFile, report: Callable[[int], None]) -> None:
+        """Give a leaf that shows the same memory as an earlier one the same file."""
+        path = "/".join((self.prefix, *file.path))
+        if not self._link(self.staging.tree, first.path, file):
+            self._fill(file, self._open(file, path), path, report)
+            return
+        source = self.files[first.path]
+        self.sizes["/".join(file.path)] = self.sizes["/".join(first.path)]
+        if first.path in self.hashes:
+            self.hashes[file.path] = self.hashes[first.path]
+        self._keep(file, MemoryMappedTensor._on(source.detach(), replace(source._place, filename=path)))
+
+    def _keep(self, file: LeafFile, tensor: MemoryMappedTensor) -> None:
+        self.files[file.path] = tensor
+        if file.leaf is not None:
+            self.mapped.setdefault(id(file.leaf), tensor)
+
+    def _write_text(self, parts: Parts, name: str, text: bytes) -> None:
+        self.staging.tree.write(parts, name, text, sync=self.options.durable)
+        path = (*parts, name)
+        self.sizes["/".join(path)] = [len(text), None]
+        if self.options.checksums:
+            digest = checksum()[1]
+            digest.update(text)
+            self.hashes[path] = digest.hexdigest()
+
+    def _write_manifest(self) -> None:
+        # The root's metadata is the last file; the manifest speaks of it before it is there.
+        _, name, text = self.plan.texts[-1]
+        self.sizes[name] = [len(text), None]
+        content: dict[str, Any] = {"format": 1, "files": self.sizes}
+        if self.options.checksums:
+            algorithm, digest = checksum()
+            digest.update(text)
+            self.hashes[(name,)] = digest.hexdigest()
+            content["algorithm"] = algorithm
+            content["hashes"] = {"/".join(path): value for path, value in self.hashes.items()}
+        self.staging.tree.write((), _names.MANIFEST, json.dumps(content).encode(), sync=self.options.durable)
+
+
+def _named(error: OSError, file: LeafFile, path: str) -> OSError:
+    """Return an error of the operating system that says which leaf it met."""
+    if error.errno is None:
+        return error
+    what = f"cannot write {show_path(file.key)}, {file.nbytes} bytes: {os.strerror(error.errno)}"
+    return OSError(error.errno, what, path)
+
+
+def save_anonymous(tree: Core, *, inplace: bool, like: bool = False, copy_existing: bool = False) -> Any:
+    """Map a collection to one anonymous file.
+
+    Leaves that are mapped already stay where they are.
+
+    Args:
+        tree: any collection.
+        inplace: replace the leaves of ``tree`` itself.
+        like: leave zeros that take no space.
+        copy_existing: copy mapped leaves too.
+
+    Raises:
+        OSError: there is no room.
+    """
+    plan = Plan()
+    collect(tree, plan)
+    mapped: dict[int, Tensor] = {}
+    files: dict[LeafFile, MemoryMappedTensor] = {}
+    offsets: dict[LeafFile, int] = {}
+    end = 0
+    for file in plan.leaves:
+        leaf = file.tensor
+        if isinstance(leaf, MemoryMappedTensor) and not leaf._chain and not like and not copy_existing:
+            files[file] = leaf
+        elif file.same_as is None:
+            offsets[file] = end
+            end = align(end + file.nbytes)
+    shared = AnonymousFile.of_size(end, sparse=like) if end else None
+    for file in plan.leaves:
+        first = file.same_as
+        if first is not None and file not in files:
+            files[file] = MemoryMappedTensor._on(files[first].detach(), files[first]._place)
+        elif file not in files:
+            files[file] = _anonymous(file, shared, offsets[file], like)
+        if file.leaf is not None:
+            mapped[id(file.leaf)] = files[file]
+    for leaf, parts, ragged in plan.jagged:
+        mapped[id(leaf)] = jagged(ragged, **{role: plain(files[file]) for role, file in parts.items()})
+    return finish(tree, plan, mapped, None, Options(inplace=inplace))
+
+
+def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: bool) -> MemoryMappedTensor:
+    """Write a leaf to its place in an anonymous file and map it."""
+    if shared is None:
+        return MemoryMappedTensor._on(
+            shaped(torch.empty(0, dtype=file.tensor.dtype), file.shape), Place(file.shape)
+        )
+    if isinstance(file.shape, Tensor):
+        # A nested tensor must start where its storage starts, so it has a file to itself.
+        return MemoryMappedTensor.from_tensor(file.tensor, copy_data=not like)
+    position = start
+    for piece in () if like else pieces(file.tensor):
+        _fs.write_at(shared.fd, piece, position)
+        position += piece.nbytes
+    data = shared.elements(file.tensor.dtype, element_count(file.shape), start)
+    return MemoryMappedTensor._on(shaped(data, file.shape), Place(file.shape, file=shared, offset=start))
+
+
+def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None, options: Options) -> Any:
+    """Return the collection around the mapped leaves: locked, on the CPU, and aware of its save."""
+    if options.inplace:
+        for node, _ in plan.nodes:
+            _replace_leaves(node, mapped)
+        result: Any = tree
+    else:
+        result = tree._map(lambda leaf: mapped[id(leaf)])
+    return attach(result, prefix, options.robust_key, options.allow_pickle)
+
+
+def _replace_leaves(node: Core, mapped: dict[int, Tensor]) -> None:
+    for key, child in take_apart(node).entries.items():
+        if isinstance(child, Tensor):
+            node._set_child(key, mapped[id(child)])
+
+
+def attach(result: Any, prefix: str | None, robust_key: bool, allow_pickle: bool = False) -> Any:
+    """Lock a mapped collection and tell every node of it where it is saved."""
+    result.lock_()
+    todo: list[tuple[Any, str | None, torch.Size]] = [(result, prefix, torch.Size())]
+    while todo:
+        node, path, above = todo.pop()
+        inner = node._inner()
+        inner._set_device(_CPU)
+        inner._attachments = {
+            **(inner._attachments or {}),
+            ATTACHMENT: Saved(path, robust_key, allow_pickle, above),
+        }
+        record = take_apart(node)
+        size = node.batch_size
+        for key, child in record.entries.items():
+            if not isinstance(child, Tensor):
+                stem = _names.encode_key(key) if robust_key else key
+                todo.append((child, None if path is None else os.path.join(path, stem), size))
+        for name, child in record.members.items():
+            todo.append((child, None if path is None else os.path.join(path, name), above))
+    return result
+
+
+def take_apart(node: Core) -> Record:
+    """Return the record of a node in this format."""
+    kind = KINDS.of(node)
+    layout = kind.layouts.get(FORMAT)
+    return kind.flatten(node) if layout is None else layout.flatten(node)

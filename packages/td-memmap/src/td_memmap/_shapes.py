@@ -1,0 +1,88 @@
+"""Shapes of what a file holds: of a tensor, or the table of the component shapes of a nested one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core._torch_private import nested_view
+
+__all__ = [
+    "Shape",
+    "as_shape",
+    "component_shapes",
+    "element_count",
+    "jagged",
+    "shape_of",
+    "shaped",
+    "show_shape",
+]
+
+Shape = Any  # torch.Size, or the 2-d integer table of the component shapes of a nested tensor
+
+
+def element_count(shape: Shape) -> int:
+    """Return the number of elements of a shape or of a table of component shapes.
+
+    >>> element_count(torch.Size([2, 3])), element_count(torch.tensor([[1, 2], [3, 4]]))
+    (6, 14)
+    """
+    if isinstance(shape, Tensor):
+        return sum(math.prod(row) for row in shape.tolist())
+    return math.prod(shape)
+
+
+def shaped(flat: Tensor, shape: Shape) -> Tensor:
+    """Return a flat tensor in its shape; a table of component shapes makes it a nested tensor.
+
+    >>> shaped(torch.arange(4), torch.Size([2, 2])).shape
+    torch.Size([2, 2])
+    """
+    if not isinstance(shape, Tensor):
+        return flat.view(shape)
+    rows = shape.tolist()
+    strides = [[math.prod(row[i + 1 :]) for i in range(len(row))] for row in rows]
+    offsets, total = [], 0
+    for row in rows:
+        offsets.append(total)
+        total += math.prod(row)
+    table = torch.tensor(rows, dtype=torch.int64).view(shape.shape)
+    return nested_view(
+        flat, table, torch.tensor(strides, dtype=torch.int64).view(shape.shape), torch.tensor(offsets)
+    )
+
+
+def component_shapes(tensor: Tensor) -> Tensor:
+    """Return the shapes of the components of a strided nested tensor, one a row.
+
+    >>> component_shapes(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged))
+    tensor([[2],
+            [3]])
+    """
+    rows = [list(part.shape) for part in tensor.unbind()]
+    return torch.tensor(rows, dtype=torch.int64).view(len(rows), tensor.dim() - 1)
+
+
+def shape_of(tensor: Tensor) -> Shape:
+    """Return the shape of a tensor, or the component shapes of a nested one."""
+    return component_shapes(tensor) if tensor.is_nested else tensor.shape
+
+
+def show_shape(shape: Shape) -> str:
+    """Return a shape for messages."""
+    return str(shape.tolist() if isinstance(shape, Tensor) else list(shape))
+
+
+def as_shape(shape: Any) -> Shape:
+    """Return what a caller gave as a shape: a size, numbers, one number, or a table of component shapes."""
+    if isinstance(shape, Tensor) and shape.ndim == 2:
+        return shape
+    return torch.Size([shape] if isinstance(shape, int) else shape)
+
+
+def jagged(ragged: int, values: Tensor, offsets: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """Return the jagged nested tensor of its parts."""
+    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=ragged)

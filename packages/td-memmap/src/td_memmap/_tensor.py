@@ -1,0 +1,670 @@
+"""MemoryMappedTensor: a tensor whose elements are the content of a file.
+
+It is a plain ``torch.Tensor`` to every operation: results are plain tensors, in-place operations write through to the
+file. What it adds is knowledge of where it is stored: indexing that gives a view gives another tensor on the same file,
+and pickling sends the place, not the elements.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core._torch_private import plain_results
+from td_core.errors import FormatError
+
+from . import _fs
+from ._anonymous import AnonymousFile
+from ._dtypes import elements, storable
+from ._errors import FileTakenError, NoFileError
+from ._shapes import Shape, as_shape, component_shapes, element_count, shape_of, shaped, show_shape
+
+__all__ = ["MemoryMappedTensor", "Place"]
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where the elements of a tensor are stored.
+
+    Attributes:
+        shape: shape of the whole tensor in the file; the table of component shapes of a nested one.
+        filename: absolute path; None for a file without a name.
+        file: the file without a name.
+        offset: byte at which the tensor starts.
+        mode: as given when it was mapped.
+        shared: whether stores reach the file.
+        identity: device and inode that were mapped, to notice a path that came to mean another file.
+    """
+
+    shape: Shape
+    filename: str | None = None
+    file: AnonymousFile | None = None
+    offset: int = 0
+    mode: str | None = None
+    shared: bool = True
+    identity: tuple[int, int] | None = None
+
+
+class MemoryMappedTensor(Tensor):
+    """A tensor that lives in a file.
+
+    Indexing with integers, slices, ``None`` and ``...`` gives a view, which is a ``MemoryMappedTensor`` on the same
+    file; results of everything else that makes a new tensor are plain tensors. Pickling sends the path. A tensor
+    without a path lives in an anonymous file that vanishes with it: ``multiprocessing`` passes it on by descriptor, a
+    plain pickle holds the elements.
+
+    Args:
+        source: a tensor or numpy array, whose elements are copied; a ``torch.Size``, for zeros; a list of numbers; an
+            ``UntypedStorage``, which is wrapped.
+        dtype: element type, for sources that have none.
+        shape: shape of the result.
+        index: which view of the result to return.
+        device: only the CPU is possible.
+        handler: the anonymous file to map instead of creating one.
+        filename: where to store it; without it, in an anonymous file.
+
+    Raises:
+        FileTakenError: ``filename`` exists.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> tensor = MemoryMappedTensor(torch.tensor([[1, 2], [3, 4]]), filename=folder.name + "/t")
+    >>> tensor[1].add_(10)
+    MemoryMappedTensor([13, 14])
+    >>> MemoryMappedTensor.from_filename(folder.name + "/t", torch.int64, (2, 2))
+    MemoryMappedTensor([[ 1,  2],
+                        [13, 14]])
+    >>> folder.cleanup()
+    """
+
+    # Results of operations are plain tensors, and torch.compile sees a plain tensor.
+    __torch_function__ = plain_results
+
+    _place: Place
+    _chain: tuple[Any, ...]
+
+    def __new__(
+        cls,
+        source: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        shape: Shape | None = None,
+        index: Any = None,
+        device: Any = None,
+        handler: AnonymousFile | None = None,
+        filename: str | Path | None = None,
+    ) -> Any:
+        """Create a memory-mapped tensor; see the class."""
+        _check_device(device)
+        if handler is not None:
+            return cls.from_handler(handler, dtype or torch.get_default_dtype(), shape, index)
+        if isinstance(source, torch.UntypedStorage):
+            return cls.from_storage(source, shape=shape, dtype=dtype, index=index, filename=filename)
+        if isinstance(source, torch.Size):
+            result = cls.zeros(source, dtype=dtype, filename=filename)
+        else:
+            values = source if isinstance(source, Tensor) else torch.as_tensor(source, dtype=dtype)
+            result = cls.from_tensor(
+                values if dtype is None else values.to(dtype), filename=filename, shape=shape
+            )
+        return result if index is None else result[index]
+
+    @classmethod
+    def _on(cls, data: Tensor, place: Place, chain: tuple[Any, ...] = ()) -> MemoryMappedTensor:
+        """Return ``data``, which is mapped already, as a tensor that knows its place."""
+        result = data.as_subclass(cls)
+        result._place = place
+        result._chain = chain
+        return result
+
+    @classmethod
+    def from_tensor(
+        cls,
+        input: Tensor,
+        *,
+        filename: str | Path | None = None,
+        existsok: bool = False,
+        copy_existing: bool = False,
+        copy_data: bool = True,
+        shape: Shape | None = None,
+    ) -> MemoryMappedTensor:
+        """Copy a tensor into a file.
+
+        Args:
+            input: the tensor, of any device; it must not require gradients.
+            filename: the file; without it, an anonymous one.
+            existsok: whether a file that exists may be replaced. What is mapped from it stays as it is: the new
+                elements go to a new file of that name.
+            copy_existing: whether a tensor that is stored in a file already may be copied to another one.
+            copy_data: False leaves zeros, or what an existing file holds.
+            shape: shape of the result, to which ``input`` is expanded.
+
+        Raises:
+            FileTakenError: the file exists, or ``input`` is stored in another one.
+            OSError: there is no room for it.
+
+        >>> MemoryMappedTensor.from_tensor(torch.arange(3))
+        MemoryMappedTensor([0, 1, 2])
+        """
+        if not isinstance(input, Tensor):
+            raise TypeError(
+                f"from_tensor takes a tensor; convert the {type(input).__name__} with torch.as_tensor() first"
+            )
+        if input.requires_grad:
+            raise RuntimeError("a memory-mapped tensor cannot require gradients; pass tensor.detach()")
+        path = None if filename is None else os.path.abspath(filename)
+        if isinstance(input, MemoryMappedTensor):
+            here = input._place.filename
+            if not input._chain and here == path and (shape is None or torch.Size(shape) == input.shape):
+                if path is not None or input._place.file is not None:
+                    return input
+            elif path is not None and here is not None and not copy_existing:
+                raise FileTakenError(
+                    f"the tensor is stored in {here}; pass copy_existing=True to copy it to {path}"
+                )
+        storable(input, f"{path or 'an anonymous file'}", content=copy_data)
+        if input.is_nested:
+            return cls._from_nested(input, path, existsok, copy_data)
+        if shape is not None:
+            input = input.expand(torch.Size(shape))
+        if not copy_data:
+            return cls._create(input.shape, input.dtype, path, existsok=existsok, keep=True)
+        return cls._create(input.shape, input.dtype, path, existsok=existsok, content=elements(input.cpu()))
+
+    @classmethod
+    def _from_nested(
+        cls, input: Tensor, path: str | None, existsok: bool, copy_data: bool
+    ) -> MemoryMappedTensor:
+        table = component_shapes(input)
+        content = None
+        if copy_data:
+            content = torch.cat([elements(part.cpu()) for part in input.unbind()])
+        return cls._create(table, input.dtype, path, existsok=existsok, content=content, keep=not copy_data)
+
+    @classmethod
+    def _create(
+        cls,
+        shape: Shape,
+        dtype: torch.dtype,
+        path: str | None,
+        *,
+        existsok: bool = False,
+        content: Tensor | None = None,
+        keep: bool = False,
+    ) -> MemoryMappedTensor:
+        """Create a file with the bytes ``content``, or zeros, and map it; ``keep`` what an existing one holds."""
+        count = element_count(shape)
+        nbytes = count * dtype.itemsize
+        if path is None:
+            file = AnonymousFile.of_size(nbytes)
+            if content is not None and nbytes:
+                _fs.write_at(file.fd, content.numpy(), 0)
+            return cls._on(shaped(file.elements(dtype, count), shape), Place(shape, file=file))
+        if not count:
+            return cls._on(shaped(torch.empty(0, dtype=dtype), shape), Place(shape, path))
+        if existsok and keep and _fs.status(path) is not None:
+            fd = _fs.open_path(path, writable=True)
+            try:
+                if _fs.status_of(fd).st_size < nbytes:
+                    _fs.reserve(fd, nbytes)
+                return map_file(fd, path, dtype, shape, None, shared=True)
+            finally:
+                _fs.close(fd)
+        try:
+            with _fs.NewFile(path, replace=existsok) as new:
+                if content is None:
+                    _fs.reserve(new.fd, nbytes)
+                else:
+                    _fs.write_all(new.fd, content.numpy())
+                result = map_file(new.fd, path, dtype, shape, None, shared=True)
+                new.publish()
+        except FileExistsError as error:
+            raise FileTakenError(f"the file {path} exists; pass existsok=True to replace it") from error
+        return result
+
+    @classmethod
+    def from_filename(
+        cls,
+        filename: str | Path,
+        dtype: torch.dtype,
+        shape: Shape,
+        index: Any = None,
+        mode: str | None = None,
+    ) -> Any:
+        """Map an existing file.
+
+        Args:
+            filename: the file: C-contiguous elements from byte 0 on; it may be longer.
+            dtype: element type.
+            shape: shape of the whole tensor; for a nested tensor the table of its component shapes.
+            index: which view of it to return.
+            mode: ``None`` stores into the file where it is writable, ``"r+"`` always does, ``"r"`` never does.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            PermissionError: mode ``"r+"``, and the file is not writable.
+            FormatError: the file is too short.
+
+        >>> MemoryMappedTensor.from_filename("nowhere", torch.int8, (2,))
+        Traceback (most recent call last):
+        FileNotFoundError: [Errno 2] No such file or directory: '...nowhere'
+        """
+        check_mode(mode)
+        path = os.path.abspath(filename)
+        shape = as_shape(shape)
+        if not element_count(shape):
+            result = cls._on(shaped(torch.empty(0, dtype=dtype), shape), Place(shape, path, mode=mode))
+        else:
+            fd, shared = open_in_mode(lambda writable: _fs.open_path(path, writable=writable), mode)
+            try:
+                result = map_file(fd, path, dtype, shape, mode, shared=shared)
+            finally:
+                _fs.close(fd)
+        return result if index is None else result[index]
+
+    @classmethod
+    def from_handler(cls, handler: AnonymousFile, dtype: torch.dtype, shape: Shape, index: Any = None) -> Any:
+        """Map an anonymous file, the one of another tensor for instance.
+
+        >>> tensor = MemoryMappedTensor.zeros(2)
+        >>> other = MemoryMappedTensor.from_handler(tensor.handler, torch.float32, (2,))
+        >>> other.fill_(1)
+        MemoryMappedTensor([1., 1.])
+        >>> tensor
+        MemoryMappedTensor([1., 1.])
+        """
+        result = _on_anonymous(cls, handler, 0, dtype, as_shape(shape))
+        return result if index is None else result[index]
+
+    @classmethod
+    def from_storage(
+        cls,
+        storage: torch.UntypedStorage,
+        *,
+        shape: torch.Size | None = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        index: Any = None,
+        filename: Path | str | None = None,
+        handler: AnonymousFile | None = None,
+    ) -> Any:
+        """Wrap a storage that is mapped already.
+
+        Args:
+            storage: the storage.
+            shape: shape of the result; without it, one dim.
+            dtype: element type; torch's default without it.
+            device: only the CPU is possible.
+            index: which view to return.
+            filename: the file that the storage is mapped from, if it has one.
+            handler: the anonymous file that the storage is mapped from.
+
+        >>> base = MemoryMappedTensor.zeros(4)
+        >>> MemoryMappedTensor.from_storage(base.untyped_storage(), shape=(2, 2)).shape
+        torch.Size([2, 2])
+        """
+        _check_device(device)
+        dtype = dtype or torch.get_default_dtype()
+        flat = torch.empty(0, dtype=dtype).set_(storage)
+        whole = flat.shape if shape is None else torch.Size(shape)
+        if whole.numel() > flat.numel():
+            raise FormatError(
+                f"the storage is too small: shape {list(whole)} of {dtype} needs {whole.numel() * dtype.itemsize} "
+                f"bytes, it has {storage.nbytes()}"
+            )
+        path = None if filename is None else os.path.abspath(filename)
+        data = flat[: whole.numel()].view(whole)
+        result = cls._on(data, Place(whole, path, handler))
+        return result if index is None else result[index]
+
+    @classmethod
+    def empty(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+        """Create a tensor of zeros: the space is reserved, nothing is written. Arguments as for :meth:`zeros`.
+
+        >>> MemoryMappedTensor.empty(3, dtype=torch.bool).shape
+        torch.Size([3])
+        """
+        shape, dtype, path, existsok, _ = _creation("empty", args, kwargs)
+        return cls._create(shape, dtype, path, existsok=existsok)
+
+    @classmethod
+    def zeros(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+        """Create a tensor of zeros.
+
+        Args:
+            *args: the shape, as one tuple or as numbers; an integer table of component shapes for a nested tensor.
+            **kwargs: ``shape`` instead of the positional one, ``dtype``, ``device`` (only the CPU), ``filename`` and
+                ``existsok``.
+
+        Raises:
+            FileTakenError: the file exists.
+
+        >>> MemoryMappedTensor.zeros(2, 2)
+        MemoryMappedTensor([[0., 0.],
+                            [0., 0.]])
+        """
+        shape, dtype, path, existsok, _ = _creation("zeros", args, kwargs)
+        return cls._create(shape, dtype, path, existsok=existsok)
+
+    @classmethod
+    def ones(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+        """Create a tensor of ones. Arguments as for :meth:`zeros`.
+
+        >>> MemoryMappedTensor.ones((2,), dtype=torch.int)
+        MemoryMappedTensor([1, 1], dtype=torch.int32)
+        """
+        shape, dtype, path, existsok, _ = _creation("ones", args, kwargs)
+        return _filled(cls._create(shape, dtype, path, existsok=existsok), 1)
+
+    @classmethod
+    def full(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
+        """Create a tensor of one value. Arguments as for :meth:`zeros`, and ``fill_value``.
+
+        >>> MemoryMappedTensor.full((2,), 7)
+        MemoryMappedTensor([7., 7.])
+        """
+        shape, dtype, path, existsok, value = _creation("full", args, kwargs)
+        return _filled(cls._create(shape, dtype, path, existsok=existsok), value)
+
+    @classmethod
+    def empty_like(cls, input: Tensor, *, filename: str | Path | None = None) -> MemoryMappedTensor:
+        """Create a tensor of zeros with the shape and dtype of ``input``; nothing is written.
+
+        >>> MemoryMappedTensor.empty_like(torch.ones(2)).shape
+        torch.Size([2])
+        """
+        return cls.from_tensor(input.detach(), filename=filename, copy_data=False, copy_existing=True)
+
+    @classmethod
+    def zeros_like(cls, input: Tensor, *, filename: str | Path | None = None) -> MemoryMappedTensor:
+        """Create a tensor of zeros with the shape and dtype of ``input``.
+
+        >>> MemoryMappedTensor.zeros_like(torch.ones(2))
+        MemoryMappedTensor([0., 0.])
+        """
+        return cls._create(shape_of(input), input.dtype, _absolute(filename))
+
+    @classmethod
+    def ones_like(cls, input: Tensor, *, filename: str | Path | None = None) -> MemoryMappedTensor:
+        """Create a tensor of ones with the shape and dtype of ``input``.
+
+        >>> MemoryMappedTensor.ones_like(torch.zeros(2))
+        MemoryMappedTensor([1., 1.])
+        """
+        return cls.full_like(input, 1, filename=filename)
+
+    @classmethod
+    def full_like(
+        cls, input: Tensor, fill_value: Any, *, filename: str | Path | None = None
+    ) -> MemoryMappedTensor:
+        """Create a tensor of one value with the shape and dtype of ``input``.
+
+        >>> MemoryMappedTensor.full_like(torch.zeros(2), 5)
+        MemoryMappedTensor([5., 5.])
+        """
+        return _filled(cls._create(shape_of(input), input.dtype, _absolute(filename)), fill_value)
+
+    @property
+    def filename(self) -> str:
+        """Absolute path of the file.
+
+        Raises:
+            NoFileError: the tensor is in an anonymous file.
+        """
+        if self._place.filename is None:
+            raise NoFileError("this MemoryMappedTensor is in an anonymous file: it has no filename")
+        return self._place.filename
+
+    @property
+    def handler(self) -> AnonymousFile:
+        """The anonymous file that the tensor is in.
+
+        Raises:
+            NoFileError: the tensor is in a file with a name.
+        """
+        if self._place.file is None:
+            raise NoFileError("this MemoryMappedTensor is not in an anonymous file")
+        return self._place.file
+
+    @property
+    def parent_shape(self) -> Any:
+        """Shape of the whole tensor in the file, of which this one may be a view."""
+        return self._place.shape
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return a view on the same file for indices that give one, else a plain tensor."""
+        result = Tensor.__getitem__(self, index)
+        if torch.compiler.is_compiling():
+            return result
+        kind = type(index)
+        if kind is int or kind is slice:
+            return self._view(result, index)
+        plain = _plain_index(index)
+        return result if plain is None else self._view(result, plain)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.unbind(0))
+
+    def _view(self, data: Tensor, index: Any) -> MemoryMappedTensor:
+        result = data.as_subclass(MemoryMappedTensor)
+        result._place = self._place
+        result._chain = (*self._chain, index)
+        return result
+
+    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
+        """Return the slices along a dim, each a view on the same file."""
+        parts = Tensor.unbind(self, dim)
+        if torch.compiler.is_compiling() or self.is_nested:
+            return parts
+        lead = (slice(None),) * (dim % self.ndim)
+        return tuple(self._view(part, (*lead, i)) for i, part in enumerate(parts))
+
+    def split_with_sizes(self, split_sizes: Sequence[Any], dim: int = 0) -> tuple[Tensor, ...]:
+        """Return consecutive parts along a dim, each a view on the same file."""
+        return self._located(Tensor.split_with_sizes(self, split_sizes, dim), dim)
+
+    def split(self, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
+        """Return consecutive parts along a dim, each a view on the same file."""
+        return self._located(torch.split(self.detach(), split_size, dim), dim)
+
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+        """Return consecutive parts along a dim, each a view on the same file."""
+        return self._located(Tensor.chunk(self, chunks, dim), dim)
+
+    def _located(self, parts: Sequence[Tensor], dim: int) -> tuple[Tensor, ...]:
+        if torch.compiler.is_compiling():
+            return tuple(parts)
+        lead = (slice(None),) * (dim % self.ndim)
+        start, located = 0, []
+        for part in parts:
+            stop = start + part.shape[dim]
+            located.append(self._view(part, (*lead, slice(start, stop))))
+            start = stop
+        return tuple(located)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        # A copy must not share its elements with the original, so it cannot be on the same file.
+        copy = self.clone()
+        memo[id(self)] = copy
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        place = self._place
+        if place.filename is None:
+            return _from_elements, (Tensor.clone(self),)
+        return _from_path, (place.filename, self.dtype, place.shape, self._chain, place.mode)
+
+
+# A view made inside torch (a Parameter of a mapped tensor) has no place of its own.
+MemoryMappedTensor._place = Place(torch.Size())
+MemoryMappedTensor._chain = ()
+
+
+def _share(tensor: MemoryMappedTensor) -> Any:
+    """Reduce a tensor for another process of this machine."""
+    place = tensor._place
+    if place.file is None:
+        return tensor.__reduce_ex__(4)
+    return _from_anonymous, (place.file, place.offset, tensor.dtype, place.shape, tensor._chain)
+
+
+ForkingPickler.register(MemoryMappedTensor, _share)
+
+
+def _from_path(
+    filename: str, dtype: torch.dtype, shape: Shape, chain: tuple[Any, ...], mode: str | None
+) -> MemoryMappedTensor:
+    return _indexed(MemoryMappedTensor.from_filename(filename, dtype, shape, mode=mode), chain)
+
+
+def _from_anonymous(
+    file: AnonymousFile, offset: int, dtype: torch.dtype, shape: Shape, chain: tuple[Any, ...]
+) -> MemoryMappedTensor:
+    return _indexed(_on_anonymous(MemoryMappedTensor, file, offset, dtype, shape), chain)
+
+
+def _from_elements(values: Tensor) -> MemoryMappedTensor:
+    return MemoryMappedTensor.from_tensor(values)
+
+
+def _indexed(tensor: Any, chain: tuple[Any, ...]) -> MemoryMappedTensor:
+    for index in chain:
+        tensor = tensor[index]
+    return tensor  # type: ignore[no-any-return]
+
+
+def _on_anonymous(
+    cls: type[MemoryMappedTensor], file: AnonymousFile, offset: int, dtype: torch.dtype, shape: Shape
+) -> MemoryMappedTensor:
+    data = file.elements(dtype, element_count(shape), offset)
+    return cls._on(shaped(data, shape), Place(shape, file=file, offset=offset))
+
+
+def map_file(
+    fd: int,
+    path: str,
+    dtype: torch.dtype,
+    shape: Shape,
+    mode: str | None,
+    *,
+    shared: bool,
+    status: os.stat_result | None = None,
+    nbytes: int | None = None,
+) -> MemoryMappedTensor:
+    """Return the tensor in an open file, which is known as ``path``.
+
+    Raises:
+        FormatError: the file is too short.
+    """
+    if nbytes is None:
+        nbytes = element_count(shape) * dtype.itemsize
+    if status is None:
+        status = _fs.status_of(fd)
+    if status.st_size < nbytes:
+        raise FormatError(
+            f"{path} is too short for shape {show_shape(shape)} of {dtype}: it has {status.st_size} bytes, "
+            f"{nbytes} are needed"
+        )
+    data = _fs.map_elements(fd, dtype, nbytes // dtype.itemsize, shared=shared)
+    place = Place(shape, path, None, 0, mode, shared, (status.st_dev, status.st_ino))
+    return MemoryMappedTensor._on(shaped(data, shape), place)
+
+
+def check_mode(mode: str | None) -> None:
+    """Raise ValueError for an unknown mode."""
+    if mode not in (None, "r", "r+"):
+        raise ValueError(f"mode must be 'r', 'r+' or None; got {mode!r}")
+
+
+def open_in_mode(opener: Callable[[bool], int], mode: str | None) -> tuple[int, bool]:
+    """Open a file as ``mode`` says and tell whether stores shall reach it."""
+    if mode == "r":
+        return opener(False), False
+    try:
+        return opener(True), True
+    except OSError as error:
+        if mode == "r+" or error.errno not in _fs.NOT_WRITABLE:
+            raise
+        return opener(False), False
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return a tensor as a plain one on the same elements."""
+    return tensor.detach() if isinstance(tensor, MemoryMappedTensor) else tensor
+
+
+def _filled(tensor: MemoryMappedTensor, value: Any) -> MemoryMappedTensor:
+    tensor.fill_(value)
+    return tensor
+
+
+def _absolute(filename: str | Path | None) -> str | None:
+    return None if filename is None else os.path.abspath(filename)
+
+
+def _check_device(device: Any) -> None:
+    if device is not None and torch.device(device).type != "cpu":
+        raise RuntimeError(f"a memory-mapped tensor is on the CPU; got device={device!r}")
+
+
+_REQUIRED: Any = object()
+
+
+def _creation(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Shape, torch.dtype, str | None, bool, Any]:
+    """Return shape, dtype, path, existsok and fill value of a creation function's arguments."""
+    dtype = kwargs.pop("dtype", None) or torch.get_default_dtype()
+    path = _absolute(kwargs.pop("filename", None))
+    existsok = kwargs.pop("existsok", False)
+    _check_device(kwargs.pop("device", None))
+    value = kwargs.pop("fill_value", _REQUIRED) if name == "full" else None
+    if value is _REQUIRED:
+        if len(args) < 2:
+            raise TypeError("full() takes a shape and a fill_value")
+        *args, value = args  # type: ignore[assignment]
+    shape = kwargs.pop("shape", _REQUIRED)
+    if kwargs:
+        raise TypeError(f"{name}() got unexpected arguments {sorted(kwargs)}")
+    if shape is _REQUIRED:
+        if not args:
+            raise TypeError(f"{name}() takes a shape: numbers, one tuple, or shape=")
+        shape = args[0] if len(args) == 1 else args
+    elif args:
+        raise TypeError(f"{name}() takes its shape once; got {args} and shape={shape}")
+    return as_shape(shape), dtype, path, existsok, value
+
+
+_VIEW_PARTS = (int, slice, type(None), type(...))
+
+
+def _plain_index(index: Any) -> Any:
+    """Return an index that gives a view, as ints, slices, None and Ellipsis; None stands for one that copies.
+
+    ``m[None]`` is spelled ``(None,)``, so that None can say "copies".
+    """
+    parts = index if type(index) is tuple else (index,)
+    plain = []
+    for part in parts:
+        if type(part) in _VIEW_PARTS:
+            plain.append(part)
+        elif isinstance(part, Tensor):
+            if part.ndim or part.dtype == torch.bool or part.is_floating_point():
+                return None
+            plain.append(int(part))
+        elif isinstance(part, (list, tuple, range, bool)):
+            return None
+        else:
+            try:
+                plain.append(operator.index(part))
+            except TypeError:
+                return None
+    return tuple(plain)

@@ -1,0 +1,88 @@
+"""Views that old releases could save: a source and how to look at it. They load as the dense collections they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from td_core.errors import FormatError
+
+__all__ = ["decode_index", "look", "rebuild"]
+
+_SOURCE = "_source"
+
+#: The operations that a saved view may name, and the arguments of each.
+_OPERATIONS = {
+    "squeeze": {"dim"},
+    "unsqueeze": {"dim"},
+    "view": {"size"},
+    "transpose": {"dim0", "dim1"},
+    "permute": {"dims"},
+}
+
+
+def rebuild(meta: Mapping[str, Any], members: Mapping[str, Any]) -> Any:
+    """Return what a saved view shows.
+
+    Args:
+        meta: its metadata: an operation and its arguments, or an index.
+        members: the source.
+
+    Raises:
+        FormatError: the source is missing, or the operation or the index is none that a view can have.
+    """
+    if _SOURCE not in members:
+        raise FormatError(f"a saved view has its source in the directory {_SOURCE!r}, which is missing")
+    source = members[_SOURCE]
+    if "custom_op" not in meta:
+        return source[decode_index(meta["index"], top=True)]
+    return look(source, meta)
+
+
+def look(source: Any, meta: Mapping[str, Any]) -> Any:
+    """Return a source as the operation of a saved view shows it.
+
+    Raises:
+        FormatError: it is no operation that a view can have.
+    """
+    name, arguments = meta["custom_op"], meta.get("custom_op_kwargs")
+    if (
+        name not in _OPERATIONS
+        or not isinstance(arguments, dict)
+        or not arguments.keys() <= _OPERATIONS[name]
+    ):
+        raise FormatError(f"a saved view cannot be made by {name!r} with {arguments!r}")
+    if name == "view":
+        return source.view(arguments["size"])
+    if name == "permute":
+        return source.permute(arguments["dims"])
+    return getattr(source, name)(**arguments)
+
+
+def decode_index(code: Any, *, top: bool = False) -> Any:
+    """Return the index that a tagged list stands for.
+
+    Raises:
+        FormatError: it stands for none.
+
+    >>> decode_index(["tuple", [["slice", {"start": 0, "stop": 2, "step": None}], 1]])
+    (slice(0, 2, None), 1)
+    """
+    if code is None or isinstance(code, (bool, int)):
+        return code
+    if isinstance(code, list) and top and not (code and isinstance(code[0], str)):
+        return tuple(decode_index(item) for item in code)
+    if isinstance(code, list) and code and isinstance(code[0], str):
+        tag, rest = code[0], code[1:]
+        if tag == "ellipsis" and not rest:
+            return ...
+        if tag in ("tuple", "list") and len(rest) == 1 and isinstance(rest[0], list):
+            return (tuple if tag == "tuple" else list)(decode_index(item) for item in rest[0])
+        if tag in ("slice", "range") and len(rest) == 1 and isinstance(rest[0], dict):
+            bounds: list[Any] = [rest[0].get(name) for name in ("start", "stop", "step")]
+            return slice(*bounds) if tag == "slice" else range(*bounds)
+        if tag == "tensor" and rest:
+            return torch.tensor(rest[0])
+    raise FormatError(f"a saved view has an index that cannot be one: {code!r}")

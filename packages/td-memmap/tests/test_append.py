@@ -1,0 +1,144 @@
+"""Appending rows: all of them or none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import td_memmap
+from td_core import TensorDict
+from td_core._lazy_stack import LazyStackedTensorDict
+from td_memmap import AppendError, append_memmap
+
+
+def rows(start: int, count: int) -> TensorDict:
+    values = torch.arange(start, start + count)
+    return TensorDict(
+        {
+            "a": values[:, None].expand(count, 3),
+            "n": TensorDict({"b": values.float()}, batch_size=[count]),
+            "none": torch.zeros(count, 0),
+        },
+        batch_size=[count],
+    )
+
+
+def test_rows_are_appended(tmp_path: Path, same: Any) -> None:
+    prefix = tmp_path / "save"
+    saved = rows(0, 3).memmap(prefix)
+    mapped = TensorDict.load_memmap(prefix)
+    append_memmap(prefix, rows(3, 2))
+    append_memmap(prefix, rows(5, 0))
+    append_memmap(prefix, rows(5, 1))
+    same(TensorDict.load_memmap(prefix), rows(0, 6))
+    same(mapped, rows(0, 3))
+    saved["a"][0] = -1
+    assert (TensorDict.load_memmap(prefix)["a"][0] == -1).all()
+    assert os.listdir(tmp_path) == ["save"]
+
+
+def test_rows_of_an_empty_save(tmp_path: Path, same: Any) -> None:
+    prefix = tmp_path / "save"
+    rows(0, 0).memmap(prefix)
+    append_memmap(prefix, rows(0, 2))
+    same(TensorDict.load_memmap(prefix), rows(0, 2))
+
+
+def test_tied_leaves_grow_apart(tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    tied = torch.arange(3)
+    TensorDict({"a": tied, "b": tied}, batch_size=[3]).memmap(prefix)
+    append_memmap(prefix, TensorDict({"a": torch.tensor([3]), "b": torch.tensor([4])}, batch_size=[1]))
+    loaded = TensorDict.load_memmap(prefix)
+    assert loaded["a"].tolist() == [0, 1, 2, 3]
+    assert loaded["b"].tolist() == [0, 1, 2, 4]
+
+
+WRONG = {
+    "keys": (lambda td: td.select("a"), r"the root has the keys \['a', 'n', 'none'\], the rows have \['a'\]"),
+    "dtype": (
+        lambda td: td.update({"a": td["a"].float()}),
+        r"cannot append to key 'a': it has the shape \[3, 3\] of torch.int64",
+    ),
+    "shape": (lambda td: td.update({"a": td["a"][:, :2]}), r"the rows have \[2, 2\] of torch.int64"),
+    "no batch": (lambda td: TensorDict(), "the rows have no batch dim"),
+    "batch": (lambda td: TensorDict(td, batch_size=[2]).update({"n": TensorDict({"b": torch.ones(2, 3)}, batch_size=[2, 3])}),
+              r"cannot append to key \('n', 'b'\): it has the shape \[3\] .*the rows have \[2, 3\]"),
+    "kind": (lambda td: td.update({"n": torch.ones(2)}), r"nothing at key 'n'|the rows have \["),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_rows_that_do_not_fit(change: Any, message: str, tmp_path: Path, same: Any) -> None:
+    prefix = tmp_path / "save"
+    rows(0, 3).memmap(prefix)
+    with pytest.raises(AppendError, match=message):
+        append_memmap(prefix, change(rows(3, 2)))
+    with pytest.raises(ValueError):
+        append_memmap(prefix, change(rows(3, 2)))
+    same(TensorDict.load_memmap(prefix), rows(0, 3))
+
+
+def test_what_cannot_grow(tmp_path: Path) -> None:
+    stack = LazyStackedTensorDict(TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(3)}))
+    stack.memmap(tmp_path / "stack")
+    with pytest.raises(AppendError, match="the root is of a kind that cannot grow"):
+        append_memmap(tmp_path / "stack", stack)
+    rows(0, 2).memmap(tmp_path / "save.tdz")
+    with pytest.raises(AppendError, match=r"an archive cannot grow; unpack_memmap\(\) it first"):
+        append_memmap(tmp_path / "save.tdz", rows(0, 2))
+    with pytest.raises(FileNotFoundError):
+        append_memmap(tmp_path / "nowhere", rows(0, 2))
+
+
+def test_a_failure_leaves_the_save_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: Any
+) -> None:
+    prefix = tmp_path / "save"
+    rows(0, 3).memmap(prefix)
+    from td_memmap import _fs
+
+    real = _fs.write_at
+    calls = 0
+
+    def fail(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError(28, "No space left on device")
+        real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("td_memmap._append._fs.write_at", fail)
+        with pytest.raises(OSError, match="No space left"):
+            append_memmap(prefix, rows(3, 2))
+    same(TensorDict.load_memmap(prefix), rows(0, 3))
+    append_memmap(prefix, rows(3, 2))
+    same(TensorDict.load_memmap(prefix), rows(0, 5))
+    assert os.listdir(tmp_path) == ["save"]
+
+
+@pytest.mark.slow
+def test_processes_that_append_take_turns(tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    rows(0, 1).memmap(prefix)
+    children = []
+    for start in (100, 200):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for i in range(20):
+                    td_memmap.append_memmap(prefix, rows(start + i, 1))
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        assert os.waitpid(pid, 0)[1] == 0
+    found = TensorDict.load_memmap(prefix)
+    assert sorted(found["a"][:, 0].tolist()) == [0, *range(100, 120), *range(200, 220)]
+    assert found["n", "b"].tolist() == found["a"][:, 0].tolist()

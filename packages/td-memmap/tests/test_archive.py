@@ -1,0 +1,185 @@
+"""Archives: one zip file that is mapped as it is."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import td_memmap
+from td_core import TensorDict
+from td_core.errors import FormatError
+from td_memmap import FileTakenError
+
+
+def test_an_archive_round_trips(nest: Any, tmp_path: Path, same: Any) -> None:
+    path = tmp_path / "save.tdz"
+    saved = nest.memmap(path)
+    same(saved, nest)
+    assert type(saved["a"]) is Tensor
+    assert not saved.is_memmap()
+    same(TensorDict.load_memmap(path), nest)
+    same(TensorDict.load(path), nest)
+    same(td_memmap.load(path, subpath="n/deep"), nest["n", "deep"])
+    with pytest.raises(ValueError, match="no collection is saved under the subpath 'x'"):
+        TensorDict.load_memmap(path, subpath="x")
+    assert os.listdir(tmp_path) == ["save.tdz"]
+
+
+def test_the_layout(nest: Any, tmp_path: Path) -> None:
+    path = tmp_path / "save.tdz"
+    nest.memmap(path)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        assert archive.namelist() == [
+            "meta.json",
+            "a.memmap",
+            "lazy/meta.json",
+            "lazy/0/meta.json",
+            "lazy/1/meta.json",
+            "lazy/1/x.memmap",
+            "lazy/2/meta.json",
+            "lazy/2/x.memmap",
+            "n/meta.json",
+            "n/i.memmap",
+            "n/deep/meta.json",
+            "n/deep/b.memmap",
+        ]
+        content = path.read_bytes()
+        for info in archive.infolist():
+            header = content[info.header_offset : info.header_offset + 30]
+            name_length, extra_length = struct.unpack("<HH", header[26:30])
+            start = info.header_offset + 30 + name_length + extra_length
+            assert header[4:6] == b"\x2d\x00", "zip64"
+            assert content[start - 20 : start - 16] == b"\x01\x00\x10\x00", "the sizes stand last"
+            assert info.flag_bits & 8 == 0, "no data descriptor"
+            if info.filename.endswith(".memmap"):
+                assert start % 64 == 0
+
+
+@pytest.mark.parametrize(
+    "compression", ["stored", "deflate", "deflated", "bzip2", "lzma", zipfile.ZIP_DEFLATED]
+)
+def test_compression(compression: Any, nest: Any, tmp_path: Path, same: Any) -> None:
+    path = tmp_path / "save"
+    nest.memmap(path, archive=True, compression=compression)
+    same(TensorDict.load_memmap(path), nest)
+    with zipfile.ZipFile(path) as archive:
+        kinds = {info.filename: info.compress_type for info in archive.infolist()}
+        assert kinds["meta.json"] == zipfile.ZIP_STORED
+        assert (kinds["a.memmap"] == zipfile.ZIP_STORED) == (compression == "stored")
+    with pytest.raises(ValueError, match="unknown compression 'zz'"):
+        nest.memmap(path, archive=True, compression="zz")
+    same(TensorDict.load_memmap(path), nest)
+
+
+def test_modes(tmp_path: Path) -> None:
+    path = tmp_path / "save.tdz"
+    TensorDict({"a": torch.zeros(4)}).memmap(path)
+    for mode in (None, "r"):
+        TensorDict.load_memmap(path, mode=mode)["a"].fill_(7)
+        assert TensorDict.load_memmap(path)["a"].tolist() == [0] * 4
+    TensorDict.load_memmap(path, mode="r+")["a"].fill_(7)
+    assert TensorDict.load_memmap(path)["a"].tolist() == [7] * 4
+    assert [problem.file for problem in td_memmap.verify(path).problems] == ["a.memmap"]
+    td_memmap.refresh_archive_checksums(path)
+    assert td_memmap.verify(path).ok
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+
+
+def test_the_suffix_and_the_argument_decide(nest: Any, tmp_path: Path) -> None:
+    nest.memmap(tmp_path / "directory.tdz", archive=False)
+    assert (tmp_path / "directory.tdz").is_dir()
+    with pytest.raises(FileTakenError, match="it is a directory; pass archive=False"):
+        nest.memmap(tmp_path / "directory.tdz")
+    nest.memmap(tmp_path / "archive", archive=True)
+    assert td_memmap.is_memmap_archive(tmp_path / "archive")
+    nest.memmap(tmp_path / "name.zip")
+    assert (tmp_path / "name.zip").is_dir()
+    assert not td_memmap.is_memmap_archive(tmp_path / "name.zip")
+    with pytest.raises(ValueError, match="needs a path"):
+        nest.memmap(archive=True)
+    with pytest.raises(FileTakenError, match="the archive .* exists"):
+        nest.memmap(tmp_path / "archive", archive=True, existsok=False)
+
+
+def test_sparse_archives(tmp_path: Path) -> None:
+    like = TensorDict({"a": torch.ones(1000)}).memmap_like(tmp_path / "save.tdz")
+    assert (like["a"] == 0).all()
+
+
+def test_pack_and_unpack(nest: Any, tmp_path: Path, same: Any) -> None:
+    nest.memmap(tmp_path / "save")
+    (tmp_path / "save" / "notes.txt").write_text("mine")
+    done = []
+    packed = td_memmap.pack_memmap(
+        tmp_path / "save",
+        tmp_path / "save.tdz",
+        compression="deflate",
+        progress=lambda done_, total: done.append((done_, total)),
+    )
+    assert packed == tmp_path / "save.tdz"
+    assert done[-1][0] == done[-1][1]
+    same(TensorDict.load_memmap(packed), nest)
+    with zipfile.ZipFile(packed) as archive:
+        assert not {"notes.txt", "%manifest.json"} & set(archive.namelist())
+    assert td_memmap.unpack_memmap(packed, tmp_path / "again") == tmp_path / "again"
+    same(TensorDict.load_memmap(tmp_path / "again"), nest)
+    td_memmap.unpack_memmap(packed, tmp_path / "save")
+    same(TensorDict.load_memmap(tmp_path / "save"), nest)
+    assert (tmp_path / "save" / "notes.txt").read_text() == "mine"
+    with pytest.raises(FormatError, match="no save is at"):
+        td_memmap.pack_memmap(tmp_path, tmp_path / "x.tdz")
+    assert not (tmp_path / "x.tdz").exists()
+
+
+def test_a_damaged_archive_unpacks_to_nothing(nest: Any, tmp_path: Path) -> None:
+    path = tmp_path / "save.tdz"
+    nest.memmap(path)
+    with zipfile.ZipFile(path) as archive:
+        offset = archive.getinfo("n/i.memmap").header_offset
+    content = bytearray(path.read_bytes())
+    content[offset + 150] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"the entry 'n/i.memmap' is damaged: Bad CRC-32"):
+        td_memmap.unpack_memmap(path, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["save.tdz"]
+    report = td_memmap.verify(path)
+    assert not report.ok
+    assert [str(problem)[:24] for problem in report.problems] == ["n/i.memmap is damaged: /"]
+
+
+def test_an_archive_is_replaced_in_one_step(
+    nest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: Any
+) -> None:
+    path = tmp_path / "save.tdz"
+    nest.memmap(path)
+    loaded = TensorDict.load_memmap(path)
+
+    def fail(*args: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("td_memmap._archive.pieces", fail)
+        with pytest.raises(OSError, match="No space left"):
+            nest.memmap(path)
+    assert os.listdir(tmp_path) == ["save.tdz"]
+    TensorDict({"z": torch.zeros(1)}).memmap(path)
+    same(loaded, nest)
+    assert list(TensorDict.load_memmap(path).keys()) == ["z"]
+
+
+def test_any_number_of_leaves_is_one_mapping(tmp_path: Path) -> None:
+    td = TensorDict({str(i): torch.tensor([i]) for i in range(500)})
+    loaded = td.memmap(tmp_path / "save.tdz")
+    before = Path("/proc/self/maps").read_text().count("\n")
+    again = TensorDict.load_memmap(tmp_path / "save.tdz")
+    assert Path("/proc/self/maps").read_text().count("\n") < before + 10
+    assert (again == loaded).all()

@@ -1,0 +1,529 @@
+"""A save is complete or not there, whatever stops it, and nobody else's files are lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import TensorDict
+from td_core.errors import CodecError
+from td_memmap import FileTakenError, _fs
+from td_memmap._commit import Staging
+
+#: What reaches the file system; the rest of ``os`` computes.
+CALLS = {
+    "open", "close", "read", "write", "pwrite", "mkdir", "rmdir", "unlink", "link", "rename", "replace", "stat", "fstat",
+    "listdir", "scandir", "fsync", "ftruncate", "posix_fallocate", "fchmod", "makedirs", "access", "dup",
+}  # fmt: skip
+
+
+class Watched:
+    """Stand for the module ``os`` inside the module that touches the file system, and see every call."""
+
+    def __init__(self, see: Callable[[str, tuple[Any, ...], Any], None]) -> None:
+        self._see = see
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(os, name)
+        if name not in CALLS:
+            return member
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._see(name, args, kwargs)
+            return member(*args, **kwargs)
+
+        return call
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, see: Callable[[str, tuple[Any, ...], Any], None]) -> None:
+    """Call ``see`` before every call that reaches the file system."""
+    rename, flock = _fs._renameat2(), _fs.fcntl.flock
+
+    def renameat2(*args: Any) -> int:
+        see("renameat2", args, {})
+        assert rename is not None
+        return rename(*args)
+
+    def lock(*args: Any) -> None:
+        see("flock", args, {})
+        flock(*args)
+
+    monkeypatch.setattr(_fs, "os", Watched(see))
+    monkeypatch.setattr(_fs, "_renameat2", lambda: renameat2)
+    monkeypatch.setattr(_fs.fcntl, "flock", lock)
+
+
+def make(value: int, *, more: bool = False) -> TensorDict:
+    tied = torch.full((4,), value)
+    td = TensorDict(
+        {
+            "a": torch.full((3, 2), value),
+            "n": {"b": torch.full((5,), float(value)), "tied": tied, "deep": {"c": torch.full((2,), value)}},
+            "tied": tied,
+            "strided": torch.full((4, 3), value).t(),
+        }
+    )
+    if more:
+        td["more"] = TensorDict({"d": torch.full((2,), value)})
+    return td
+
+
+def content(prefix: Path) -> int | None:
+    """Return which of the saves of :func:`make` is complete at ``prefix``; None where nothing is."""
+    try:
+        loaded = TensorDict.load_memmap(prefix, mode="r")
+    except FileNotFoundError:
+        return None
+    values = {int(value) for leaf in loaded._leaves() for value in leaf.flatten()}
+    assert len(values) == 1, f"a mixture: {values}"
+    (value,) = values
+    wanted = make(value, more=value % 2 == 1)
+    assert set(loaded.keys(True)) == set(wanted.keys(True))
+    return value
+
+
+def in_child(work: Callable[[], Any]) -> int:
+    """Run ``work`` in a forked child and return how it ended."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+FOREIGN = {"README.md": "mine", "logs/today.txt": "mine too", "n/notes.txt": "mine as well"}
+
+
+def put_foreign(prefix: Path) -> None:
+    for name, text in FOREIGN.items():
+        (prefix / name).parent.mkdir(parents=True, exist_ok=True)
+        (prefix / name).write_text(text)
+
+
+def foreign_is_there(folder: Path) -> set[str]:
+    """Return the foreign files that exist, wherever below ``folder``."""
+    return {
+        name
+        for name in FOREIGN
+        if any(file.read_text() == FOREIGN[name] for file in folder.rglob(Path(name).name))
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_threads", [0, 4])
+@pytest.mark.parametrize("over", [False, True], ids=["fresh", "over"])
+def test_killed_at_any_call_it_leaves_the_old_save_or_the_new_one(
+    num_threads: int, over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = tmp_path / "save"
+    old = make(1, more=True)
+    # Threads only write large leaves; here they shall write all.
+    monkeypatch.setattr("td_memmap._save._WORTH_A_THREAD", 0)
+    seen = set()
+    for n in range(10_000):
+        if over:
+            if not (prefix / "meta.json").exists() or n == 0 or content(prefix) != 1:
+                old.memmap(prefix)
+                put_foreign(prefix)
+
+        def save(n: int = n) -> None:
+            count = 0
+            mutex = threading.Lock()
+
+            def see(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
+                nonlocal count
+                with mutex:
+                    count += 1
+                    if count > n:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+            with pytest.MonkeyPatch.context() as patch:
+                watch(patch, see)
+                make(2).memmap(prefix, num_threads=num_threads)
+
+        end = in_child(save)
+        found = content(prefix)
+        seen.add(found)
+        assert found in ((1, 2) if over else (None, 2)), f"killed at call {n}"
+        if over:
+            assert foreign_is_there(tmp_path) == set(FOREIGN), f"killed at call {n}"
+        if end == 0:
+            break
+        assert end == -signal.SIGKILL
+        if n % 7 == 0:
+            # The next save removes the litter, and brings back what is not ours.
+            make(1, more=True).memmap(prefix)
+            assert os.listdir(tmp_path) == ["save"], f"killed at call {n}"
+            if over:
+                assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())
+            else:
+                subprocess.run(["rm", "-rf", prefix], check=True)
+        elif not over:
+            for litter in tmp_path.iterdir():
+                subprocess.run(["rm", "-rf", litter], check=True)
+    assert n > 50
+    assert seen == ({1, 2} if over else {None, 2})
+    make(3, more=True).memmap(prefix)
+    assert os.listdir(tmp_path) == ["save"]
+    assert content(prefix) == 3
+
+
+@pytest.mark.parametrize("call", ["write", "open", "mkdir", "renameat2", "rename", "fsync", "link"])
+def test_a_call_that_fails_leaves_the_old_save_and_no_litter(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = tmp_path / "save"
+    make(1, more=True).memmap(prefix)
+    put_foreign(prefix)
+    failures = 0
+    for n in range(1000):
+        count = 0
+
+        def see(name: str, args: tuple[Any, ...], kwargs: Any, n: int = n) -> None:
+            nonlocal count
+            if name == call and not (name == "open" and not args[1] & os.O_CREAT):
+                count += 1
+                if count == n + 1:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+
+        with pytest.MonkeyPatch.context() as patch:
+            watch(patch, see)
+            try:
+                make(2).memmap(prefix, durable=True)
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+                failures += 1
+                if content(prefix) == 1:
+                    assert os.listdir(tmp_path) == ["save"], f"{call} {n}"
+                continue
+            finally:
+                patch.undo()
+        break
+    assert failures
+    assert content(prefix) == 2
+    assert os.listdir(tmp_path) == ["save"]
+    assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())
+
+
+def test_a_full_disk_names_key_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = tmp_path / "save"
+    make(1, more=True).memmap(prefix)
+    td = make(2)
+    td["n", "deep", "big"] = torch.zeros(100_000, dtype=torch.uint8)
+
+    def full(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
+        if name == "write" and len(args[1]) == 100_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for num_threads in (0, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            watch(patch, full)
+            with pytest.raises(
+                OSError, match=r"cannot write key \('n', 'deep', 'big'\), 100000 bytes: No space left"
+            ) as found:
+                td.memmap(prefix, num_threads=num_threads)
+        assert found.value.errno == errno.ENOSPC
+        assert found.value.filename == str(prefix / "n" / "deep" / "big.memmap")
+        assert content(prefix) == 1
+        assert os.listdir(tmp_path) == ["save"]
+
+
+def test_a_limit_on_file_sizes_is_an_error(tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    make(1, more=True).memmap(prefix)
+
+    def save() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+        td = make(2)
+        td["big"] = torch.zeros(100_000)
+        with pytest.raises(OSError, match="cannot write key 'big', 400000 bytes: File too large"):
+            td.memmap(prefix)
+
+    assert in_child(save) == 0
+    assert content(prefix) == 1
+    assert os.listdir(tmp_path) == ["save"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting is not allowed here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_really_full_disk(small_disk: Path) -> None:
+    prefix = small_disk / "save"
+    make(1, more=True).memmap(prefix)
+    for call in ("memmap", "memmap_"):
+        td = make(2)
+        td["big"] = torch.zeros(1_000_000)
+        with pytest.raises(OSError, match="No space left on device"):
+            getattr(td, call)(prefix)
+        assert content(prefix) == 1
+        assert os.listdir(small_disk) == ["save"]
+
+
+def test_a_mount_point_is_written_in_place_once(small_disk: Path) -> None:
+    (small_disk / "mine.txt").write_text("mine")
+    make(2).memmap(small_disk)
+    assert content(small_disk) == 2
+    assert (small_disk / "mine.txt").read_text() == "mine"
+    assert not (small_disk / "%saving").exists()
+    with pytest.raises(
+        FileTakenError, match="cannot replace the save at .* in one step: it is a mount point"
+    ):
+        make(1, more=True).memmap(small_disk)
+    assert content(small_disk) == 2
+
+
+@pytest.mark.parametrize("num_threads", [0, 4])
+def test_killed_in_place_it_leaves_no_save_and_the_next_one_cleans_up(
+    num_threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_fs, "is_mount", lambda path: True)
+    monkeypatch.setattr("td_memmap._save._WORTH_A_THREAD", 0)
+    prefix = tmp_path / "save"
+    for n in range(0, 1000, 3):
+        subprocess.run(["rm", "-rf", prefix], check=True)
+        prefix.mkdir()
+        put_foreign(prefix)
+
+        def save(n: int = n) -> None:
+            count = 0
+
+            def see(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
+                nonlocal count
+                count += 1
+                if count > n:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            with pytest.MonkeyPatch.context() as patch:
+                watch(patch, see)
+                make(2).memmap(prefix, num_threads=num_threads)
+
+        end = in_child(save)
+        assert content(prefix) in (None, 2)
+        if content(prefix) is None:
+            make(3, more=True).memmap(prefix)
+            assert content(prefix) == 3
+            assert not (prefix / "strided.memmap").exists() or end == 0 or content(prefix) == 3
+            assert not (prefix / "%saving").exists()
+        assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())
+        if end == 0:
+            break
+    assert n > 30
+
+
+def test_a_value_that_cannot_be_stored_writes_nothing(tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    make(1, more=True).memmap(prefix)
+    td = make(2)
+    td["zzz"] = torch.eye(2).to_sparse()
+    for num_threads in (0, 2):
+        with pytest.raises(CodecError, match="cannot store a tensor of layout torch.sparse_coo at key 'zzz'"):
+            td.memmap(prefix, num_threads=num_threads)
+    assert content(prefix) == 1
+    assert os.listdir(tmp_path) == ["save"]
+
+
+def test_files_of_others_stay_and_stale_ones_of_ours_go(tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    make(1, more=True).memmap(prefix)
+    put_foreign(prefix)
+    os.symlink("nowhere", prefix / "link")
+    (prefix / "more" / "mine").write_text("x")
+    inode = os.stat(prefix / "README.md").st_ino
+    make(2).memmap(prefix)
+    assert content(prefix) == 2
+    assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())
+    assert os.stat(prefix / "README.md").st_ino == inode
+    assert os.readlink(prefix / "link") == "nowhere"
+    assert os.listdir(prefix / "more") == ["mine"]
+    assert os.listdir(tmp_path) == ["save"]
+
+
+def test_files_of_others_in_the_way_are_never_overwritten(tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    for name in ("a.memmap", "n/b.memmap", "n"):
+        prefix.mkdir()
+        (prefix / name).parent.mkdir(exist_ok=True)
+        (prefix / name).write_text("mine")
+        with pytest.raises(
+            FileTakenError, match=f"cannot save at .*/save: '{name}' is in the way and belongs to no save"
+        ):
+            make(2).memmap(prefix)
+        assert (prefix / name).read_text() == "mine"
+        assert os.listdir(tmp_path) == ["save"]
+        subprocess.run(["rm", "-rf", prefix], check=True)
+
+
+def test_litter_that_is_in_use_or_not_ours_is_left_alone(tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    for name in (".save.td-new-zzzzzzzz", ".save.td-something", ".save.other.td-new-00000000"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".save.td-new-00000000").write_text("a file")
+    with Staging(str(prefix), [("x",)]) as staging:
+        busy = staging.tree.path
+        make(2).memmap(prefix)
+        assert os.path.isdir(busy)
+    assert not os.path.exists(busy)
+    assert len(os.listdir(tmp_path)) == 5
+    with pytest.raises(ValueError, match="names like this one are those of unfinished saves"):
+        make(2).memmap(tmp_path / ".save.td-old-00000000")
+
+
+def test_without_an_exchange_the_old_save_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = tmp_path / "save"
+    monkeypatch.setattr(_fs, "_renameat2", lambda: None)
+    make(1, more=True).memmap(prefix)
+    put_foreign(prefix)
+    for n in range(1000):
+
+        def save(n: int = n) -> None:
+            count = 0
+
+            def see(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
+                nonlocal count
+                count += 1
+                if count > n:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(_fs, "os", Watched(see))
+                make(2).memmap(prefix)
+
+        end = in_child(save)
+        if end == 0:
+            break
+        assert end == -signal.SIGKILL
+        assert content(prefix) in (None, 1, 2)
+        if content(prefix) is None:
+            # The next save finds what was moved aside, and would restore it before it did anything else.
+            with Staging(str(prefix), [("x",)]):
+                assert content(prefix) in (1, 2)
+        if content(prefix) == 2:
+            make(1, more=True).memmap(prefix)
+    assert content(prefix) == 2
+    assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())
+
+
+def test_durable_saves_sync_before_they_are_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = tmp_path / "save"
+    make(1, more=True).memmap(prefix)
+    log: list[tuple[str, str]] = []
+
+    def see(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
+        if name == "write":
+            log.append(("write", os.readlink(f"/proc/self/fd/{args[0]}")))
+        elif name == "fsync":
+            log.append(("sync", os.readlink(f"/proc/self/fd/{args[0]}")))
+        elif name == "open" and args[1] & os.O_CREAT:
+            folder = os.readlink(f"/proc/self/fd/{kwargs['dir_fd']}")
+            log.append(("create", f"{folder}/{args[0]}"))
+        elif name in ("mkdir", "link"):
+            fd = kwargs.get("dir_fd", kwargs.get("dst_dir_fd"))
+            made = args[0] if name == "mkdir" else args[1]
+            log.append(
+                ("mkdir" if name == "mkdir" else "create", f"{os.readlink(f'/proc/self/fd/{fd}')}/{made}")
+            )
+        elif name == "renameat2" and args[4] == 2:
+            log.append(("exchange", ""))
+
+    with pytest.MonkeyPatch.context() as patch:
+        watch(patch, see)
+        make(2).memmap(prefix, durable=True)
+    published = [kind for kind, _ in log].index("exchange")
+    before, after = log[:published], log[published:]
+    dirty: set[str] = set()
+    renamed = before[-1][1]
+    assert before[-1][0] == "sync"
+    for kind, path in before:
+        if kind == "sync":
+            dirty.discard(path)
+        elif kind == "write":
+            dirty.add(path)
+        else:
+            dirty.update({path, os.path.dirname(path)})
+            if kind == "create" and Path(path).name == "tied.memmap":
+                dirty.discard(path)  # a link to a file that is synced under its other name
+    assert dirty <= {str(tmp_path)}, "written, and not synced before it was published"
+    assert ("sync", str(tmp_path)) in after
+    assert renamed.startswith(str(tmp_path / ".save.td-new-"))
+
+
+@pytest.mark.slow
+def test_a_reader_sees_one_version_while_a_writer_replaces_it(tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    make(1, more=True).memmap(prefix)
+
+    def write() -> None:
+        for i in range(2, 102):
+            make(i, more=i % 2 == 1).memmap(prefix)
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            write()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    seen = set()
+    while not seen or os.waitpid(pid, os.WNOHANG) == (0, 0):
+        found = content(prefix)
+        assert found is not None
+        seen.add(found)
+    assert len(seen) > 3
+    assert content(prefix) == 101
+
+
+@pytest.mark.slow
+def test_of_two_writers_one_wins_completely(tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    make(1, more=True).memmap(prefix)
+    put_foreign(prefix)
+    children = []
+    for value in (2, 3):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for _ in range(40):
+                    make(value, more=value % 2 == 1).memmap(prefix)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(pid)
+    while children:
+        assert content(prefix) in (1, 2, 3)
+        for pid in list(children):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                assert status == 0
+                children.remove(pid)
+    make(5, more=True).memmap(prefix)
+    assert content(prefix) == 5
+    assert os.listdir(tmp_path) == ["save"]
+    assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())

@@ -1,0 +1,400 @@
+"""A damaged or hostile save is an error of one class, never wrong data; and loading changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from td_core import TensorDict
+from td_core._lazy_stack import LazyStackedTensorDict
+from td_core.errors import FormatError, MissingPluginError
+from td_memmap import PickleRefusedError
+
+Meta = dict[str, Any]
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Path:
+    stack = LazyStackedTensorDict(
+        *(TensorDict({"x": torch.ones(3)}, batch_size=[3]) for _ in range(3)), stack_dim=1
+    )
+    td = TensorDict({"a": torch.ones(3, 2), "n": {"b": torch.ones(3)}, "stack": stack}, batch_size=[3])
+    td.memmap(tmp_path / "save")
+    return tmp_path / "save"
+
+
+def edit(path: Path, change: Any) -> None:
+    meta = json.loads(path.read_text())
+    result = change(meta)
+    path.write_text(json.dumps(result if isinstance(result, (dict, list)) else meta))
+
+
+def snapshot(folder: Path) -> dict[str, Any]:
+    return {
+        str(file.relative_to(folder)): (
+            os.lstat(file).st_size,
+            os.lstat(file).st_mtime_ns,
+            os.lstat(file).st_ino,
+        )
+        for file in folder.rglob("*")
+    }
+
+
+def change(**fields: Any) -> Any:
+    return lambda meta: meta.update(fields)
+
+
+def of_leaf(**fields: Any) -> Any:
+    return lambda meta: meta["a"].update(fields)
+
+
+EDITS = {
+    "no type": (lambda meta: meta.pop("_type"), "the root: _type is None, expected the name of a class"),
+    "unknown class": (
+        change(_type="<class 'x.Y'>", _class="x:Y"),
+        "expected a class that this process has defined",
+    ),
+    "newer version": (
+        change(_format_version=3),
+        "_format_version is 3, expected at most 2: upgrade td-memmap",
+    ),
+    "a list": (lambda meta: [meta], "expected an object"),
+    "batch size of a leaf": (
+        of_leaf(shape=[2, 2]),
+        r"key 'a': shape is \[2, 2\], expected a shape that starts with",
+    ),
+    "short file": (of_leaf(shape=[3, 3]), r"a.memmap: key 'a': the size is 24, expected at least 36 bytes"),
+    "huge shape": (
+        of_leaf(shape=[3, 1 << 61]),
+        "key 'a': shape is .* expected a shape that a tensor can have",
+    ),
+    "negative": (of_leaf(shape=[3, -2]), "expected a list of sizes"),
+    "bool size": (of_leaf(shape=[3, True]), "expected a list of sizes"),
+    "float size": (of_leaf(shape=[3, 2.0]), "expected a list of sizes"),
+    "no list": (of_leaf(shape="3,2"), "expected a list of sizes"),
+    "dtype": (
+        of_leaf(dtype="torch.float7"),
+        "dtype is 'torch.float7', expected a dtype that this torch knows",
+    ),
+    "dtype type": (of_leaf(dtype=3), "dtype is 3"),
+    "quantised": (of_leaf(dtype="torch.qint8"), "a dtype that this torch knows and a file can hold"),
+    "nested flag": (of_leaf(is_nested="yes"), "is_nested is 'yes', expected true or false"),
+    "nested shape": (of_leaf(is_nested=True, shape=[3]), "the shape of a table of component shapes"),
+    "batch size": (change(shape=[-1]), "the root: shape is"),
+    "batch size of a level": (change(shape=[3, 2]), "key '(n|stack)': the (batch size|shape) is"),
+    "device": (change(device="gpu7"), "device is 'gpu7', expected the name of a device"),
+    "null device": (change(device=None), "device is None, expected the name of a device"),
+    "names": (change(_names=["x", "x"]), "cannot be put together: .*1 batch dims"),
+    "unknown entry": (change(new={"what": 1}), "key 'new': the entry is {'what': 1}, expected a leaf"),
+    "missing leaf": (
+        lambda meta: meta.update(new=meta["a"]),
+        "the file of key 'new' is missing: none of .*'new.memmap'",
+    ),
+    "missing level": (
+        change(new={"type": "TensorDict"}),
+        "key 'new' is missing: the directory 'new' is not there",
+    ),
+    "general: kind": (lambda meta: {"_format_version": 2}, "kind is None, expected the tag of a node kind"),
+    "general: unknown kind": (
+        lambda meta: {"_format_version": 2, "kind": "x"},
+        "a node kind that an installed package",
+    ),
+    "general: meta": (
+        lambda meta: {"_format_version": 2, "kind": "TensorDict"},
+        "meta is None, expected an object",
+    ),
+    "general: file": (
+        lambda meta: {
+            "_format_version": 2,
+            "kind": "TensorDict",
+            "meta": {"batch_size": []},
+            "entries": [["a", {"dtype": "torch.int8", "shape": [], "file": "../x"}]],
+        },
+        "file is '../x', expected a file name",
+    ),
+    "general: members": (
+        lambda meta: {"_format_version": 2, "kind": "TensorDict", "meta": {}, "members": ["../x"]},
+        "expected names of directories",
+    ),
+    "general: no batch size": (
+        lambda meta: {"_format_version": 2, "kind": "TensorDict", "meta": {}},
+        "cannot be put together: 'batch_size'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), EDITS.values(), ids=EDITS)
+def test_wrong_metadata(change: Any, message: str, save: Path) -> None:
+    edit(save / "meta.json", change)
+    before = snapshot(save)
+    with pytest.raises(FormatError, match=message) as found:
+        TensorDict.load_memmap(save)
+    assert str(save) in str(found.value)
+    assert snapshot(save) == before
+
+
+BROKEN = {
+    "empty": b"",
+    "truncated": b'{"a": {"dev',
+    "no json": b"\x80\x04\x95",
+    "no utf-8": b'{"\xff": 1}',
+    "twice": b'{"a": 1, "a": 2}',
+    "deep": b"[" * 100_000,
+    "long number": b'{"a": ' + b"9" * 10_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_broken_json(content: bytes, save: Path) -> None:
+    for name in ("meta.json", "n/meta.json", "stack/1/meta.json"):
+        copy = save.with_name(name.replace("/", "-"))
+        shutil.copytree(save, copy)
+        (copy / name).write_bytes(content)
+        with pytest.raises(FormatError, match=f"{name} is no valid metadata"):
+            TensorDict.load_memmap(copy)
+
+
+FILES = {
+    "a leaf is missing": (lambda save: (save / "a.memmap").unlink(), "the file of key 'a' is missing"),
+    "a leaf is short": (
+        lambda save: os.truncate(save / "a.memmap", 23),
+        "the size is 23, expected at least 24 bytes",
+    ),
+    "a leaf is empty": (lambda save: os.truncate(save / "a.memmap", 0), "the size is 0"),
+    "a level is missing": (
+        lambda save: shutil.rmtree(save / "n"),
+        "key 'n' is missing: the directory 'n' is not there",
+    ),
+    "metadata of a level is missing": (
+        lambda save: (save / "n/meta.json").unlink(),
+        "key 'n' has no metadata",
+    ),
+    "a member is missing": (
+        lambda save: shutil.rmtree(save / "stack/1"),
+        r"key \('stack', '1'\) is missing: the directory '1' is not there",
+    ),
+    "a level is a file": (
+        lambda save: (shutil.rmtree(save / "n"), (save / "n").write_text("x")),
+        "n is a file or a link where a directory should be",
+    ),
+    "a leaf is a directory": (
+        lambda save: ((save / "a.memmap").unlink(), (save / "a.memmap").mkdir()),
+        "a.memmap(: key 'a': the size is| is not a regular file)",
+    ),
+    "a leaf is a pipe": (
+        lambda save: ((save / "a.memmap").unlink(), os.mkfifo(save / "a.memmap")),
+        "a.memmap(: key 'a': the size is| is not a regular file)",
+    ),
+    "metadata is a pipe": (
+        lambda save: ((save / "meta.json").unlink(), os.mkfifo(save / "meta.json")),
+        "meta.json is not a regular file",
+    ),
+    "a leaf is a link to the outside": (
+        lambda save: ((save / "a.memmap").rename(save.parent / "x"), (save / "a.memmap").symlink_to("../x")),
+        "a.memmap is a link that leaves",
+    ),
+    "a leaf is an absolute link": (
+        lambda save: ((save / "a.memmap").unlink(), (save / "a.memmap").symlink_to("/etc/passwd")),
+        "a.memmap is a link that leaves",
+    ),
+    "a level is a link": (
+        lambda save: ((save / "n").rename(save.parent / "n"), (save / "n").symlink_to("../n")),
+        "n is a file or a link where a directory should be",
+    ),
+    "a link in a circle": (
+        lambda save: ((save / "a.memmap").unlink(), (save / "a.memmap").symlink_to("a.memmap")),
+        "a.memmap is a link that leaves",
+    ),
+    "metadata is a link": (
+        lambda save: (
+            (save / "meta.json").rename(save.parent / "m"),
+            (save / "meta.json").symlink_to("../m"),
+        ),
+        "meta.json is a link that leaves",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), FILES.values(), ids=FILES)
+@pytest.mark.parametrize("mode", [None, "r", "r+"])
+def test_wrong_files(damage: Any, message: str, mode: str | None, save: Path) -> None:
+    damage(save)
+    before = snapshot(save.parent)
+    with pytest.raises(FormatError, match=message):
+        TensorDict.load_memmap(save, mode=mode)
+    assert snapshot(save.parent) == before
+
+
+def test_what_is_legal(save: Path) -> None:
+    (save / "stray.memmap").write_text("x")
+    (save / "stray").mkdir()
+    with open(save / "a.memmap", "ab") as file:
+        file.write(b"more than the leaf")
+    (save / "n" / "b.memmap").rename(save / "n" / "real")
+    (save / "n" / "b.memmap").symlink_to("real")
+    edit(save / "meta.json", change(_future=3))
+    edit(save / "meta.json", lambda meta: meta["a"].pop("is_nested"))
+    edit(save / "meta.json", lambda meta: meta.pop("device"))
+    before = snapshot(save)
+    loaded = TensorDict.load_memmap(save)
+    assert (loaded["a"] == 1).all()
+    assert (loaded["n", "b"] == 1).all()
+    assert loaded.device is None
+    assert snapshot(save) == before
+    assert os.stat(save / "a.memmap").st_size == 24 + 18
+
+
+def test_without_strictness_the_rest_is_loaded(save: Path) -> None:
+    (save / "a.memmap").unlink()
+    (save / "stack" / "meta.json").write_text('{"_type": "<class \'gone.Gone\'>"}')
+    edit(save / "meta.json", change(new={"what": 1}))
+    loaded = TensorDict.load_memmap(save, strict=False)
+    assert list(loaded.keys()) == ["n"]
+    with pytest.raises(FormatError):
+        TensorDict.load_memmap(save)
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        TensorDict.load_memmap(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="meta.json"):
+        TensorDict.load_memmap(tmp_path)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(FormatError, match="is no archive of a save"):
+        TensorDict.load_memmap(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(NotADirectoryError):
+        TensorDict.load_memmap(tmp_path / "pipe")
+
+
+def test_a_missing_plugin_is_named_with_the_command(save: Path) -> None:
+    edit(
+        save / "n" / "meta.json",
+        lambda meta: {"_format_version": 2, "kind": "images.Image", "provider": "td-images==1.2"},
+    )
+    message = "key 'n' is of the kind 'images.Image', written by the package 'td-images' 1.2, .*: pip install td-images"
+    with pytest.raises(MissingPluginError, match=message):
+        TensorDict.load_memmap(save)
+    assert set(TensorDict.load_memmap(save, strict=False).keys()) == {"a", "stack"}
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(Path(os.environ["TD_BOMB"]) / "exploded"),)
+
+
+def test_loading_never_unpickles(save: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TD_BOMB", str(save.parent))
+    shutil.rmtree(save / "n")
+    (save / "n").mkdir()
+    (save / "n" / "meta.json").write_text(
+        json.dumps(
+            {"_format_version": 2, "kind": "TensorDict", "meta": {}, "values": {"v": {"pickled": True}}}
+        )
+    )
+    (save / "n" / "other.pickle").write_bytes(pickle.dumps({"v": Bomb()}))
+    for kwargs in ({}, {"allow_pickle": False}, {"device": "meta"}):
+        with pytest.raises(
+            PickleRefusedError, match="unpickling runs whatever code it names; pass allow_pickle=True"
+        ):
+            TensorDict.load_memmap(save, **kwargs)
+    assert not (save.parent / "exploded").exists()
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+FIELDS = ["shape", "device", "_type", "_class", "_format_version", "_names", "a", "n", "stack", "stack_dim", "_members",
+          "stack_dim_name", "x", "_locked", "kind", "meta", "entries", "members", "values", "_batch_size", "custom_op", "index",
+          "dtype", "is_nested", "type", "file", "layout", "data"]  # fmt: skip
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+def test_nothing_but_a_format_error_escapes(data: st.DataObject, save: Path) -> None:
+    copy = save.with_name("copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(save, copy)
+    file = copy / data.draw(
+        st.sampled_from(["meta.json", "n/meta.json", "stack/meta.json", "stack/0/meta.json"])
+    )
+    if data.draw(st.booleans()):
+        content = bytearray(file.read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+        file.write_bytes(content)
+    else:
+        meta = json.loads(file.read_text())
+        for _ in range(data.draw(st.integers(1, 3))):
+            place: Any = meta
+            field = data.draw(st.sampled_from(FIELDS))
+            if isinstance(place.get("a"), dict) and data.draw(st.booleans()):
+                place = place["a"]
+            place[field] = data.draw(st.one_of(JSON, st.sampled_from([None, *place.values()])))
+        file.write_text(json.dumps(meta))
+    for kwargs in ({"mode": "r"}, {"device": "meta"}, {"mode": "r", "strict": False}):
+        try:
+            TensorDict.load_memmap(copy, **kwargs)
+        except (FormatError, MissingPluginError):
+            pass
+
+
+@pytest.fixture
+def archive(save: Path) -> Path:
+    TensorDict.load_memmap(save).memmap(save.with_name("save.tdz"))
+    return save.with_name("save.tdz")
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+def test_nothing_but_a_format_error_escapes_from_an_archive(data: st.DataObject, archive: Path) -> None:
+    content = bytearray(archive.read_bytes())
+    for _ in range(data.draw(st.integers(1, 5))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content))) :]
+    copy = archive.with_name("copy.tdz")
+    copy.write_bytes(content)
+    try:
+        TensorDict.load_memmap(copy)
+    except (FormatError, MissingPluginError):
+        pass
+
+
+def rewrite(archive: Path, entries: list[tuple[Any, bytes]]) -> None:
+    with zipfile.ZipFile(archive, "w") as file:
+        for name, content in entries:
+            file.writestr(name, content)
+
+
+def test_hostile_archives(archive: Path) -> None:
+    with zipfile.ZipFile(archive) as file:
+        entries: list[tuple[Any, bytes]] = [(name, file.read(name)) for name in file.namelist()]
+    rewrite(archive, [*entries, ("../evil", b"x")])
+    with pytest.raises(FormatError, match="the entry '../evil' would leave the directory it is unpacked to"):
+        TensorDict.load_memmap(archive)
+    rewrite(archive, [(name, content[:-1] if name == "a.memmap" else content) for name, content in entries])
+    with pytest.raises(FormatError, match="the size is 23, expected"):
+        TensorDict.load_memmap(archive)
+    rewrite(archive, [pair for pair in entries if pair[0] != "meta.json"])
+    with pytest.raises(FormatError, match="with a meta.json at its top is expected"):
+        TensorDict.load_memmap(archive)
+    bomb = zipfile.ZipInfo("meta.json")
+    bomb.compress_type = zipfile.ZIP_DEFLATED
+    rewrite(archive, [(bomb, b" " * (1 << 29) + b"{}")])
+    with pytest.raises(FormatError, match="bytes, at most 536870912 are read"):
+        TensorDict.load_memmap(archive)

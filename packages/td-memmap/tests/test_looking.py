@@ -1,0 +1,234 @@
+"""Looking at saves: verify, inspect, the command line, the schema, progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import td_memmap
+from td_core import TensorDict
+from td_core.errors import FormatError
+from td_memmap import inspect, print_directory_tree, verify
+from td_memmap.__main__ import main
+
+
+@pytest.fixture(params=["xxh3_128", "crc32"])
+def hashed(request: pytest.FixtureRequest, nest: Any, prefix: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    if request.param == "crc32":
+        monkeypatch.setattr("td_memmap._checksum.xxh3_128", None)
+    else:
+        pytest.importorskip("xxhash")
+    nest.memmap(prefix, checksums=True)
+    assert json.loads((prefix / "%manifest.json").read_text())["algorithm"] == request.param
+    return prefix
+
+
+def damage(file: Path, *, when: int | None = None) -> None:
+    status = os.stat(file)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    stamp = status.st_mtime_ns if when is None else when
+    os.utime(file, ns=(stamp, stamp))
+
+
+def test_a_good_save_verifies(hashed: Path) -> None:
+    report = verify(hashed)
+    assert report.ok
+    assert report.problems == []
+    assert report.files == report.hashed == 12
+    TensorDict.load_memmap(hashed, verify=True)
+
+
+def test_every_bad_file_is_reported(hashed: Path) -> None:
+    damage(hashed / "a.memmap")
+    damage(hashed / "n" / "i.memmap", when=time.time_ns() + 10**9)
+    (hashed / "n" / "deep" / "b.memmap").unlink()
+    os.truncate(hashed / "lazy" / "2" / "x.memmap", 3)
+    report = verify(hashed)
+    assert {problem.file: problem.kind for problem in report.problems} == {
+        "a.memmap": "damaged",
+        "n/i.memmap": "modified",
+        "n/deep/b.memmap": "missing",
+        "lazy/2/x.memmap": "damaged",
+    }
+    assert not report.ok
+    with pytest.raises(
+        FormatError, match=r"(?s)a.memmap is damaged: its hash is .*n/deep/b.memmap is missing"
+    ):
+        TensorDict.load_memmap(hashed, verify=True)
+
+
+def test_a_write_through_the_mapping_is_a_modification(hashed: Path) -> None:
+    loaded = TensorDict.load_memmap(hashed)
+    time.sleep(0.05)
+    loaded["a"].fill_(5)
+    del loaded
+    os.sync()
+    report = verify(hashed)
+    assert [(problem.file, problem.kind) for problem in report.problems] == [("a.memmap", "modified")]
+    assert report.ok
+    TensorDict.load_memmap(hashed, verify=True)
+
+
+def test_without_hashes_sizes_are_verified(nest: Any, prefix: Path) -> None:
+    nest.memmap(prefix)
+    assert verify(prefix).hashed == 0
+    damage(prefix / "a.memmap")
+    assert verify(prefix).problems == []
+    os.truncate(prefix / "a.memmap", 3)
+    assert [str(problem) for problem in verify(prefix).problems] == [
+        "a.memmap is damaged: 3 bytes, 24 were saved"
+    ]
+    (prefix / "%manifest.json").unlink()
+    with pytest.raises(FormatError, match="the size is 3"):
+        verify(prefix)
+    (prefix / "%manifest.json").write_text("[]")
+    with pytest.raises(FormatError, match="files is None, expected the size of every file"):
+        verify(prefix)
+
+
+def test_carried_over_leaves_keep_their_hashes(hashed: Path) -> None:
+    TensorDict.load_memmap(hashed).memmap(hashed, checksums=True)
+    assert verify(hashed).problems == []
+
+
+def test_inspect(nest: Any, prefix: Path) -> None:
+    nest.memmap(prefix)
+    for file in prefix.rglob("*.memmap"):
+        file.chmod(0)
+    assert str(inspect(prefix)) == (
+        "save: TensorDict [3], 147 bytes\n"
+        "    a: leaf [3, 2] torch.float32, 24 bytes\n"
+        "    n: TensorDict [3], 99 bytes\n"
+        "        i: leaf [3, 4] torch.int64, 96 bytes\n"
+        "        empty: leaf [3, 0] torch.float32, 0 bytes\n"
+        "        deep: TensorDict [3], 3 bytes\n"
+        "            b: leaf [3] torch.bool, 3 bytes\n"
+        "    lazy: LazyStackedTensorDict, 24 bytes\n"
+        "        0: TensorDict [], 0 bytes\n"
+        "            x: leaf [0] torch.int64, 0 bytes\n"
+        "        1: TensorDict [], 8 bytes\n"
+        "            x: leaf [1] torch.int64, 8 bytes\n"
+        "        2: TensorDict [], 16 bytes\n"
+        "            x: leaf [2] torch.int64, 16 bytes"
+    )
+    nest.memmap(prefix.with_name("save.tdz"))
+    lines = str(inspect(prefix.with_name("save.tdz"))).splitlines()
+    assert lines[1:] == str(inspect(prefix)).splitlines()[1:]
+    assert inspect(prefix / "n").children["deep"].children["b"].shape == [3]
+
+
+def test_inspect_tells_who_wrote_what_without_needing_it(prefix: Path) -> None:
+    TensorDict({"shape": torch.ones(2), "n": {"a": 1}}).memmap(prefix)
+    meta = json.loads((prefix / "n" / "meta.json").read_text())
+    (prefix / "n" / "meta.json").write_text(
+        json.dumps(
+            {
+                "_type": "td:images.Image",
+                "_format_version": 2,
+                "kind": "images.Image",
+                "provider": "td-images==1.2",
+                "meta": {"batch_size": []},
+                "entries": [["a", {**meta["a"], "file": "a"}]],
+            }
+        )
+    )
+    (prefix / "n" / "other.pickle").write_bytes(b"anything")
+    assert str(inspect(prefix)).splitlines()[2] == (
+        "    n: images.Image [], 8 bytes, by td-images==1.2, PICKLED: other.pickle"
+    )
+    assert inspect(prefix).children["shape"].shape == [2]
+
+
+def test_print_directory_tree(nest: Any, prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    TensorDict({"a": torch.ones(2), "n": {"b": 1}}).memmap(prefix)
+    text = print_directory_tree(prefix, indent="  ")
+    assert capsys.readouterr().out == text + "\n"
+    assert text.splitlines()[0].startswith("  Directory size: ")
+    assert text.splitlines()[1:] == [
+        "  save/", "      n/", "          b.memmap", "          meta.json", "      %manifest.json", "      a.memmap",
+        "      meta.json",
+    ]  # fmt: skip
+
+
+def test_the_command_line(nest: Any, prefix: Path, capsys: pytest.CaptureFixture[str], same: Any) -> None:
+    nest.memmap(prefix, checksums=True)
+    archive = str(prefix) + ".tdz"
+    assert main(["inspect", str(prefix)]) == 0
+    assert capsys.readouterr().out.startswith("save: TensorDict [3]")
+    assert main(["inspect", str(prefix / "n"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["children"]["i"]["shape"] == [3, 4]
+    assert main(["pack", str(prefix), archive, "--compression", "deflate"]) == 0
+    assert capsys.readouterr().out == archive + "\n"
+    assert main(["unpack", archive, str(prefix) + "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"prefix": str(prefix) + "2"}
+    same(TensorDict.load_memmap(str(prefix) + "2"), nest)
+    assert main(["verify", str(prefix)]) == 0
+    assert main(["verify", archive]) == 0
+    capsys.readouterr()
+    damage(prefix / "a.memmap")
+    assert main(["verify", str(prefix), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["problems"][0]["file"] == "a.memmap"
+    assert main(["verify", str(prefix) + "3"]) == 2
+    assert "FileNotFoundError" in capsys.readouterr().err
+    assert main(["pack", str(prefix), archive, "--compression", "zz"]) == 2
+    assert "unknown compression 'zz'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([])
+
+
+@pytest.mark.slow
+def test_the_module_runs(nest: Any, prefix: Path) -> None:
+    nest.memmap(prefix)
+    command = [sys.executable, "-m", "td_memmap"]
+    done = subprocess.run(
+        [*command, "verify", prefix, "--progress"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{prefix}: 12 files, 0 hashes, 0 problems\n"
+
+
+def test_progress(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    td = TensorDict({str(i): torch.zeros(1000, dtype=torch.uint8) for i in range(3)})
+    steps: list[tuple[int, int]] = []
+    td.memmap(prefix, progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(1000, 3000), (2000, 3000), (3000, 3000)]
+    steps.clear()
+    TensorDict.load_memmap(prefix, progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(1000, 3000), (2000, 3000), (3000, 3000)]
+    td.memmap(prefix, progress=True)
+    assert "save" in capsys.readouterr().err
+
+
+def test_more_leaves_than_mappings_is_an_error_in_advance(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    td = TensorDict({str(i): torch.zeros(1) for i in range(50)})
+    td.memmap(prefix)
+    monkeypatch.setattr("td_memmap._limits._FEW", 10)
+    monkeypatch.setattr("td_memmap._limits._SPARE", 1 << 40)
+    for call in (lambda: TensorDict.load_memmap(prefix), lambda: td.memmap(prefix.with_name("other"))):
+        with pytest.raises(
+            OSError, match=r"50 leaves are as many mappings, .*use an archive \(.tdz\), which is one mapping"
+        ):
+            call()
+    assert os.listdir(prefix.parent) == ["save"]
+    td.memmap(prefix.with_name("save.tdz"))
+
+
+def test_a_save_without_a_pickle_of_ours_loads_anywhere(nest: Any, prefix: Path) -> None:
+    nest.memmap(prefix)
+    assert not [file for file in prefix.rglob("*") if file.suffix in (".pickle", ".pkl", ".pt")]
+    moved = prefix.with_name("moved")
+    shutil.move(prefix, moved)
+    assert (td_memmap.load(moved)["a"] == nest["a"]).all()

@@ -1,0 +1,633 @@
+"""Saving to a directory and loading it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import td_memmap
+from td_core import TensorDict
+from td_core._lazy_stack import LazyStackedTensorDict
+from td_core._params import TensorDictParams
+from td_core.errors import CodecError, FormatError, LockedError
+from td_memmap import FileTakenError, MemoryMappedTensor, TensorDictFuture
+from td_memmap._dtypes import DTYPES
+
+ODD_KEYS = [
+    "shape", "device", "_type", "_class", "_format_version", "_names", "_locked", "_members", "type", "dtype", "size",
+    "cls", "leaves", "entries", "meta", "meta.json", "a.memmap", ".", "..", "", " ", "a/b", "a\\b", "../x", "%", "%k0",
+    "%41", "é中", "😀", "\ud800", "\x00", "\n", "k" * 1000, "é" * 200, "Case", "case", "x", "x.shape", "0", "_tensordict",
+    "CON", "a.b", "-", "~", "'", '"',
+]  # fmt: skip
+
+
+def tree_under(path: Path) -> set[str]:
+    return {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+
+
+def test_writes_one_file_a_leaf_and_one_metadata_a_level(prefix: Path) -> None:
+    td = TensorDict({"a": torch.arange(10), "b": {"c": torch.arange(10.0)}}, batch_size=[10])
+    td.memmap(prefix)
+    assert tree_under(prefix) == {"a.memmap", "b/c.memmap", "b/meta.json", "meta.json", "%manifest.json"}
+    assert json.loads((prefix / "meta.json").read_text()) == {
+        "a": {"device": "cpu", "shape": [10], "dtype": "torch.int64", "is_nested": False},
+        "b": {"type": "TensorDict"},
+        "shape": [10],
+        "device": "cpu",
+        "_type": "<class 'tensordict._td.TensorDict'>",
+        "_format_version": 1,
+        "_class": "tensordict:TensorDict",
+    }
+    assert (prefix / "a.memmap").read_bytes() == td["a"].numpy().tobytes()
+    assert os.listdir(prefix.parent) == [prefix.name]
+
+
+def test_the_result_is_mapped_locked_on_the_cpu_and_knows_its_place(
+    nest: Any, prefix: Path, same: Any
+) -> None:
+    saved = nest.memmap(prefix)
+    same(saved, nest)
+    assert type(saved["a"]) is MemoryMappedTensor
+    assert saved["a"].filename == str(prefix / "a.memmap")
+    assert saved.device == torch.device("cpu")
+    assert saved.is_memmap()
+    assert saved.saved_path == prefix
+    assert saved["n", "deep"].saved_path == prefix / "n" / "deep"
+    assert saved["lazy"].tensordicts[1].saved_path == prefix / "lazy" / "1"
+    with pytest.raises(LockedError):
+        saved["new"] = torch.zeros(3)
+    saved.unlock_()
+    assert not saved.is_memmap()
+    with pytest.raises(AttributeError, match="has no saved path: it is not memory-mapped"):
+        _ = saved.saved_path
+    assert not nest.is_memmap()
+    assert nest.device is None
+
+
+def test_loads_what_was_saved(nest: Any, prefix: Path, same: Any) -> None:
+    nest.memmap(prefix)
+    loaded = TensorDict.load_memmap(prefix)
+    same(loaded, nest)
+    assert loaded.device == torch.device("cpu")
+    assert not loaded.is_locked
+    same(td_memmap.load(prefix), nest)
+    same(TensorDict.load(prefix), nest)
+
+
+def test_in_place(nest: Any, prefix: Path, same: Any) -> None:
+    before = nest.clone()
+    assert nest.memmap_(prefix) is nest
+    same(nest, before)
+    assert type(nest["n", "i"]) is MemoryMappedTensor
+    nest["n", "i"].zero_()
+    assert (TensorDict.load_memmap(prefix)["n", "i"] == 0).all()
+
+
+def test_without_prefix_the_files_vanish_with_the_collection(nest: Any, same: Any) -> None:
+    saved = nest.memmap()
+    same(saved, nest)
+    assert saved.is_memmap()
+    assert saved.saved_path is None
+    again = saved.memmap()
+    assert again["a"] is saved["a"]
+    assert again.is_memmap()
+    assert nest.memmap_() is nest
+    assert nest.memmap_() is nest
+
+
+def test_saving_what_is_mapped_there_links_it_and_elsewhere_is_refused(
+    nest: Any, prefix: Path, same: Any
+) -> None:
+    saved = nest.memmap(prefix)
+    inode = os.stat(prefix / "a.memmap").st_ino
+    again = saved.memmap(prefix)
+    assert again["a"] is saved["a"]
+    assert os.stat(prefix / "a.memmap").st_ino == inode
+    other = prefix.with_name("other")
+    with pytest.raises(
+        FileTakenError, match=r"cannot save key 'a' to .*other/a.memmap: it is stored in .*save/a.memmap"
+    ):
+        saved.memmap(other)
+    assert not other.exists()
+    for wrong in (saved[1], TensorDict.load_memmap(prefix)[:2]):
+        with pytest.raises(FileTakenError, match="pass copy_existing=True to copy it"):
+            wrong.memmap(other)
+    same(saved.memmap(other, copy_existing=True), nest)
+    same(saved[:2].memmap(prefix, copy_existing=True), nest[:2])
+    same(saved, nest)
+
+
+def test_a_slice_saved_onto_its_own_files(prefix: Path) -> None:
+    td = TensorDict({"a": torch.arange(100_000), "b": {"c": torch.arange(100_000.0)}}, batch_size=[100_000])
+    td.memmap(prefix)
+    loaded = TensorDict.load_memmap(prefix)
+    loaded[1:].memmap(prefix, copy_existing=True)
+    now = TensorDict.load_memmap(prefix)
+    assert torch.equal(now["a"], td["a"][1:])
+    assert torch.equal(now["b", "c"], td["b", "c"][1:])
+    assert torch.equal(loaded["a"], td["a"])
+
+
+def test_a_stale_mapping_is_written_not_linked(prefix: Path) -> None:
+    first = TensorDict({"a": torch.zeros(3)}).memmap(prefix)
+    TensorDict({"a": torch.ones(3)}).memmap(prefix)
+    first.memmap(prefix)
+    assert TensorDict.load_memmap(prefix)["a"].tolist() == [0, 0, 0]
+
+
+def test_changes_of_a_private_mapping_are_written(prefix: Path) -> None:
+    TensorDict({"a": torch.zeros(3)}).memmap(prefix)
+    private = TensorDict.load_memmap(prefix, mode="r")
+    private["a"].fill_(1)
+    assert TensorDict.load_memmap(prefix)["a"].tolist() == [0, 0, 0]
+    private.memmap(prefix)
+    assert TensorDict.load_memmap(prefix)["a"].tolist() == [1, 1, 1]
+
+
+def test_what_is_mapped_survives_that_its_save_is_replaced(nest: Any, prefix: Path, same: Any) -> None:
+    wanted = nest.clone()
+    saved, loaded = nest.memmap(prefix), TensorDict.load_memmap(prefix)
+    TensorDict({"z": torch.zeros(2)}).memmap(prefix)
+    same(saved, wanted)
+    same(loaded, wanted)
+    assert tree_under(prefix) == {"z.memmap", "meta.json", "%manifest.json"}
+
+
+def test_existsok(nest: Any, prefix: Path) -> None:
+    nest.memmap(prefix, existsok=False)
+    for call in (nest.memmap, nest.memmap_like, nest.memmap_):
+        with pytest.raises(FileTakenError, match="a save exists at .*; pass existsok=True to replace it"):
+            call(prefix, existsok=False)
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 4])
+def test_threads(num_threads: int, prefix: Path, same: Any) -> None:
+    td = TensorDict({str(i): torch.arange(i * 200_000) for i in range(6)})
+    same(td.memmap(prefix, num_threads=num_threads), td)
+    same(TensorDict.load_memmap(prefix, num_threads=num_threads), td)
+
+
+def test_return_early_gives_a_future(nest: Any, prefix: Path, same: Any) -> None:
+    future = nest.memmap(prefix, num_threads=2, return_early=True)
+    assert type(future) is TensorDictFuture
+    same(future.result(), nest)
+    assert nest.memmap_(prefix, num_threads=2, return_early=True).result() is nest
+    assert type(nest.memmap(return_early=True)) is TensorDict
+
+
+@pytest.mark.parametrize("key", ODD_KEYS, ids=ascii)
+def test_every_key_survives(key: str, prefix: Path, same: Any) -> None:
+    td = TensorDict({"first": torch.ones(1)})
+    td[key] = torch.arange(3)
+    td["below", key] = torch.arange(2)
+    td["other"] = TensorDict({key: TensorDict({key: torch.ones(1)})})
+    td.memmap(prefix)
+    same(TensorDict.load_memmap(prefix), td)
+    assert all(file.resolve().is_relative_to(prefix.resolve()) for file in prefix.parent.rglob("*"))
+
+
+def test_every_key_survives_beside_the_others(prefix: Path, same: Any) -> None:
+    td = TensorDict({key: torch.tensor([i]) for i, key in enumerate(ODD_KEYS)}, names=None)
+    nested = TensorDict({key: TensorDict({"v": torch.tensor([i])}) for i, key in enumerate(ODD_KEYS)})
+    both = TensorDict({"leaves": td, "nodes": nested})
+    both.memmap(prefix)
+    same(TensorDict.load_memmap(prefix), both)
+
+
+def test_key_collisions_of_file_names(prefix: Path, same: Any) -> None:
+    td = TensorDict(
+        {"a": torch.ones(1), "a.memmap": TensorDict({"b": torch.zeros(1)}), "meta.json": TensorDict()}
+    )
+    td.memmap(prefix)
+    same(TensorDict.load_memmap(prefix), td)
+
+
+def test_robust_key_false_stores_keys_as_they_are(prefix: Path, same: Any) -> None:
+    td = TensorDict({"a b": torch.ones(1), "n%n": {"c:d": torch.zeros(1)}})
+    saved = td.memmap(prefix, robust_key=False)
+    assert saved["n%n"].saved_path == prefix / "n%n"
+    assert {"a b.memmap", "n%n/c:d.memmap"} < tree_under(prefix)
+    same(TensorDict.load_memmap(prefix), td)
+    same(TensorDict.load_memmap(prefix, robust_key=False), td)
+    with pytest.raises(CodecError, match="robust_key=False cannot store key '../x': it is no file name"):
+        TensorDict({"../x": torch.ones(1)}).memmap(prefix, robust_key=False)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support", "ignore:The PyTorch API of nested tensors")
+def test_every_dtype(prefix: Path, same: Any) -> None:
+    content = torch.arange(64, dtype=torch.uint8) % 2
+    td = TensorDict({name: content.view(dtype) for name, dtype in DTYPES.items()})
+    td.memmap(prefix)
+    same(TensorDict.load_memmap(prefix), td)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors(prefix: Path, same: Any) -> None:
+    parts = [torch.arange(6.0).view(2, 3), torch.arange(4.0).view(1, 4)]
+    wide = [torch.arange(6.0).view(2, 3), torch.arange(3.0).view(1, 3)]
+    td = TensorDict(
+        {
+            "strided": torch.nested.nested_tensor(parts),
+            "transposed": torch.nested.nested_tensor(parts).transpose(1, 2),
+            "no element": torch.nested.nested_tensor([torch.zeros(0, 2), torch.zeros(0, 3)]),
+            "jagged": torch.nested.nested_tensor(wide, layout=torch.jagged),
+            "with lengths": torch.nested.narrow(
+                torch.arange(12).view(2, 6),
+                1,
+                torch.tensor([1, 2]),
+                torch.tensor([3, 2]),
+                layout=torch.jagged,
+            ),
+        }
+    )
+    saved = td.memmap(prefix)
+    for found in (saved, TensorDict.load_memmap(prefix), td.memmap()):
+        assert list(found.keys()) == list(td.keys())
+        for key, leaf in td.items():
+            assert found[key].layout == leaf.layout
+            for one, other in zip(found[key].unbind(), leaf.unbind(), strict=True):
+                assert torch.equal(one, other), key
+
+
+def test_expanded_leaves_are_written_in_full_and_tied_ones_once(prefix: Path) -> None:
+    base = torch.arange(4.0)
+    td = TensorDict({"row": base.expand(3, 4), "one": base, "two": base, "view": base.view(2, 2)})
+    saved = td.memmap(prefix)
+    assert os.stat(prefix / "row.memmap").st_size == 48
+    assert os.stat(prefix / "one.memmap").st_ino == os.stat(prefix / "two.memmap").st_ino
+    assert os.stat(prefix / "one.memmap").st_ino != os.stat(prefix / "view.memmap").st_ino
+    saved["row"][0] = -1
+    assert saved["row"][1].tolist() == [0, 1, 2, 3]
+    saved["one"].fill_(7)
+    assert TensorDict.load_memmap(prefix)["two"].tolist() == [7, 7, 7, 7]
+    saved.memmap(prefix)
+    assert os.stat(prefix / "one.memmap").st_ino == os.stat(prefix / "two.memmap").st_ino
+    assert TensorDict.load_memmap(prefix)["two"].tolist() == [7, 7, 7, 7]
+
+
+def test_names_batch_sizes_locks_and_stacks_come_back(prefix: Path, same: Any) -> None:
+    td = TensorDict(
+        {"n": TensorDict({"a": torch.zeros(2, 3, 4)}, batch_size=[2, 3], names=["x", "y"])},
+        batch_size=[2],
+        names=["x"],
+    )
+    td["stack"] = LazyStackedTensorDict(
+        *(TensorDict(batch_size=[2]) for _ in range(3)), stack_dim=1, stack_dim_name="t"
+    )
+    td.memmap(prefix)
+    same(TensorDict.load_memmap(prefix), td)
+    td.lock_()
+    td.memmap(prefix)
+    assert TensorDict.load_memmap(prefix).is_locked
+    empty = LazyStackedTensorDict(batch_size=[0, 4])
+    empty.memmap(prefix)
+    same(TensorDict.load_memmap(prefix), empty)
+
+
+class Sub(TensorDict):
+    __slots__ = ()
+
+
+def test_a_subclass_comes_back(prefix: Path) -> None:
+    Sub({"a": torch.ones(2)}).memmap(prefix)
+    assert type(TensorDict.load_memmap(prefix)) is Sub
+    meta = json.loads((prefix / "meta.json").read_text())
+    meta["_type"], meta["_class"] = "<class 'gone.Thing'>", "gone:Thing"
+    (prefix / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(
+        FormatError, match="_type is \"<class 'gone.Thing'>\", expected a class that this process has defined"
+    ):
+        TensorDict.load_memmap(prefix)
+    assert type(TensorDict.load_memmap(prefix, strict=False)) is TensorDict
+
+
+def test_parameters_are_saved_as_plain_tensors(prefix: Path) -> None:
+    params = TensorDictParams(TensorDict({"w": torch.ones(2)}))
+    saved = params.memmap(prefix)
+    assert type(saved) is TensorDict
+    assert not saved["w"].requires_grad
+    loaded = TensorDict.load_memmap(prefix)
+    assert type(loaded) is TensorDict
+    assert type(loaded["w"]) is MemoryMappedTensor
+
+
+def test_a_model_goes_to_disk_and_back(prefix: Path) -> None:
+    model = torch.nn.Transformer(
+        d_model=8, nhead=2, num_encoder_layers=1, num_decoder_layers=1, batch_first=True
+    )
+    weights = TensorDict.from_module(model)
+    on_disk = weights.memmap(prefix, num_threads=2)
+    loaded = TensorDict.load_memmap(prefix)
+    assert (on_disk == loaded).all()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    loaded.to_module(model)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
+
+
+def test_devices(nest: Any, prefix: Path, same: Any) -> None:
+    nest.memmap(prefix)
+    on_cpu = TensorDict.load_memmap(prefix, device="cpu")
+    assert type(on_cpu["a"]) is MemoryMappedTensor
+    meta = TensorDict.load_memmap(prefix, device="meta")
+    assert meta.device == torch.device("meta")
+    assert meta["n", "i"].device.type == "meta"
+    assert meta["n", "i"].shape == (3, 4)
+    for file in prefix.rglob("*.memmap"):
+        file.unlink()
+    assert TensorDict.load_memmap(prefix, device="meta")["a"].shape == (3, 2)
+
+
+def test_fake_tensors(nest: Any, prefix: Path) -> None:
+    from torch._subclasses import FakeTensorMode
+
+    nest.memmap(prefix)
+    with FakeTensorMode():
+        fake = TensorDict.load_memmap(prefix)
+    assert type(fake["a"]).__name__ == "FakeTensor"
+    assert fake["n", "i"].shape == (3, 4)
+
+
+def test_out_and_in_place_loading(nest: Any, prefix: Path, same: Any) -> None:
+    nest.memmap(prefix)
+    out = TensorDict(batch_size=[3])
+    assert TensorDict.load_memmap(prefix, out=out) is out
+    same(out["n"], nest["n"])
+    target = TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3])
+    TensorDict({"a": nest["a"]}, batch_size=[3]).memmap(prefix)
+    leaf = target["a"]
+    assert target.load_memmap_(prefix) is target
+    assert target["a"] is leaf
+    assert torch.equal(leaf, nest["a"])
+
+
+def test_subpaths(nest: Any, prefix: Path, same: Any) -> None:
+    nest["n", "a/b"] = TensorDict({"c": torch.ones(3)}, batch_size=[3])
+    nest.memmap(prefix)
+    same(TensorDict.load_memmap(prefix, subpath="n"), nest["n"])
+    same(TensorDict.load_memmap(prefix, subpath="n/deep"), nest["n", "deep"])
+    same(TensorDict.load_memmap(prefix, subpath=("n", "a/b")), nest["n", "a/b"])
+    same(TensorDict.load_memmap(prefix / "n"), nest["n"])
+    for wrong in ("a", "nothing", "n/nothing", ".."):
+        with pytest.raises(ValueError, match=f"no collection is saved under the subpath '{wrong}' of"):
+            TensorDict.load_memmap(prefix, subpath=wrong)
+
+
+def test_like_creates_sparse_files(tmp_path: Path) -> None:
+    datum = TensorDict({"image": torch.zeros(3, 64, 64, dtype=torch.uint8), "label": 0})
+    data = datum.expand(1_000_000).memmap_like(tmp_path / "data")
+    assert data["image"].shape == (1_000_000, 3, 64, 64)
+    stat = os.stat(tmp_path / "data" / "image.memmap")
+    assert stat.st_size == 12_288_000_000
+    assert stat.st_blocks * 512 < 1_000_000
+    data[500_000] = TensorDict({"image": torch.ones(3, 64, 64, dtype=torch.uint8), "label": 7})
+    loaded = TensorDict.load_memmap(tmp_path / "data")
+    assert loaded[500_000]["label"] == 7
+    assert loaded["image"][500_000].sum() == 12_288
+
+
+def test_like_keeps_a_save_of_the_same_structure_and_refuses_another(
+    nest: Any, prefix: Path, same: Any
+) -> None:
+    nest.memmap(prefix)
+    again = nest.memmap_like(prefix)
+    same(again, nest)
+    assert again.is_memmap()
+    again["a"].fill_(3)
+    assert (TensorDict.load_memmap(prefix)["a"] == 3).all()
+    with pytest.raises(
+        FileTakenError, match=r"key 'a' is shape \[3, 2\] of torch.float32 in the save that is there"
+    ):
+        TensorDict({"a": torch.zeros(4)}).memmap_like(prefix)
+    with pytest.raises(FileTakenError, match="has other leaves too"):
+        TensorDict({"a": torch.zeros(3, 2)}).memmap_like(prefix)
+    assert (TensorDict.load_memmap(prefix)["a"] == 3).all()
+    with pytest.raises(FileTakenError, match="key 'b' is nothing in the save"):
+        TensorDict({"b": torch.zeros(3, 2)}).memmap_like(prefix)
+
+
+def test_like_takes_tensors_without_content(prefix: Path) -> None:
+    like = TensorDict({"a": torch.zeros(3, device="meta")}).memmap_like(prefix)
+    assert like["a"].tolist() == [0, 0, 0]
+    assert TensorDict({"a": torch.ones(3)}).memmap_like()["a"].tolist() == [0, 0, 0]
+
+
+def test_new_entries_of_a_live_save(nest: Any, prefix: Path) -> None:
+    saved = nest.memmap(prefix)
+    leaf = saved.make_memmap("new", (3, 4), dtype=torch.int32)
+    assert leaf.filename == str(prefix / "new.memmap")
+    leaf.fill_(5)
+    saved.make_memmap(("n", "inner"), (3,))
+    saved.make_memmap(("far", "away"), (3, 1)).fill_(2)
+    saved.make_memmap_from_tensor("copy", torch.ones(3))
+    saved.make_memmap_from_tensor("shape only", torch.ones(3), copy_data=False)
+    saved.make_memmap_from_storage("storage", torch.arange(3.0).untyped_storage(), (3,))
+    assert saved.is_locked
+    for td in (saved, TensorDict.load_memmap(prefix)):
+        assert (td["new"] == 5).all()
+        assert td["n", "inner"].tolist() == [0, 0, 0]
+        assert (td["far", "away"] == 2).all()
+        assert td["copy"].tolist() == [1, 1, 1]
+        assert td["shape only"].tolist() == [0, 0, 0]
+        assert td["storage"].tolist() == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="cannot add key 'new': it is there already"):
+        saved.make_memmap("new", (3,))
+    with pytest.raises(RuntimeError, match=r"its shape \[5, 4\] does not start with the batch size \[3\]"):
+        saved.make_memmap("bad", (5, 4))
+    with pytest.raises(RuntimeError, match="is not memory-mapped: call memmap"):
+        nest.make_memmap("new", (3,))
+    anonymous = nest.memmap()
+    assert anonymous.make_memmap("new", (3,)).tolist() == [0, 0, 0]
+
+
+def test_refresh(nest: Any, prefix: Path) -> None:
+    saved = nest.memmap(prefix)
+    TensorDict({"z": torch.zeros(2)}, batch_size=[2]).memmap(prefix)
+    assert saved.memmap_refresh_() is saved
+    assert list(saved.keys()) == ["z"]
+    assert saved.batch_size == (2,)
+    assert saved.is_memmap()
+    with pytest.raises(RuntimeError, match="is not memory-mapped"):
+        nest.memmap_refresh_()
+    with pytest.raises(RuntimeError, match="mapped to anonymous files"):
+        nest.memmap().memmap_refresh_()
+
+
+def test_pickling_a_mapped_collection_sends_paths(prefix: Path, same: Any) -> None:
+    td = TensorDict({"a": torch.zeros(100_000), "n": {"b": torch.ones(100_000)}})
+    saved = td.memmap(prefix)
+    content = pickle.dumps(saved)
+    assert len(content) < 5_000
+    other = pickle.loads(content)
+    same(other, td)
+    other["a"].fill_(1)
+    assert (saved["a"] == 1).all()
+
+
+def test_unknown_options_are_refused(nest: Any, prefix: Path) -> None:
+    with pytest.raises(NotImplementedError, match="share_non_tensor=True is not supported"):
+        nest.memmap(prefix, share_non_tensor=True)
+    with pytest.raises(ValueError, match="only an archive can be compressed"):
+        nest.memmap(prefix, compression="deflate")
+    with pytest.raises(ValueError, match="mode must be"):
+        TensorDict.load_memmap(prefix, mode="w")
+    with pytest.raises(TypeError, match="atomic is a bool"):
+        nest.memmap(prefix, atomic="yes")
+
+
+def test_nothing_is_written_when_a_leaf_cannot_be_stored(nest: Any, prefix: Path) -> None:
+    nest.memmap(prefix)
+    files = {name: os.stat(prefix / name).st_mtime_ns for name in tree_under(prefix)}
+    nest["n", "deep", "bad"] = torch.eye(3).to_sparse()
+    with pytest.raises(CodecError, match=r"layout torch.sparse_coo at key \('n', 'deep', 'bad'\)"):
+        nest.memmap(prefix)
+    with pytest.raises(CodecError, match="elements of a meta tensor at key 'a'"):
+        TensorDict({"a": torch.empty(2, device="meta")}).memmap(prefix)
+    assert files == {name: os.stat(prefix / name).st_mtime_ns for name in tree_under(prefix)}
+    assert os.listdir(prefix.parent) == [prefix.name]
+
+
+def test_a_prefix_that_is_a_link_or_relative(
+    nest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: Any
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    nest.memmap(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    same(TensorDict.load_memmap(tmp_path / "real"), nest)
+    monkeypatch.chdir(tmp_path / "real")
+    nest.memmap(".")
+    nest.memmap(".")
+    assert os.path.samefile(os.getcwd(), tmp_path / "real")
+    same(TensorDict.load_memmap("."), nest)
+    monkeypatch.chdir(tmp_path)
+    nest.memmap("some/where")
+    same(TensorDict.load_memmap(tmp_path / "some" / "where"), nest)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(NotADirectoryError):
+        nest.memmap(tmp_path / "file")
+
+
+def test_depth(prefix: Path) -> None:
+    td = leaf = TensorDict({"x": torch.ones(1)})
+    for _ in range(300):
+        td = TensorDict({"n": td})
+    td.memmap(prefix)
+    found = TensorDict.load_memmap(prefix)
+    for _ in range(300):
+        found = found._children()["n"]
+    assert torch.equal(found["x"], leaf["x"])
+
+
+@pytest.mark.slow
+def test_a_save_copies_nothing_whole(tmp_path: Path) -> None:
+    """Contiguous leaves are written as they are, others in pieces: memory grows by little."""
+    code = f"""
+import resource, torch
+from td_core import TensorDict
+row = torch.arange(1 << 20, dtype=torch.uint8)
+big = torch.zeros(128 << 20, dtype=torch.uint8)
+td = TensorDict({{"expanded": row.expand(200, 1 << 20), "strided": big.view(1 << 13, 1 << 14).t(), "plain": big}})
+TensorDict({{"a": row, "s": row.view(4, -1).t()}}).memmap({str(tmp_path / "warm")!r})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+saved = td.memmap({str(tmp_path / "save")!r})
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64 << 10
+    assert os.stat(tmp_path / "save" / "expanded.memmap").st_size == 200 << 20
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_leaves_on_a_gpu(prefix: Path, same: Any) -> None:
+    td = TensorDict(
+        {"a": torch.arange(10_000_000), "b": torch.arange(12).view(3, 4).t(), "c": torch.tensor(2.5)}
+    )
+    saved = td.to("cuda").memmap(prefix)
+    same(saved, td)
+    loaded = TensorDict.load_memmap(prefix, device="cuda")
+    assert loaded["a"].is_cuda
+    same(loaded.cpu(), td)
+
+
+LEAF_DTYPES = [
+    torch.float32,
+    torch.int64,
+    torch.bool,
+    torch.bfloat16,
+    torch.complex64,
+    torch.uint8,
+    torch.float8_e5m2,
+]
+
+
+@st.composite
+def leaves(draw: st.DrawFn, batch: tuple[int, ...]) -> Any:
+    shape = (*batch, *draw(st.lists(st.integers(0, 3), max_size=2)))
+    leaf = torch.randint(0, 2, shape).to(draw(st.sampled_from(LEAF_DTYPES)))
+    form = draw(st.sampled_from(["plain", "strided", "expanded"]))
+    if form == "strided" and leaf.ndim > len(batch) + 1:
+        return leaf.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return leaf[..., None].expand(*shape, 3) if form == "expanded" else leaf
+
+
+@st.composite
+def dense(draw: st.DrawFn, batch: tuple[int, ...], depth: int) -> Any:
+    td = TensorDict(batch_size=batch)
+    for key in draw(
+        st.lists(st.one_of(st.sampled_from(ODD_KEYS), st.text(max_size=5)), max_size=4, unique=True)
+    ):
+        kind = draw(st.sampled_from(["leaf", "tied", "dense", "stack"])) if depth < 2 else "leaf"
+        if kind == "dense":
+            child = draw(dense((*batch, *draw(st.lists(st.integers(0, 2), max_size=1))), depth + 1))
+        elif kind == "stack":
+            child = draw(stacks(batch, depth + 1))
+        else:
+            leaf = draw(leaves(batch))
+            if kind == "tied":
+                td._set_child(key + "'", leaf)
+            child = leaf
+        td._set_child(key, child)
+    return td
+
+
+@st.composite
+def stacks(draw: st.DrawFn, batch: tuple[int, ...], depth: int) -> Any:
+    """A stack whose batch size starts with ``batch``: stacked behind it, or along one of its dims."""
+    dim = draw(st.integers(0, len(batch)))
+    count = batch[dim] if dim < len(batch) else draw(st.integers(1, 3))
+    inner = batch[:dim] + batch[dim + 1 :]
+    if not count:
+        return LazyStackedTensorDict(batch_size=batch, stack_dim=dim)
+    return LazyStackedTensorDict(*[draw(dense(inner, depth)) for _ in range(count)], stack_dim=dim)
+
+
+@given(
+    tree=st.sampled_from([(), (2,), (0,)]).flatmap(lambda batch: st.one_of(dense(batch, 0), stacks(batch, 0)))
+)
+@settings(
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.function_scoped_fixture,
+    ],
+)
+def test_any_tree_round_trips(tree: Any, tmp_path_factory: pytest.TempPathFactory, same: Any) -> None:
+    folder = tmp_path_factory.mktemp("trees")
+    for name in ("directory", "archive.tdz"):
+        same(tree.memmap(folder / name), tree)
+        same(TensorDict.load_memmap(folder / name), tree)

@@ -1,0 +1,418 @@
+"""MemoryMappedTensor: a tensor that is the content of a file, and knows it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from td_core.errors import CodecError, FormatError
+from td_memmap import FileTakenError, MemoryMappedTensor, NoFileError
+from td_memmap._dtypes import DTYPES, elements
+
+VIEWS = {
+    "int": 1,
+    "negative": -1,
+    "slice": slice(1, None),
+    "step": slice(None, None, 2),
+    "tuple": (slice(None), 1),
+    "none": None,
+    "ellipsis": ...,
+    "ellipsis and int": (..., 0),
+    "none and int": (None, 0),
+    "all ints": (1, 2),
+    "numpy int": np.int64(1),
+    "0-d tensor": torch.tensor(1),
+    "empty tuple": (),
+}
+COPIES = {
+    "list": [0, 1],
+    "range": range(2),
+    "tensor": torch.tensor([0, 1]),
+    "mask": torch.tensor([True, False, True]),
+    "numpy": np.array([0, 1]),
+    "true": True,
+}
+
+
+@pytest.fixture
+def source() -> Tensor:
+    return torch.arange(12.0).view(3, 4)
+
+
+@pytest.fixture
+def mapped(source: Tensor, tmp_path: Path) -> MemoryMappedTensor:
+    return MemoryMappedTensor.from_tensor(source, filename=tmp_path / "t")
+
+
+@pytest.mark.parametrize("index", VIEWS.values(), ids=VIEWS)
+def test_an_index_that_gives_a_view_gives_a_tensor_on_the_same_file(
+    index: Any, mapped: MemoryMappedTensor, source: Tensor, tmp_path: Path
+) -> None:
+    view = mapped[index]
+    assert type(view) is MemoryMappedTensor
+    assert view.filename == str(tmp_path / "t")
+    assert view.parent_shape == (3, 4)
+    assert torch.equal(view, source[index])
+    again = pickle.loads(pickle.dumps(view))
+    assert type(again) is MemoryMappedTensor
+    assert torch.equal(again, source[index])
+    again.fill_(-1)
+    source[index] = -1
+    assert torch.equal(mapped, source)
+
+
+@pytest.mark.parametrize("index", COPIES.values(), ids=COPIES)
+def test_an_index_that_copies_gives_a_plain_tensor(
+    index: Any, mapped: MemoryMappedTensor, source: Tensor
+) -> None:
+    result = mapped[index]
+    assert type(result) is Tensor
+    assert torch.equal(result, source[index])
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_views_of_views_pickle_as_what_they_show(data: st.DataObject) -> None:
+    source = torch.arange(60).view(3, 4, 5)
+    tensor: Any = MemoryMappedTensor.from_tensor(source)
+    plain = source
+    for _ in range(data.draw(st.integers(1, 3))):
+        parts: list[Any] = []
+        for size in plain.shape:
+            choices = [st.just(slice(None)), st.builds(slice, st.integers(-5, 5), st.integers(-5, 5))]
+            if size:
+                choices.append(st.integers(-size, size - 1))
+            parts.append(data.draw(st.one_of(choices)))
+            if data.draw(st.booleans()):
+                parts.insert(0, None)
+        tensor, plain = tensor[tuple(parts)], plain[tuple(parts)]
+    assert torch.equal(tensor, plain)
+    assert torch.equal(pickle.loads(pickle.dumps(tensor)), plain)
+
+
+def test_operations_give_plain_tensors_and_in_place_ones_write_through(
+    mapped: MemoryMappedTensor, source: Tensor
+) -> None:
+    for result in (
+        mapped + 1,
+        mapped.clone(),
+        mapped.view(4, 3),
+        mapped == mapped,
+        torch.stack([mapped, mapped]),
+    ):
+        assert type(result) is Tensor
+    assert mapped.add_(1) is mapped
+    again = MemoryMappedTensor.from_filename(mapped.filename, torch.float32, (3, 4))
+    assert torch.equal(again, source + 1)
+
+
+def test_parts_stay_on_the_file(mapped: MemoryMappedTensor, source: Tensor) -> None:
+    for dim in (0, 1, -1):
+        for parts, plain in (
+            (mapped.unbind(dim), source.unbind(dim)),
+            (mapped.split(2, dim), source.split(2, dim)),
+            (mapped.chunk(2, dim), source.chunk(2, dim)),
+            (
+                mapped.split_with_sizes([1, source.shape[dim] - 1], dim),
+                source.split_with_sizes([1, source.shape[dim] - 1], dim),
+            ),
+        ):
+            assert len(parts) == len(plain)
+            for part, expected in zip(parts, plain, strict=True):
+                assert part.filename == mapped.filename
+                assert torch.equal(part, expected)
+                assert torch.equal(pickle.loads(pickle.dumps(part)), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_every_storable_dtype_round_trips(dtype: torch.dtype, tmp_path: Path) -> None:
+    content = torch.arange(64, dtype=torch.uint8) % (2 if dtype == torch.bool else 200)
+    source = content.view(dtype).view(2, -1)
+    tensor = MemoryMappedTensor.from_tensor(source, filename=tmp_path / "t")
+    assert tensor.dtype == dtype
+    assert (tmp_path / "t").read_bytes() == content.numpy().tobytes()
+    again = MemoryMappedTensor.from_filename(tmp_path / "t", dtype, source.shape)
+    assert torch.equal(elements(again), content)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.arange(12).view(3, 4).t(),
+        lambda: torch.arange(3).expand(4, 3),
+        lambda: torch.tensor([1 + 2j, 3 - 1j]).conj(),
+        lambda: torch.tensor([1 + 2j]).conj().imag,
+        lambda: torch.arange(10)[::3],
+        lambda: torch.tensor(3.5),
+        lambda: torch.zeros(0, 3),
+    ],
+)
+def test_the_elements_are_written_in_c_order_whatever_the_strides(make: Any, tmp_path: Path) -> None:
+    source = make()
+    tensor = MemoryMappedTensor.from_tensor(source, filename=tmp_path / "t")
+    assert tensor.shape == source.shape
+    assert tensor.is_contiguous()
+    assert torch.equal(tensor, source.resolve_conj().resolve_neg())
+
+
+def test_a_tensor_without_elements_has_no_file(tmp_path: Path) -> None:
+    tensor = MemoryMappedTensor.zeros(0, 3, filename=tmp_path / "t")
+    assert not (tmp_path / "t").exists()
+    assert pickle.loads(pickle.dumps(tensor)).shape == (0, 3)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_round_trip(tmp_path: Path) -> None:
+    parts = [torch.arange(6.0).view(2, 3), torch.arange(4.0).view(1, 4)]
+    tensor = MemoryMappedTensor.from_tensor(torch.nested.nested_tensor(parts), filename=tmp_path / "t")
+    assert tensor.is_nested
+    assert tensor.parent_shape.tolist() == [[2, 3], [1, 4]]
+    again = pickle.loads(pickle.dumps(tensor))
+    assert all(torch.equal(one, other) for one, other in zip(again.unbind(), parts, strict=True))
+
+
+CREATORS = {
+    "zeros": (MemoryMappedTensor.zeros, 0, {}),
+    "ones": (MemoryMappedTensor.ones, 1, {}),
+    "empty": (MemoryMappedTensor.empty, 0, {}),
+    "full": (MemoryMappedTensor.full, 7, {"fill_value": 7}),
+}
+
+
+@pytest.mark.parametrize(("create", "value", "extra"), CREATORS.values(), ids=CREATORS)
+def test_creation(create: Any, value: float, extra: dict[str, Any], tmp_path: Path) -> None:
+    expected = torch.full((2, 3), value, dtype=torch.int16)
+    for args, kwargs in (((2, 3), {}), (((2, 3),), {}), ((torch.Size([2, 3]),), {}), ((), {"shape": (2, 3)})):
+        tensor = create(*args, dtype=torch.int16, **kwargs, **extra)
+        assert torch.equal(tensor, expected)
+    tensor = create(2, 3, filename=tmp_path / "t", dtype=torch.int16, **extra)
+    assert tensor.filename == str(tmp_path / "t")
+    with pytest.raises(FileTakenError, match=r"t exists; pass existsok=True to replace it"):
+        create(2, 3, filename=tmp_path / "t", **extra)
+    with pytest.raises(TypeError, match="takes its shape once"):
+        create(2, shape=(2,), **extra)
+    with pytest.raises(TypeError, match=r"unexpected arguments \['size'\]"):
+        create(2, size=(2,), **extra)
+    with pytest.raises(RuntimeError, match="is on the CPU; got device='cuda'"):
+        create(2, device="cuda", **extra)
+
+
+def test_creation_like_another_tensor(tmp_path: Path) -> None:
+    like = torch.full((2,), 5, dtype=torch.int8)
+    for name, expected in (("zeros_like", 0), ("ones_like", 1), ("empty_like", 0)):
+        tensor = getattr(MemoryMappedTensor, name)(like, filename=tmp_path / name)
+        assert tensor.tolist() == [expected] * 2
+        assert tensor.dtype == torch.int8
+        assert os.path.getsize(tmp_path / name) == 2
+    assert MemoryMappedTensor.full_like(like, 3).tolist() == [3, 3]
+
+
+def test_the_constructor_takes_what_torch_tensor_takes(tmp_path: Path) -> None:
+    assert torch.equal(MemoryMappedTensor(torch.ones(3)), torch.ones(3))
+    assert MemoryMappedTensor(torch.Size([2])).tolist() == [0, 0]
+    assert MemoryMappedTensor([1, 2], dtype=torch.int8).dtype == torch.int8
+    assert MemoryMappedTensor(np.ones(2)).dtype == torch.float64
+    assert MemoryMappedTensor(torch.arange(3), index=1).item() == 1
+    base = MemoryMappedTensor(torch.arange(4), filename=tmp_path / "t")
+    wrapped = MemoryMappedTensor(
+        base.untyped_storage(), dtype=torch.int64, shape=(2, 2), filename=tmp_path / "t"
+    )
+    wrapped[0, 0] = 9
+    assert base[0] == 9
+
+
+def test_replacing_a_file_leaves_what_is_mapped_alone(mapped: MemoryMappedTensor, source: Tensor) -> None:
+    new = MemoryMappedTensor.from_tensor(torch.zeros(3, 4), filename=mapped.filename, existsok=True)
+    assert torch.equal(mapped, source)
+    assert torch.equal(new, torch.zeros(3, 4))
+    assert os.listdir(Path(mapped.filename).parent) == ["t"]
+    kept = MemoryMappedTensor.from_tensor(
+        torch.ones(3, 4), filename=mapped.filename, existsok=True, copy_data=False
+    )
+    assert torch.equal(kept, torch.zeros(3, 4))
+    kept.fill_(2)
+    assert torch.equal(new, torch.full((3, 4), 2.0))
+
+
+def test_a_slice_can_be_written_onto_its_own_file(mapped: MemoryMappedTensor, source: Tensor) -> None:
+    new = MemoryMappedTensor.from_tensor(
+        mapped[1:], filename=mapped.filename, existsok=True, copy_existing=True
+    )
+    assert torch.equal(new, source[1:])
+    assert os.path.getsize(mapped.filename) == 32
+
+
+def test_copying_to_another_file_must_be_asked_for(mapped: MemoryMappedTensor, tmp_path: Path) -> None:
+    assert MemoryMappedTensor.from_tensor(mapped, filename=mapped.filename) is mapped
+    with pytest.raises(FileTakenError, match="pass copy_existing=True to copy it to"):
+        MemoryMappedTensor.from_tensor(mapped, filename=tmp_path / "other")
+    with pytest.raises(FileTakenError, match="is stored in"):
+        MemoryMappedTensor.from_tensor(mapped[0], filename=tmp_path / "other")
+    other = MemoryMappedTensor.from_tensor(mapped, filename=tmp_path / "other", copy_existing=True)
+    assert torch.equal(other, mapped)
+    assert MemoryMappedTensor.from_tensor(other) is not other
+
+
+def test_modes(mapped: MemoryMappedTensor, source: Tensor) -> None:
+    private = MemoryMappedTensor.from_filename(mapped.filename, torch.float32, (3, 4), mode="r")
+    private.fill_(-1)
+    assert torch.equal(mapped, source)
+    shared = MemoryMappedTensor.from_filename(mapped.filename, torch.float32, (3, 4), mode="r+")
+    shared.fill_(-1)
+    assert (mapped == -1).all()
+    with pytest.raises(ValueError, match=r"mode must be 'r', 'r\+' or None; got 'w'"):
+        MemoryMappedTensor.from_filename(mapped.filename, torch.float32, (3, 4), mode="w")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_file_that_is_not_writable(mapped: MemoryMappedTensor) -> None:
+    os.chmod(mapped.filename, 0o400)
+    tensor = MemoryMappedTensor.from_filename(mapped.filename, torch.float32, (3, 4))
+    tensor.fill_(-1)
+    assert mapped[0, 1] == 1
+    with pytest.raises(PermissionError):
+        MemoryMappedTensor.from_filename(mapped.filename, torch.float32, (3, 4), mode="r+")
+
+
+def test_a_file_is_never_extended(mapped: MemoryMappedTensor) -> None:
+    with pytest.raises(
+        FormatError, match=r"too short for shape \[4, 4\] of torch.float32: it has 48 bytes, 64 are needed"
+    ):
+        MemoryMappedTensor.from_filename(mapped.filename, torch.float32, (4, 4))
+    assert os.path.getsize(mapped.filename) == 48
+    with pytest.raises(FileNotFoundError):
+        MemoryMappedTensor.from_filename(mapped.filename + "x", torch.float32, (4, 4))
+
+
+def test_special_files_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FormatError, match="pipe: it is not a regular file"):
+        MemoryMappedTensor.from_filename(tmp_path / "pipe", torch.float32, (4,))
+
+
+REFUSED = {
+    "sparse": (lambda: torch.eye(2).to_sparse(), CodecError, "layout torch.sparse_coo"),
+    "meta": (lambda: torch.empty(2, device="meta"), CodecError, "elements of a meta tensor"),
+    "grad": (lambda: torch.ones(2, requires_grad=True), RuntimeError, "cannot require gradients"),
+    "no tensor": (lambda: [1, 2], TypeError, r"convert the list with torch.as_tensor\(\)"),
+}
+
+
+@pytest.mark.parametrize(("make", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_stored(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        MemoryMappedTensor.from_tensor(make())
+
+
+def test_an_anonymous_file_vanishes_with_its_tensors() -> None:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    tensor = MemoryMappedTensor.from_tensor(torch.arange(5))
+    view: Any = tensor[1:]
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    with pytest.raises(NoFileError, match="it has no filename"):
+        _ = tensor.filename
+    del tensor
+    assert view.tolist() == [1, 2, 3, 4]
+    del view
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_plain_pickle_of_an_anonymous_tensor_holds_the_elements() -> None:
+    tensor = MemoryMappedTensor.from_tensor(torch.arange(5))
+    other = pickle.loads(pickle.dumps(tensor[1:]))
+    assert other.tolist() == [1, 2, 3, 4]
+    other.zero_()
+    assert tensor.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_copies(mapped: MemoryMappedTensor) -> None:
+    deep = copy.deepcopy([mapped, mapped])
+    assert type(deep[0]) is Tensor
+    assert deep[0] is deep[1]
+    deep[0].zero_()
+    assert mapped[0, 1] == 1
+
+
+def add_one(queue: Any, back: Any) -> None:
+    for tensor in iter(queue.get, None):
+        tensor += 1
+        back.put(type(tensor).__name__)
+    back.put("done")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_processes_share_the_file(method: str, mapped: MemoryMappedTensor, source: Tensor) -> None:
+    context = multiprocessing.get_context(method)
+    anonymous = MemoryMappedTensor.from_tensor(source)
+    queue, back = context.Queue(), context.Queue()
+    process = context.Process(target=add_one, args=(queue, back))
+    process.start()
+    for tensor in (mapped, mapped[1], anonymous, anonymous[1]):
+        queue.put(tensor)
+    queue.put(None)
+    assert [back.get(timeout=60) for _ in range(5)] == ["MemoryMappedTensor"] * 4 + ["done"]
+    process.join(60)
+    expected = source + 1
+    expected[1] += 1
+    assert torch.equal(mapped, expected)
+    assert torch.equal(anonymous, expected)
+
+
+def test_transforms_and_compilation_see_a_plain_tensor(mapped: MemoryMappedTensor, source: Tensor) -> None:
+    assert torch.equal(torch.vmap(lambda row: row[0] + 1)(mapped), source[:, 0] + 1)
+    assert torch.equal(torch.func.grad(lambda x: (x * x).sum())(mapped), 2 * source)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compute(x: Tensor) -> Tensor:
+        first, *_ = x.unbind(0)
+        return x[0] * 2 + x[1:].sum(0) + first.detach() + x.split(1)[0][0]
+
+    assert torch.equal(compute(mapped), source[0] * 4 + source[1:].sum(0))
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def increment(x: Tensor) -> None:
+        x.add_(1)
+
+    increment(mapped)
+    assert torch.equal(mapped, source + 1)
+
+
+def test_a_parameter_on_it_is_saved_with_its_elements(
+    mapped: MemoryMappedTensor, source: Tensor, tmp_path: Path
+) -> None:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(mapped.detach())
+    (model.weight * 2).sum().backward()  # type: ignore[operator]
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    with torch.no_grad():
+        model.weight.zero_()  # type: ignore[operator]
+    assert (mapped == 0).all()
+    os.unlink(mapped.filename)
+    assert torch.equal(torch.load(tmp_path / "state.pt")["weight"], source)
+
+
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from td_memmap import _fs
+
+    def full(fd: int, data: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_fs.os, "write", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        MemoryMappedTensor.from_tensor(torch.ones(3), filename=tmp_path / "t")
+    assert os.listdir(tmp_path) == []

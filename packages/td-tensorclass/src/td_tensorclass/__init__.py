@@ -1,0 +1,96 @@
+"""Tensor-carrying data classes and non-tensor data for td-core.
+
+>>> import torch
+>>> from td_tensorclass import TensorClass
+>>> class Point(TensorClass):
+...     xy: torch.Tensor
+...     label: str = "unnamed"
+>>> points = Point(torch.zeros(3, 2), label="origin", batch_size=[3])
+>>> points[0].label, points[:2].xy.shape
+('origin', torch.Size([2, 2]))
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# First, whichever of the two packages a program imports first: core loads the plugin of this one as its last statement.
+import td_core as _td_core
+
+if TYPE_CHECKING:
+    from ._attrs import TensorAttrs
+    from ._decorator import tensorclass
+    from ._from_dataclass import from_dataclass
+    from ._metadata import MetaData
+    from ._non_tensor import NonTensorData, NonTensorDataBase
+    from ._non_tensor_stack import NonTensorStack
+    from ._predicates import is_leaf_nontensor, is_non_tensor, is_tensorclass
+    from ._settings import (
+        capture_non_tensor_stack,
+        list_to_stack,
+        set_capture_non_tensor_stack,
+        set_list_to_stack,
+    )
+    from ._tensorclass import TensorClass
+    from ._typed import TypedTensorDict
+    from ._unbatched import UnbatchedTensor
+    from .errors import UnknownFieldError
+
+__version__ = _td_core.__version__
+
+_HOMES = {
+    "MetaData": "_metadata",
+    "NonTensorData": "_non_tensor",
+    "NonTensorDataBase": "_non_tensor",
+    "NonTensorStack": "_non_tensor_stack",
+    "TensorAttrs": "_attrs",
+    "TensorClass": "_tensorclass",
+    "TypedTensorDict": "_typed",
+    "UnbatchedTensor": "_unbatched",
+    "UnknownFieldError": "errors",
+    "capture_non_tensor_stack": "_settings",
+    "from_dataclass": "_from_dataclass",
+    "is_leaf_nontensor": "_predicates",
+    "is_non_tensor": "_predicates",
+    "is_tensorclass": "_predicates",
+    "list_to_stack": "_settings",
+    "set_capture_non_tensor_stack": "_settings",
+    "set_list_to_stack": "_settings",
+    "tensorclass": "_decorator",
+}
+
+__all__ = [
+    "MetaData",
+    "NonTensorData",
+    "NonTensorDataBase",
+    "NonTensorStack",
+    "TensorAttrs",
+    "TensorClass",
+    "TypedTensorDict",
+    "UnbatchedTensor",
+    "UnknownFieldError",
+    "__version__",
+    "capture_non_tensor_stack",
+    "from_dataclass",
+    "is_leaf_nontensor",
+    "is_non_tensor",
+    "is_tensorclass",
+    "list_to_stack",
+    "set_capture_non_tensor_stack",
+    "set_list_to_stack",
+    "tensorclass",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

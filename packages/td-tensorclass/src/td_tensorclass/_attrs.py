@@ -1,0 +1,76 @@
+"""TensorAttrs: what can be said about a tensor without its data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core._collection import Core
+
+from ._tensorclass import TensorClass
+
+#: The attributes of a tensor that can be asked for.
+KNOWN = ("device", "dtype", "shape")
+
+
+class TensorAttrs(TensorClass, autocast=True):
+    """Device, dtype and shape of a tensor; None for what is not known.
+
+    Args:
+        tgt_device: the device.
+        tgt_dtype: the dtype.
+        tgt_shape: the shape.
+
+    >>> TensorAttrs(tgt_device="cpu", tgt_shape=(3,)).tgt_shape
+    torch.Size([3])
+    """
+
+    tgt_device: torch.device | None = None
+    tgt_dtype: torch.dtype | None = None
+    tgt_shape: torch.Size | None = None
+
+    @classmethod
+    def from_tensor(cls, tensor: Tensor, *, fields: Sequence[str] = KNOWN) -> TensorAttrs:
+        """Return what is known of a tensor.
+
+        Args:
+            tensor: the tensor.
+            fields: the attributes to take, of ``"device"``, ``"dtype"`` and ``"shape"``.
+
+        Raises:
+            ValueError: another field.
+
+        >>> TensorAttrs.from_tensor(torch.zeros(3), fields=["dtype"]).tgt_dtype
+        torch.float32
+        """
+        unknown = [name for name in fields if name not in KNOWN]
+        if unknown:
+            raise ValueError(f"attributes of a tensor are {list(KNOWN)}; got {unknown}")
+        return cls(**{f"tgt_{name}": getattr(tensor, name) for name in fields})
+
+
+def attrs_of(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
+    """Return the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""
+    leaves = root._leaves()
+
+    def describe(leaf: Tensor) -> TensorAttrs:
+        return TensorAttrs.from_tensor(leaf, fields=fields)
+
+    if num_threads:
+        with ThreadPoolExecutor(num_threads) as pool:
+            found = iter(list(pool.map(describe, leaves)))
+    else:
+        found = map(describe, leaves)
+
+    def build(node: Core) -> Core:
+        children = {
+            key: next(found) if isinstance(child, Tensor) else child if child._opaque else build(child)
+            for key, child in node._children().items()
+        }
+        return node._with_children(children, batch_size=torch.Size(), names=None)
+
+    return build(root)

@@ -1,0 +1,122 @@
+"""What an attribute write does to a value before the collection coerces it: the casts of a tensorclass.
+
+A cast returns what is stored: a tensor, a node, or a value for core to coerce. One that must not become a tensor comes
+back as non-tensor data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, get_origin
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from td_core import TensorDict
+from td_core._collection import Core
+
+from ._non_tensor import NonTensorData
+from ._schema import Schema
+
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_, np.ndarray)
+
+
+def cast_for(schema: Schema) -> Callable[[str, Any], Any]:
+    """Return the cast of a class: ``cast(field, value)``, called for values that are not None.
+
+    Raises:
+        TypeError: ``tensor_only`` and a field that is not annotated as a tensor.
+    """
+    options = schema.options
+    if options.tensor_only:
+        for name in schema.names:
+            hint = schema.hint(name)
+            if not _wants_tensor(hint):
+                raise TypeError(
+                    f"{schema.cls.__name__} is tensor_only, so its fields are tensors; "
+                    f"{name!r} is annotated as {hint!r}"
+                )
+
+    def plain(name: str, value: Any) -> Any:
+        if isinstance(value, Mapping) and not isinstance(value, Core):
+            return _from_mapping(schema.hint(name), value)
+        if isinstance(value, tuple) and not _wants_tensor(schema.hint(name)):
+            return NonTensorData(value)
+        return value
+
+    def nocast(name: str, value: Any) -> Any:
+        return NonTensorData(value) if isinstance(value, _NUMBERS) else plain(name, value)
+
+    def autocast(name: str, value: Any) -> Any:
+        if isinstance(value, Core) and value._opaque:
+            return value
+        return _as_type(schema.hint(name), name, value)
+
+    def tensor_only(name: str, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value
+        try:
+            return torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"the field {name!r} takes tensors only; got {value!r}") from error
+
+    if options.tensor_only:
+        return tensor_only
+    if options.autocast:
+        return autocast
+    return nocast if options.nocast else plain
+
+
+def number_for_batch(hint: Any, value: Any) -> bool:
+    """Tell whether a number in a field annotated as one stands for the whole batch, where it cannot be a tensor."""
+    return isinstance(value, (bool, int, float, complex)) and hint in (bool, int, float, complex)
+
+
+def _wants_tensor(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Tensor)
+
+
+def collection_class(hint: Any) -> Any:
+    """Return the class of collections that an annotation asks for, or None."""
+    cls = get_origin(hint) or hint
+    return cls if isinstance(cls, type) and issubclass(cls, Core) else None
+
+
+def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> Any:
+    """Return a mapping as the collection that the annotation asks for, else as one value."""
+    cls = collection_class(hint)
+    if cls is None:
+        return NonTensorData(value)
+    if hasattr(cls, "_schema"):
+        return cls(**value)
+    return TensorDict(dict(value))
+
+
+def _as_type(hint: Any, name: str, value: Any) -> Any:
+    cls: Any = get_origin(hint) or hint
+    if not isinstance(cls, type) or cls is object:
+        return (
+            _from_mapping(hint, value)
+            if isinstance(value, Mapping) and not isinstance(value, Core)
+            else value
+        )
+    if isinstance(value, cls):
+        return value if isinstance(value, (Tensor, Core)) else NonTensorData(value)
+    if issubclass(cls, Tensor):
+        try:
+            return torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"the field {name!r} is declared as a tensor; got {value!r}") from error
+    if issubclass(cls, Core):
+        if isinstance(value, Core):
+            maker: Any = cls
+            return maker.from_tensordict(value) if hasattr(cls, "_schema") else value
+        return _from_mapping(hint, value) if isinstance(value, Mapping) else value
+    try:
+        made: Any = cls
+        return NonTensorData(made(value))
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"the field {name!r} is declared as {cls.__name__}; got {value!r}: {error}"
+        ) from error

@@ -1,0 +1,107 @@
+"""How a subclass of TensorClass becomes one: from its annotations to a schema, casts and properties."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import MISSING
+from typing import Any
+
+from torch import Tensor
+
+from td_core import TensorCollection
+
+from ._casts import cast_for
+from ._registration import register_class
+from ._schema import ALLOWED, RESERVED, Options, Schema, names_around
+
+
+def declare(cls: Any, root: Any, given: Mapping[str, Any], frame: Any) -> None:
+    """Make a tensorclass out of a class's annotations.
+
+    Args:
+        cls: the class, which is not finished yet.
+        root: the class that all tensorclasses inherit from.
+        given: its options; None inherits.
+        frame: where it is defined.
+    """
+    base = next((each for each in cls.__mro__[1:] if "_schema" in each.__dict__), None)
+    options = (Options() if base is None else base._schema.options).merged(given)
+    _keep_defaults(cls, root)
+    written_doc = cls.__dict__.get("__doc__")
+    dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=options.kw_only)(cls)
+    _drop_generated(cls, root)
+    schema = Schema(cls, options, names_around(cls, frame))
+    if not options.shadow:
+        _check_names(cls, root, schema)
+    cls._schema = schema
+    cls._cast = staticmethod(cast_for(schema))
+    cls._declares = options.autocast
+    if options.cast_filter is not None:
+        cls._cast_filter = staticmethod(options.cast_filter)
+    cls._has_post_init = hasattr(cls, "__post_init__")
+    cls._finishes = options.frozen or (
+        cls._has_post_init and not options.skip_post_init_on_rebuild and not schema.init_vars
+    )
+    for name in schema.names:
+        setattr(cls, name, _reader(name))
+    for name in schema.init_vars:
+        if isinstance(cls.__dict__.get(name), dataclasses.Field):
+            delattr(cls, name)
+    if "__init__" not in cls.__dict__:
+        cls.__signature__ = schema.signature()
+    if written_doc is None:
+        cls.__doc__ = f"{cls.__name__}{schema.signature()}"
+    register_class(cls)
+
+
+def _keep_defaults(cls: Any, root: Any) -> None:
+    """Show ``dataclass`` the defaults of the fields that are annotated, not what else the bases have by their names."""
+    inherited = getattr(cls, "__dataclass_fields__", {})
+    for name in inspect.get_annotations(cls):
+        if name in cls.__dict__:
+            continue
+        if name in inherited:
+            default = inherited[name].default
+            setattr(cls, name, dataclasses.field() if default is MISSING else default)
+        elif hasattr(root, name):
+            # A method of collections, such as ``data``, is no default of the field.
+            setattr(cls, name, dataclasses.field())
+
+
+def _drop_generated(cls: Any, root: Any) -> None:
+    """Put the methods of a tensorclass before those that ``dataclass`` generated for a plain base."""
+    for base in cls.__mro__[1:]:
+        if "__dataclass_params__" in base.__dict__ and not issubclass(base, root):
+            for name in ("__init__", "__repr__", "__eq__"):
+                if name in base.__dict__ and name not in cls.__dict__:
+                    setattr(cls, name, getattr(root, name))
+
+
+def _check_names(cls: Any, root: Any, schema: Schema) -> None:
+    for name in schema.names:
+        taken = (
+            name in RESERVED
+            or (name not in ALLOWED and hasattr(root, name))
+            or name in vars(TensorCollection)
+        )
+        if taken and name not in ALLOWED:
+            raise AttributeError(
+                f"{cls.__name__}: the field {name!r} would hide the {name!r} of a collection; rename it, or "
+                "declare the class with shadow=True"
+            )
+
+
+def _reader(name: str) -> property:
+    def read(self: Any) -> Any:
+        try:
+            child = self._tensordict._get_child(name)
+        except KeyError:
+            return None
+        return child if isinstance(child, Tensor) else child._unwrap()
+
+    def write(self: Any, value: Any) -> None:
+        self.__setattr__(name, value)
+
+    return property(read, write, doc=f"The field {name!r}.")

@@ -1,0 +1,219 @@
+"""The node kinds of non-tensor data: how each format writes values, under the names that readers expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from td_core import Layout, NodeKind, Record
+from td_core._names import check_names
+from td_core.errors import FormatError
+
+from ._metadata import MetaData
+from ._non_tensor import NonTensorData, NonTensorDataBase
+from ._non_tensor_stack import NonTensorStack
+from ._unbatched import UnbatchedNode
+
+_MODULE = "tensordict.tensorclass"  # where the names in files come from
+
+
+def _header(node: Any) -> dict[str, Any]:
+    meta: dict[str, Any] = {"batch_size": list(node.batch_size)}
+    if node.device is not None:
+        meta["device"] = str(node.device)
+    if node._names is not None:
+        meta["names"] = list(node._names)
+    if node._locked:
+        meta["locked"] = True
+    return meta
+
+
+def _place(node: Any, meta: dict[str, Any]) -> Any:
+    """Give a node the device, names and lock of its header."""
+    if meta.get("device") is not None:
+        node._device = torch.device(meta["device"])
+    if meta.get("names") is not None:
+        node._names = check_names(meta["names"], len(node.batch_size))
+    if meta.get("locked"):
+        node.lock_()
+    return node
+
+
+def _flatten_data(node: NonTensorDataBase) -> Record:
+    values = {"data": node._value}
+    if node._metadata is not None:
+        values["_metadata"] = node._metadata
+    return Record(_header(node), values=values)
+
+
+def _unflatten_as(cls: type[NonTensorDataBase]) -> Any:
+    def unflatten(record: Record) -> NonTensorDataBase:
+        node = (record.cls or cls)(
+            record.values["data"], record.values.get("_metadata"), batch_size=record.meta["batch_size"]
+        )
+        return _place(node, record.meta)  # type: ignore[no-any-return]
+
+    return unflatten
+
+
+def _flatten_stack(node: NonTensorStack) -> Record:
+    node._check_whole()
+    return Record(_header(node), values={"data": node._values})
+
+
+def _unflatten_stack(record: Record) -> NonTensorStack:
+    values, size = record.values["data"], torch.Size(record.meta["batch_size"])
+    if not isinstance(values, list) or len(values) != size.numel():
+        raise FormatError(
+            f"a NonTensorStack of batch size {list(size)} needs {size.numel()} values; got {values!r}"
+        )
+    return _place((record.cls or NonTensorStack)._of(values, size), record.meta)  # type: ignore[no-any-return]
+
+
+def _data_to_directory(node: NonTensorDataBase) -> Record:
+    return Record({"_is_non_tensor": True}, values={"data": node._value, "_metadata": node._metadata})
+
+
+def _data_from_values(cls: type[NonTensorDataBase]) -> Any:
+    def unflatten(record: Record) -> NonTensorDataBase:
+        # The format leaves out what is None, and takes the batch size of the level above.
+        values = record.values
+        return (record.cls or cls)(values.get("data"), values.get("_metadata"), batch_size=record.batch_size)
+
+    return unflatten
+
+
+def _stack_to_directory(node: NonTensorStack) -> Record:
+    meta = {
+        "_type": f"<class '{_MODULE}.NonTensorStack'>",
+        "_format_version": 1,
+        "_class": "tensordict:NonTensorStack",
+        "stack_dim": 0,
+        "device": None if node.device is None else str(node.device),
+    }
+    return Record(meta, values={"data": node.tolist()})
+
+
+def _stack_from_directory(record: Record) -> NonTensorStack:
+    data = record.values.get("data")
+    if data is None:
+        # Members side by side, which no known release writes and all of them read.
+        return NonTensorStack(*(record.members[str(i)] for i in range(len(record.members))))
+    if not isinstance(data, list):
+        raise FormatError(f"the values of a NonTensorStack are a list; got {data!r}")
+    stack = NonTensorStack.from_list(data, _depth_of(data, record))
+    return _place(stack, {"device": record.meta.get("device")})  # type: ignore[no-any-return]
+
+
+def _depth_of(data: list[Any], record: Record) -> int:
+    """Return how many levels of a nested list are batch dims.
+
+    Where the batch size is not stored, a level is one as long as all its items are lists of one length.
+    """
+    size = record.meta.get("batch_size")
+    if size is not None:
+        return len(size)
+    depth, level = 1, data
+    while level and all(isinstance(item, list) and len(item) == len(level[0]) for item in level) and level[0]:
+        depth += 1
+        level = [value for item in level for value in item]
+    return depth
+
+
+def _stack_to_buffer(node: NonTensorStack) -> Record:
+    meta: dict[str, Any] = {"stack_dim": 0, "stack_dim_name": node.names[0], "is_locked": node._locked}
+    if not node._values:
+        meta["batch_size"] = list(node.batch_size)
+    return Record(meta, members={str(i): part for i, part in enumerate(node.tensordicts)})
+
+
+def _stack_from_buffer(record: Record) -> NonTensorStack:
+    meta = record.meta
+    if "batch_size" in meta:
+        stack = NonTensorStack._of([], torch.Size(meta["batch_size"]))
+    else:
+        members = (record.members[str(i)] for i in range(len(record.members)))
+        stack = NonTensorStack(*members, stack_dim=meta["stack_dim"])
+    if meta.get("stack_dim_name") is not None:
+        names: list[str | None] = [None] * len(stack.batch_size)
+        names[meta["stack_dim"]] = meta["stack_dim_name"]
+        stack._names = check_names(names, len(names))
+    if meta.get("is_locked"):
+        stack.lock_()
+    return stack
+
+
+def _state_data(node: NonTensorDataBase) -> Record:
+    values = {"data": node._value, "_metadata": node._metadata, "_is_non_tensor": True}
+    return Record({"_type": type(node).__name__}, values=values)
+
+
+def _state_stack(node: NonTensorStack) -> Record:
+    return Record({"_type": "NonTensorStack"}, values={"data": node.tolist()})
+
+
+def _from_state_stack(record: Record) -> NonTensorStack:
+    return NonTensorStack.from_list(record.values["data"], len(record.batch_size))
+
+
+def _flatten_unbatched(node: UnbatchedNode) -> Record:
+    meta = _header(node)
+    # Not under the name by which formats know that entries start with it.
+    meta["stands_for"] = meta.pop("batch_size")
+    return Record(meta, {"data": node._payload})
+
+
+def _unflatten_unbatched(record: Record) -> UnbatchedNode:
+    node = UnbatchedNode(record.entries["data"], torch.Size(record.meta["stands_for"]))
+    return _place(node, record.meta)  # type: ignore[no-any-return]
+
+
+def _state_unbatched(node: UnbatchedNode) -> Record:
+    return Record({"_type": "UnbatchedTensor"}, values={"data": node._payload})
+
+
+def _from_state_unbatched(record: Record) -> UnbatchedNode:
+    return UnbatchedNode(record.values["data"], record.batch_size)
+
+
+def _data_kind(cls: type[NonTensorDataBase]) -> NodeKind:
+    name = cls.__name__
+    return NodeKind(
+        name,
+        cls,
+        _flatten_data,
+        _unflatten_as(cls),
+        {
+            "memmap/1": Layout(_data_to_directory, _data_from_values(cls), (f"<class '{_MODULE}.{name}'>",)),
+            "consolidated/1": Layout(_flatten_data, _unflatten_as(cls), (name,)),
+            "state_dict/2": Layout(_state_data, _data_from_values(cls), (name,)),
+        },
+    )
+
+
+#: The kinds that the plugin registers.
+NODE_KINDS = (
+    _data_kind(NonTensorData),
+    _data_kind(MetaData),
+    NodeKind(
+        "NonTensorStack",
+        NonTensorStack,
+        _flatten_stack,
+        _unflatten_stack,
+        {
+            "memmap/1": Layout(
+                _stack_to_directory, _stack_from_directory, (f"<class '{_MODULE}.NonTensorStack'>",)
+            ),
+            "consolidated/1": Layout(_stack_to_buffer, _stack_from_buffer, ("NonTensorStack",)),
+            "state_dict/2": Layout(_state_stack, _from_state_stack, ("NonTensorStack",)),
+        },
+    ),
+    NodeKind(
+        "UnbatchedTensor",
+        UnbatchedNode,
+        _flatten_unbatched,
+        _unflatten_unbatched,
+        {"state_dict/2": Layout(_state_unbatched, _from_state_unbatched, ("UnbatchedTensor",))},
+    ),
+)

@@ -1,0 +1,97 @@
+"""MetaData: one object for the whole batch, recognised by identity when it is stacked."""
+
+from __future__ import annotations
+
+import copyreg
+import operator
+from abc import ABCMeta
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from td_core._collection import Core
+from td_core.typing import BatchSize, DeviceType
+
+from ._non_tensor import NonTensorDataBase
+
+T = TypeVar("T")
+
+
+class _MetaDataType(ABCMeta):
+    """The class of MetaData, for pickle to know ``MetaData[T]`` by: it has no name that could be imported."""
+
+
+class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
+    """One object for the whole batch: a stack of the same object (``is``) stays one, of different ones it does not.
+
+    ``MetaData[T]`` is a subclass that accepts instances of ``T`` only.
+
+    Args:
+        data: the object.
+        batch_size: the batch that the object stands for.
+        device: a label only.
+        names: a name or None for each batch dim.
+
+    Raises:
+        TypeError: the object is no instance of ``T``.
+
+    >>> import torch
+    >>> config = {"lr": 0.1}
+    >>> torch.stack([MetaData(config), MetaData(config)])
+    MetaData(data={'lr': 0.1}, batch_size=torch.Size([2]), device=None)
+    >>> torch.stack([MetaData(config), MetaData({"lr": 0.2})]).tolist()
+    [{'lr': 0.1}, {'lr': 0.2}]
+    >>> MetaData[str](3)
+    Traceback (most recent call last):
+    TypeError: MetaData[str] takes a str; got 3 of type int
+    """
+
+    __slots__ = ()
+
+    _wanted: ClassVar[type] = object
+    _made_for: ClassVar[dict[type, type]] = {}
+
+    def __init__(
+        self,
+        data: T,
+        _metadata: dict[str, Any] | None = None,
+        _is_non_tensor: bool = True,
+        *,
+        batch_size: BatchSize | None = None,
+        device: DeviceType | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> None:
+        super().__init__(data, _metadata, _is_non_tensor, batch_size=batch_size, device=device, names=names)
+        if not isinstance(self._value, self._wanted):
+            raise TypeError(
+                f"{type(self).__name__} takes a {self._wanted.__name__}; got {self._value!r} of type "
+                f"{type(self._value).__name__}"
+            )
+
+    def __class_getitem__(cls, wanted: Any) -> Any:
+        """Return the subclass for objects of one class; a type variable makes the class generic."""
+        if not isinstance(wanted, type):
+            return super().__class_getitem__(wanted)
+        if wanted not in cls._made_for:
+            name = f"{cls.__name__}[{wanted.__name__}]"
+            namespace = {
+                "__slots__": (),
+                "__module__": cls.__module__,
+                "__qualname__": name,
+                "_wanted": wanted,
+            }
+            cls._made_for[wanted] = _MetaDataType(name, (cls,), namespace)
+        return cls._made_for[wanted]
+
+    def _print_entry(self) -> str:
+        return type(self).__name__
+
+    def _stays_one(self, items: Sequence[Core], stacks: bool) -> bool:
+        return all(isinstance(item, MetaData) and item._value is self._value for item in items)
+
+
+def _reduce_class(cls: Any) -> Any:
+    made = MetaData._made_for.get(cls._wanted) is cls
+    return (operator.getitem, (MetaData, cls._wanted)) if made else cls.__qualname__
+
+
+copyreg.pickle(_MetaDataType, _reduce_class)

@@ -1,0 +1,151 @@
+"""The methods of non-tensor data, and ``attrs`` and ``from_dataclass``, that every collection gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core.typing import NO_DEFAULT, NestedKey
+
+from ._attrs import attrs_of
+from ._from_dataclass import collection_for
+from ._non_tensor import NonTensorData, NonTensorDataBase
+from ._non_tensor_stack import NonTensorStack
+
+#: The kinds of non-tensor data.
+NON_TENSOR = (NonTensorDataBase, NonTensorStack)
+
+
+class NonTensorMethods:
+    """The members of this class become methods of every collection."""
+
+    def get_non_tensor(self: Any, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
+        """Return the value of a non-tensor entry: one value, or the list of one value for each batch element.
+
+        An entry that is a tensor or a collection is returned as it is.
+
+        Raises:
+            KeyPathError: no such key, and no default.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": "x"}, batch_size=[2]).get_non_tensor("a")
+        'x'
+        """
+        entry = self.get(key, NO_DEFAULT)
+        if entry is NO_DEFAULT:
+            return self[key] if default is NO_DEFAULT else default
+        return entry._unwrap() if hasattr(entry, "_unwrap") else entry
+
+    def set_non_tensor(self: Any, key: NestedKey, value: Any) -> Any:
+        """Store one Python value for the whole batch under ``key``, whatever its type.
+
+        Raises:
+            LockedError: the collection is locked.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({}, batch_size=[2]).set_non_tensor("a", [1, 2])["a"]
+        [1, 2]
+        """
+        return self.set(key, NonTensorData(value))
+
+    def is_non_tensor(self: Any, key: NestedKey) -> bool:
+        """Tell whether ``key`` holds non-tensor data.
+
+        Raises:
+            KeyPathError: no such key.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": "x"}).is_non_tensor("a")
+        True
+        """
+        entry = self.get(key, NO_DEFAULT)
+        if entry is NO_DEFAULT:
+            entry = self[key]
+        return isinstance(entry, NON_TENSOR)
+
+    def non_tensor_items(self: Any, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
+        """Return the ``(key, node)`` pairs of the non-tensor entries.
+
+        Args:
+            include_nested: also those below, under tuples of keys.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": "x", "b": 1}).non_tensor_items()
+        (('a', NonTensorData(data=x, batch_size=torch.Size([]), device=None)),)
+        """
+        items = self.items(include_nested)
+        return tuple((key, entry) for key, entry in items if isinstance(entry, NON_TENSOR))
+
+    def filter_non_tensor_data(self: Any) -> Any:
+        """Return the collection without its non-tensor entries, at every level.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": "x", "n": {"b": 1, "c": "y"}}).filter_non_tensor_data()
+        TensorDict(batch_size=[], fields={n: {b: i64[]}})
+        """
+        return self._with_children(
+            {
+                key: child if isinstance(child, Tensor) or child._opaque else child.filter_non_tensor_data()
+                for key, child in self._children().items()
+                if not isinstance(child, NON_TENSOR)
+            }
+        )
+
+    def attrs(
+        self: Any, *, fields: Sequence[str] = ("device", "dtype", "shape"), num_threads: int | None = None
+    ) -> Any:
+        """Return the same structure, without batch dims, with a :class:`TensorAttrs` in place of each leaf.
+
+        Args:
+            fields: what to take of each leaf, of ``"device"``, ``"dtype"`` and ``"shape"``.
+            num_threads: how many threads look at the leaves; by default none but this one.
+
+        Raises:
+            ValueError: another field.
+
+        >>> from td_core import TensorDict
+        >>> TensorDict({"a": torch.zeros(3)}).attrs()["a"].tgt_shape
+        torch.Size([3])
+        """
+        return attrs_of(self, fields, num_threads)
+
+    @classmethod
+    def from_dataclass(
+        cls: Any,
+        dataclass: Any,
+        *,
+        dest_cls: type | None = None,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        as_tensorclass: bool = False,
+        device: torch.device | None = None,
+        batch_size: torch.Size | None = None,
+    ) -> Any:
+        """Return a collection of the fields of a dataclass instance; dataclasses in them become nested collections.
+
+        Args:
+            dataclass: the instance.
+            dest_cls: tensorclass of the result.
+            auto_batch_size: work out the longest batch size that the leaves share.
+            batch_dims: how many dims it may have at most.
+            as_tensorclass: make a tensorclass of the dataclass.
+            device: device of the result.
+            batch_size: batch size of the result.
+
+        Raises:
+            TypeError: not an instance of a dataclass.
+
+        >>> from dataclasses import dataclass
+        >>> from td_core import TensorDict
+        >>> @dataclass
+        ... class Point:
+        ...     xy: torch.Tensor
+        >>> TensorDict.from_dataclass(Point(torch.zeros(3, 2)), auto_batch_size=True)
+        TensorDict(batch_size=[3,2], fields={xy: f32[]})
+        """
+        return collection_for(
+            dataclass, dest_cls, as_tensorclass, auto_batch_size, batch_dims, batch_size, device
+        )

@@ -1,0 +1,490 @@
+"""NonTensorData: one Python value for a whole batch, as a node without tensors.
+
+It has no leaves, so every pointwise operation is right as it stands, and a shape plan changes nothing but its batch
+size. What may not be lost is in :mod:`._non_tensor_stack`: joining values gives one for each batch element.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from td_core import TensorCollection
+from td_core._attachments import attachments
+from td_core._collection import Child, Core
+from td_core._devices import as_device
+from td_core._locking import refuse_if_locked
+from td_core._names import Names, check_names, move_names
+from td_core._shape_plans import stack_plan
+from td_core._tensordict import as_batch_size
+from td_core.errors import KeyPathError, StructureError
+from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NoDefault
+
+from ._settings import capture_non_tensor_stack
+from ._trees import register_data
+from ._values import same_value
+
+SelfT = TypeVar("SelfT", bound="NonTensorDataBase")
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_new = object.__new__
+
+
+@dataclasses.dataclass
+class _Fields:
+    data: Any
+    _metadata: dict[str, Any] | None = None
+    _is_non_tensor: bool = True
+
+
+class NonTensorDataBase(TensorCollection):
+    """Base of the nodes that hold one Python value for a whole batch.
+
+    Args:
+        data: the value; a node of this kind gives its own.
+        batch_size: the batch that the value stands for.
+        device: a label only, a value has no device.
+        names: a name or None for each batch dim.
+
+    >>> from td_tensorclass import MetaData, NonTensorData
+    >>> issubclass(NonTensorData, NonTensorDataBase) and issubclass(MetaData, NonTensorDataBase)
+    True
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_attachments",
+        "_batch_size",
+        "_device",
+        "_lock_parents",
+        "_locked",
+        "_metadata",
+        "_names",
+        "_undo",
+        "_value",
+    )
+
+    _opaque: ClassVar[bool] = True
+    _is_non_tensor: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        register_data(cls)
+
+    _value: Any
+    _metadata: dict[str, Any] | None
+    _batch_size: torch.Size
+    _device: torch.device | None
+
+    def __init__(
+        self,
+        data: Any,
+        _metadata: dict[str, Any] | None = None,
+        _is_non_tensor: bool = True,
+        *,
+        batch_size: BatchSize | None = None,
+        device: DeviceType | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> None:
+        if not _is_non_tensor:
+            raise ValueError("non-tensor data is always non-tensor: _is_non_tensor=False has no meaning")
+        if isinstance(data, NonTensorDataBase):
+            data = data._value
+        elif isinstance(data, Core) and data._opaque:
+            raise TypeError(
+                f"{type(self).__name__} holds one value for the whole batch, and a {type(data).__name__} has "
+                "one for each element already; set it as it is"
+            )
+        self._value = data
+        self._metadata = _metadata
+        self._batch_size = size = as_batch_size(batch_size)
+        self._device = None if device is None else as_device(device)
+        self._names = None if names is None else check_names(names, len(size))
+        self._locked = False
+        self._lock_parents = self._attachments = self._undo = None
+
+    @classmethod
+    def from_tensordict(
+        cls: type[SelfT],
+        tensordict: Core,
+        non_tensordict: Mapping[str, Any] | None = None,
+        safe: bool | None = None,
+    ) -> SelfT:
+        """Return a value for the batch of a collection.
+
+        Args:
+            tensordict: gives batch size, device and names; it has no entries.
+            non_tensordict: the value, under ``"data"``.
+            safe: False skips the check that there are no entries.
+
+        Raises:
+            StructureError: the collection has entries.
+
+        >>> from td_core import TensorDict
+        >>> from td_tensorclass import NonTensorData
+        >>> NonTensorData.from_tensordict(TensorDict({}, batch_size=[2]), {"data": "a"}).tolist()
+        ['a', 'a']
+        """
+        if safe is not False and tensordict._children():
+            raise StructureError(f"a {cls.__name__} has no entries; got {list(tensordict._children())}")
+        given = dict(non_tensordict or {})
+        node = cls(
+            given.pop("data", None), **given, batch_size=tensordict.batch_size, device=tensordict.device
+        )
+        node._names = tensordict._names
+        return node
+
+    @classmethod
+    def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
+        """Return what the class declares, as :func:`dataclasses.fields` does.
+
+        >>> from td_tensorclass import NonTensorData
+        >>> [field.name for field in NonTensorData.fields()]
+        ['data', '_metadata', '_is_non_tensor']
+        """
+        return dataclasses.fields(_Fields)
+
+    def extend(self, tensordict: Any) -> None:
+        """Refuse: one value has no elements to add to.
+
+        Raises:
+            StructureError: always.
+
+        >>> from td_tensorclass import NonTensorData
+        >>> NonTensorData("a").extend(["b"])
+        Traceback (most recent call last):
+        td_core.errors.StructureError: a NonTensorData holds one value for the whole batch, to which ['b'] cannot
+        be added; call maybe_to_stack() first
+        """
+        raise StructureError(
+            f"a {type(self).__name__} holds one value for the whole batch, to which {tensordict!r} cannot be added; "
+            "call maybe_to_stack() first"
+        )
+
+    def _made(self: SelfT, batch_size: torch.Size, device: torch.device | None, names: Names | None) -> SelfT:
+        """Return a node with the same value."""
+        node = _new(type(self))
+        node._value = self._value
+        node._metadata = self._metadata
+        node._batch_size = batch_size
+        node._device = device
+        node._names = names
+        node._locked = False
+        node._lock_parents = node._attachments = node._undo = None
+        return node
+
+    @property
+    def data(self) -> Any:
+        """The value; settable.
+
+        >>> from td_tensorclass import NonTensorData
+        >>> NonTensorData("a", batch_size=[3]).data
+        'a'
+        """
+        return self._value
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        refuse_if_locked(self, "replace the value")
+        self._value = value
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch that the value stands for; settable."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: BatchSize) -> None:
+        self._change_batch_size(as_batch_size(batch_size))
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of the collection that the value belongs to."""
+        return self._device
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        ndim = len(batch_size)
+        if self._names is not None:
+            kept = self._names[:ndim] + (None,) * (ndim - len(self._names))
+            self._names = kept if any(name is not None for name in kept) else None
+        self._batch_size = batch_size
+
+    def _set_device(self, device: torch.device | None) -> None:
+        self._device = device
+
+    def _children(self) -> Mapping[str, Child]:
+        return _NOTHING
+
+    def _nested(self) -> Iterator[Core]:
+        return iter(())
+
+    def _with_children(
+        self: SelfT,
+        children: Mapping[str, Child],
+        *,
+        batch_size: torch.Size | None = None,
+        device: torch.device | NoDefault | None = NO_DEFAULT,
+        names: Names | NoDefault | None = NO_DEFAULT,
+    ) -> SelfT:
+        if children:
+            raise StructureError(
+                f"a {type(self).__name__} holds a value and no entries; got {list(children)}"
+            )
+        return self._made(
+            self._batch_size if batch_size is None else batch_size,
+            self._device if device is NO_DEFAULT else device,
+            self._names if names is NO_DEFAULT else names,
+        )
+
+    def _set_child(self, key: str, value: Child) -> None:
+        raise KeyPathError(f"a {type(self).__name__} holds a value and no entries, so {key!r} cannot be set")
+
+    def _del_child(self, key: str) -> None:
+        raise KeyError(key)
+
+    def _unwrap(self) -> Any:
+        return self._value
+
+    def _fit(self: SelfT, batch_size: torch.Size) -> SelfT:
+        if self._batch_size[: len(batch_size)] == batch_size:
+            return self
+        return self._made(batch_size, self._device, None)
+
+    def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
+        return self._made(self._batch_size, device, self._names)
+
+    def _collect(self, out: list[Tensor]) -> None:
+        pass
+
+    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+        if not other._opaque:
+            raise value_against_node(self, other, path)
+
+    def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
+        return self._made(self._batch_size, self._device, self._names)
+
+    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+        return self._made(self._batch_size, self._device, self._names)
+
+    def _transform(self: SelfT, plan: Any) -> SelfT:
+        return self._made(
+            torch.Size(plan.lead + self._batch_size[plan.n :]),
+            self._device,
+            None if self._names is None else move_names(self._names, plan.dims(), plan.n),
+        )
+
+    def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
+        tail = self._batch_size[plan.n :]
+        names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
+        return tuple(self._made(torch.Size(lead + tail), self._device, names) for lead in plan.leads)
+
+    def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
+        return _joiner[0](items, plan, path)
+
+    def _keep_together(self, items: Sequence[Core], dim: int) -> Any:
+        return _joiner[0](items, stack_plan(self._batch_size, dim, len(items)), ())
+
+    def _stays_one(self, items: Sequence[Core], stacks: bool) -> bool:
+        """Tell whether joining ``items``, this node first, gives one value for the whole batch.
+
+        Args:
+            items: the nodes to join.
+            stacks: a stack, rather than a concatenation.
+        """
+        raise NotImplementedError
+
+    def maybe_to_stack(self) -> Any:
+        """Return one value for each element of the batch; without batch dims, the node itself.
+
+        >>> from td_tensorclass import NonTensorData
+        >>> NonTensorData("a", batch_size=[2]).maybe_to_stack().tolist()
+        ['a', 'a']
+        """
+        return self._expanded() if self._batch_size else self
+
+    def _expanded(self) -> Any:
+        size = self._batch_size
+        return _joiner[1]([self._value] * size.numel(), size, self._device, self._names)
+
+    def _written_at(self, index: Any, value: Any) -> Any:
+        if isinstance(value, NonTensorDataBase) and same_value(value._value, self._value):
+            return self
+        if type(index) is tuple and not index and isinstance(value, NonTensorDataBase):
+            return self._replace_value(value._value)
+        stack = self._expanded()
+        # It takes the place of this node in a collection that may be locked, or mapped to files.
+        stack._locked, stack._lock_parents = self._locked, self._lock_parents
+        stack._attachments = self._attachments
+        stack._assign(index, value)
+        return stack
+
+    def _replace_value(self: SelfT, value: Any) -> SelfT:
+        """Store another value, here and where siblings keep it."""
+        old, self._value = self._value, value
+        try:
+            for attachment in attachments(self):
+                attachment.changed(self)
+        except BaseException:
+            self._value = old
+            raise
+        return self
+
+    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+        raise StructureError(
+            f"a {type(self).__name__} holds one value for the whole batch, so {index!r} alone cannot be set; call "
+            "maybe_to_stack() for one value each"
+        )
+
+    def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
+        compared: Tensor = _joiner[2](self, other, single)
+        return compared
+
+    def update(self: SelfT, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> SelfT:
+        """Take the value of other non-tensor data; options that concern entries make no difference.
+
+        Raises:
+            LockedError: this node is locked.
+
+        >>> from td_tensorclass import NonTensorData
+        >>> NonTensorData("a").update(NonTensorData("b")).data
+        'b'
+        """
+        refuse_if_locked(self, "replace the value")
+        return self.update_(input_dict_or_td)
+
+    def update_(self: SelfT, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> SelfT:
+        """Take the value of other non-tensor data, also where this node is locked.
+
+        >>> from td_tensorclass import NonTensorData
+        >>> NonTensorData("a").lock_().update_(NonTensorData("b")).data
+        'b'
+        """
+        if isinstance(input_dict_or_td, Mapping) and set(input_dict_or_td) == {"data"}:
+            input_dict_or_td = NonTensorData(input_dict_or_td["data"])
+        if not isinstance(input_dict_or_td, NonTensorDataBase):
+            raise StructureError(
+                f"a {type(self).__name__} takes the value of another one, not of a {type(input_dict_or_td).__name__}"
+            )
+        return self._replace_value(input_dict_or_td._value)
+
+    def get(self, key: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the value for the key ``"data"``; there are no entries.
+
+        >>> from td_tensorclass import NonTensorData
+        >>> NonTensorData("a").get("data")
+        'a'
+        """
+        return self._value if key == "data" else super().get(key, *args, **kwargs)
+
+    def _set_path(
+        self, key: Any, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+    ) -> None:
+        if key != "data":
+            raise KeyPathError(f"a {type(self).__name__} has no entries but its value, 'data'; got {key!r}")
+        self.data = value
+
+    def is_empty(self) -> bool:
+        """Tell whether there is nothing inside: never, there is a value.
+
+        >>> from td_tensorclass import NonTensorData
+        >>> NonTensorData("a").is_empty()
+        False
+        """
+        return False
+
+    def to_dict(
+        self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False
+    ) -> Any:
+        """Return what stands for this node in the dict of its parent; options that concern entries change nothing.
+
+        >>> from td_tensorclass import NonTensorStack
+        >>> NonTensorStack("a", "b").to_dict()
+        ['a', 'b']
+        """
+        return self._unwrap()
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+        """Return a copy of this node.
+
+        >>> from td_tensorclass import NonTensorStack
+        >>> NonTensorStack("a", "b").to_tensordict().tolist()
+        ['a', 'b']
+        """
+        return self._rebuild(iter(()))
+
+    def _leaf_entries(self) -> Any:
+        yield self
+
+    def tolist(self, **kwargs: Any) -> Any:
+        """Return the value, repeated in nested lists of the shape of the batch.
+
+        Args:
+            **kwargs: the options of :meth:`TensorCollection.tolist` concern entries, of which there are none.
+
+        >>> from td_tensorclass import NonTensorData
+        >>> NonTensorData("a", batch_size=[2]).tolist(), NonTensorData("a").tolist()
+        (['a', 'a'], 'a')
+        """
+        return _repeated(self._value, self._batch_size)
+
+    def _print_entry(self) -> str:
+        return type(self._value).__name__
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(data={self._value}, batch_size=torch.Size({list(self._batch_size)}), "
+            f"device={self._device})"
+        )
+
+
+class NonTensorData(NonTensorDataBase):
+    """One Python value for a whole batch; stacking gives one value for each element.
+
+    Args:
+        data: the value, of any type; a node of this kind gives its own.
+        batch_size: the batch that the value stands for.
+        device: a label only, a value has no device.
+        names: a name or None for each batch dim.
+
+    >>> import torch
+    >>> from td_core import TensorDict
+    >>> td = TensorDict({"name": "run 1"}, batch_size=[3])
+    >>> td[0]["name"], td.get("name")
+    ('run 1', NonTensorData(data=run 1, batch_size=torch.Size([3]), device=None))
+    >>> torch.stack([td[0], td[1]])["name"]
+    LinkedList(['run 1', 'run 1'])
+    """
+
+    __slots__ = ()
+
+    def _stays_one(self, items: Sequence[Core], stacks: bool) -> bool:
+        # One concatenated value needs no choice of a batch dim to stand for; a stacked one is captured on demand only.
+        if stacks and not capture_non_tensor_stack():
+            return False
+        return all(type(item) is type(self) and same_value(item._value, self._value) for item in items)
+
+
+#: How values are joined and laid out one by one; set by the module of the stack, which needs this one.
+_joiner: list[Callable[..., Any]] = []
+
+
+def set_joiner(join: Callable[..., Any], make: Callable[..., Any], compare: Callable[..., Any]) -> None:
+    """Store how a stack of values is made and compared; called once, by the module that defines it."""
+    _joiner[:] = [join, make, compare]
+
+
+def _repeated(value: Any, size: Sequence[int]) -> Any:
+    return [_repeated(value, size[1:]) for _ in range(size[0])] if size else value
+
+
+def value_against_node(value: Core, other: Core, path: tuple[str, ...]) -> StructureError:
+    """Return the error for non-tensor data that faces a collection with entries."""
+    where = f"key {path if len(path) != 1 else path[0]!r}" if path else "the root"
+    return StructureError(
+        f"the structures differ at {where}: a {type(value).__name__} there, a {type(other).__name__} here"
+    )

@@ -1,0 +1,661 @@
+"""NonTensorStack: one Python value for each element of a batch.
+
+The values stand in one flat list, in the order of the batch. A shape plan acts on tensors, so it is applied to
+the tensor of their positions, and the values are picked by what comes out: whatever is right for a leaf is right
+for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from td_core import LinkedList, TensorDictBase
+from td_core._attachments import attachments
+from td_core._collection import Child, Core, show_path
+from td_core._indexing import plan_index
+from td_core._locking import refuse_if_locked
+from td_core._names import Names, move_names
+from td_core._shape_plans import Join, stack_plan, unbind_plan
+from td_core._tensordict import as_batch_size
+from td_core.errors import BatchSizeError, KeyPathError, StructureError
+from td_core.typing import NO_DEFAULT, BatchSize, NestedKey, NoDefault
+
+from ._non_tensor import NonTensorData, NonTensorDataBase, set_joiner, value_against_node
+from ._settings import list_to_stack
+from ._trees import register_stack
+from ._values import equal_values
+
+SelfT = TypeVar("SelfT", bound="NonTensorStack")
+
+_new = object.__new__
+
+
+class NonTensorStack(TensorDictBase):
+    """One Python value for each element of a batch.
+
+    Args:
+        *args: the values along the new dim. Nodes of non-tensor data of one batch size give their values; anything
+            else, lists included, is a value.
+        stack_dim: where the new dim stands in the batch size.
+
+    >>> stack = NonTensorStack("a", "b", "c")
+    >>> stack[1:].tolist()
+    ['b', 'c']
+    >>> NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d")).batch_size
+    torch.Size([2, 2])
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_attachments",
+        "_batch_size",
+        "_device",
+        "_lock_parents",
+        "_locked",
+        "_names",
+        "_undo",
+        "_values",
+        "_values_size",
+    )
+
+    _opaque: ClassVar[bool] = True
+
+    _values: list[Any]
+    _values_size: torch.Size
+    _batch_size: torch.Size
+    _device: torch.device | None
+
+    def __init__(self, *args: Any, stack_dim: int = 0) -> None:
+        items: list[Core] = [as_node(arg) for arg in args]
+        if not items:
+            self._fill([], torch.Size((0,)), None, None)
+            return
+        for i, item in enumerate(items):
+            if item.batch_size != items[0].batch_size:
+                raise BatchSizeError(
+                    f"cannot stack: item 0 has batch size {list(items[0].batch_size)}, "
+                    f"item {i} has {list(item.batch_size)}"
+                )
+        plan = stack_plan(items[0].batch_size, stack_dim, len(items))
+        size = torch.Size(plan.lead + items[0].batch_size[plan.n :])
+        self._fill(_side_by_side(items, plan.dim), size, items[0].device, None)
+
+    def _fill(
+        self, values: list[Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> None:
+        self._values = values
+        self._values_size = self._batch_size = batch_size
+        self._device = device
+        self._names = names
+        self._locked = False
+        self._lock_parents = self._attachments = self._undo = None
+
+    @classmethod
+    def _of(
+        cls: type[SelfT],
+        values: list[Any],
+        batch_size: torch.Size,
+        device: torch.device | None = None,
+        names: Names | None = None,
+    ) -> SelfT:
+        """Return a stack of checked values in the order of the batch."""
+        node = _new(cls)
+        node._fill(values, batch_size, device, names)
+        return node
+
+    @classmethod
+    def from_nontensordata(cls: type[SelfT], non_tensor: NonTensorDataBase) -> SelfT:
+        """Return one value repeated for each element of its batch.
+
+        >>> from td_tensorclass import NonTensorData
+        >>> NonTensorStack.from_nontensordata(NonTensorData("a", batch_size=[2])).tolist()
+        ['a', 'a']
+        """
+        size = non_tensor.batch_size
+        return cls._of([non_tensor._value] * size.numel(), size, non_tensor.device, non_tensor._names)
+
+    @classmethod
+    def from_list(cls: type[SelfT], values: list[Any], ndim: int = 1) -> SelfT:  # type: ignore[override]
+        """Return the values of a list nested ``ndim`` levels deep; deeper lists are values.
+
+        Raises:
+            BatchSizeError: lists of one level differ in length.
+
+        >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]], 2).batch_size
+        torch.Size([2, 2])
+        """
+        flat, sizes = values, [len(values)]
+        for _ in range(ndim - 1):
+            lengths = {len(item) if isinstance(item, list) else -1 for item in flat}
+            if len(lengths) > 1 or -1 in lengths:
+                raise BatchSizeError(
+                    f"a list of {ndim} levels has lists of one length at each; got lengths {sorted(lengths)} at level "
+                    f"{len(sizes)} (-1: no list)"
+                )
+            sizes.append(lengths.pop() if lengths else 0)
+            flat = [value for item in flat for value in item]
+        return cls._of(list(flat), torch.Size(sizes))
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Leading dims; there is one value for each position in them."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: BatchSize) -> None:
+        self._change_batch_size(as_batch_size(batch_size))
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of the collection that the values belong to."""
+        return self._device
+
+    @property
+    def stack_dim(self) -> int:
+        """The dim along which ``tensordicts``, ``append`` and ``insert`` count: the first.
+
+        >>> NonTensorStack("a").stack_dim
+        0
+        """
+        return 0
+
+    @property
+    def tensordicts(self) -> list[Any]:
+        """The parts along the first dim, as nodes.
+
+        >>> NonTensorStack("a").tensordicts
+        [NonTensorData(data=a, batch_size=torch.Size([]), device=None)]
+        """
+        return list(self._explode(unbind_plan(self._batch_size, 0)))
+
+    @property
+    def hook_in(self) -> None:
+        """None: values are stored as they are."""
+        return None
+
+    @property
+    def hook_out(self) -> None:
+        """None: values are returned as they are."""
+        return None
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        # vmap takes a dim away and gives it back; in between, the values have no order that could be shown.
+        if self._names is not None and len(self._names) != len(batch_size):
+            self._names = None
+        self._batch_size = batch_size
+
+    def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
+        if batch_size != self._batch_size[: len(batch_size)]:
+            raise BatchSizeError(
+                f"the batch size {list(batch_size)} does not fit {show_path(path)}, a {type(self).__name__} with one "
+                f"value for each element of {list(self._batch_size)}"
+            )
+
+    def _grow(self, batch_size: torch.Size) -> None:
+        if batch_size != self._batch_size:
+            raise BatchSizeError(
+                f"a {type(self).__name__} with one value for each element of {list(self._batch_size)} cannot have the "
+                f"batch size {list(batch_size)}"
+            )
+
+    def _fit(self: SelfT, batch_size: torch.Size) -> SelfT:
+        ndim = len(self._batch_size)
+        if len(batch_size) > ndim and batch_size[:ndim] == self._batch_size:
+            # Values that are lists, all of the right length, are those of the inner elements.
+            return self._deepened(batch_size)
+        self._check_batch_size(batch_size)
+        return self
+
+    def _deepened(self: SelfT, batch_size: torch.Size) -> SelfT:
+        values, size = self._values, self._batch_size
+        while len(size) < len(batch_size):
+            wanted = batch_size[len(size)]
+            if not all(isinstance(value, list) and len(value) == wanted for value in values):
+                self._check_batch_size(batch_size)
+            values = [item for value in values for item in value]
+            size = batch_size[: len(size) + 1]
+        return self._of(values, torch.Size(batch_size), self._device)
+
+    def _set_device(self, device: torch.device | None) -> None:
+        self._device = device
+
+    def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
+        return self._same(device=device)
+
+    def _children(self) -> Mapping[str, Child]:
+        return {}
+
+    def _nested(self) -> Iterator[Core]:
+        return iter(())
+
+    def _with_children(
+        self: SelfT,
+        children: Mapping[str, Child],
+        *,
+        batch_size: torch.Size | None = None,
+        device: torch.device | NoDefault | None = NO_DEFAULT,
+        names: Names | NoDefault | None = NO_DEFAULT,
+    ) -> SelfT:
+        if children:
+            raise StructureError(f"a {type(self).__name__} holds values and no entries; got {list(children)}")
+        node = self._same(device=self._device if device is NO_DEFAULT else device)
+        if batch_size is not None and batch_size != self._batch_size:
+            node._change_batch_size(batch_size)
+        if names is not NO_DEFAULT:
+            node._names = names
+        return node
+
+    def _same(self: SelfT, device: torch.device | NoDefault | None = NO_DEFAULT) -> SelfT:
+        """Return a node with the same values; the list is shared, for a write replaces it."""
+        node = self._of(
+            self._values, self._values_size, self._device if device is NO_DEFAULT else device, self._names
+        )
+        node._batch_size = self._batch_size
+        return node
+
+    def _set_child(self, key: str, value: Child) -> None:
+        raise KeyPathError(f"a {type(self).__name__} holds values and no entries, so {key!r} cannot be set")
+
+    def _set_path(
+        self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+    ) -> None:
+        raise KeyPathError(f"a {type(self).__name__} holds values and no entries, so {key!r} cannot be set")
+
+    def _del_child(self, key: str) -> None:
+        raise KeyError(key)
+
+    def _unwrap(self) -> Any:
+        self._check_whole()
+        return _Linked(self).read(self._values, self._batch_size)
+
+    def _check_whole(self) -> None:
+        """Raise StructureError where vmap took a dim of the batch away, so that no order is known."""
+        if self._batch_size != self._values_size:
+            raise StructureError(
+                f"one value for each element of {list(self._values_size)} cannot be shown as {list(self._batch_size)}: "
+                "vmap took a dim away; leave the non-tensor data outside"
+            )
+
+    def _positions(self, device: torch.device | None = None) -> Tensor:
+        """Return the position of each value in the flat list, in the shape of the batch."""
+        self._check_whole()
+        return torch.arange(len(self._values), device=_place(device or self._device)).view(self._batch_size)
+
+    def _picked(self, positions: Tensor, names: Names | None) -> Any:
+        """Return the values at these positions: a stack of their shape, or one value where there is no dim."""
+        values = self._values
+        if positions.ndim == 0:
+            return NonTensorData(values[int(positions)], device=self._device)
+        return self._of(
+            [values[i] for i in positions.flatten().tolist()], positions.shape, self._device, names
+        )
+
+    def _collect(self, out: list[Tensor]) -> None:
+        pass
+
+    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+        if not other._opaque:
+            raise value_against_node(self, other, path)
+
+    def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
+        return self._same()
+
+    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+        return self._same()
+
+    def _transform(self, plan: Any) -> Any:
+        if plan.invents:
+            return self._kept(plan, plan.lead)
+        names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
+        return self._picked(plan.leaf(self._positions(device_of(plan))), names)
+
+    def _explode(self, plan: Any) -> tuple[Any, ...]:
+        if plan.invents:
+            return tuple(self._kept(plan, lead) for lead in plan.leads)
+        names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
+        return tuple(self._picked(part, names) for part in plan.leaf(self._positions()))
+
+    def _kept(self: SelfT, plan: Any, lead: tuple[int, ...]) -> SelfT:
+        """Return the same values, if an operation that makes new numbers leaves each element in its place.
+
+        Raises:
+            StructureError: it does not.
+        """
+        size = torch.Size(lead + self._batch_size[plan.n :])
+        if size != self._batch_size:
+            raise StructureError(
+                f"this operation makes a batch of size {list(size)} out of {list(self._batch_size)}, and what becomes "
+                f"of the values of a {type(self).__name__} nobody can say; take them out with "
+                "filter_non_tensor_data() first"
+            )
+        return self._same()
+
+    def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
+        return join_values(items, plan, path)
+
+    def _keep_together(self, items: Sequence[Core], dim: int) -> Any:
+        return join_values(items, stack_plan(self._batch_size, dim, len(items)), ())
+
+    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+        plan = plan_index(index, self._batch_size)
+        chosen = plan.leaf(self._positions(device_of(plan)))
+        values = self._values.copy()
+        for position, new in zip(chosen.flatten().tolist(), spread(value, chosen.shape), strict=True):
+            values[position] = new
+        old, self._values = self._values, values
+        try:
+            for attachment in attachments(self):
+                attachment.changed(self)
+        except BaseException:
+            self._values = old
+            raise
+
+    def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
+        return compare_values(self, other, single)
+
+    def update(self: SelfT, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> SelfT:
+        """Take the values of other non-tensor data; options that concern entries make no difference.
+
+        Raises:
+            LockedError: the stack is locked.
+
+        >>> NonTensorStack("a", "b").update(NonTensorStack("c", "d")).tolist()
+        ['c', 'd']
+        """
+        refuse_if_locked(self, "replace the values")
+        return self.update_(input_dict_or_td)
+
+    def update_(self: SelfT, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> SelfT:
+        """Take the values of other non-tensor data, also where the stack is locked.
+
+        >>> NonTensorStack("a", "b").lock_().update_(NonTensorStack("c", "d")).tolist()
+        ['c', 'd']
+        """
+        if not isinstance(input_dict_or_td, (NonTensorDataBase, NonTensorStack)):
+            raise StructureError(
+                f"a {type(self).__name__} takes the values of another one; got {input_dict_or_td!r}"
+            )
+        self._assign((), input_dict_or_td)
+        return self
+
+    def to_dict(
+        self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False
+    ) -> Any:
+        """Return what stands for this node in the dict of its parent; options that concern entries change nothing.
+
+        >>> from td_tensorclass import NonTensorStack
+        >>> NonTensorStack("a", "b").to_dict()
+        ['a', 'b']
+        """
+        return self.tolist()
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+        """Return a copy of this node.
+
+        >>> from td_tensorclass import NonTensorStack
+        >>> NonTensorStack("a", "b").to_tensordict().tolist()
+        ['a', 'b']
+        """
+        return self._rebuild(iter(()))
+
+    def _leaf_entries(self) -> Any:
+        yield self
+
+    def is_empty(self) -> bool:
+        """Tell whether there is nothing inside: never, even a batch without elements has a kind.
+
+        >>> NonTensorStack("a").is_empty()
+        False
+        """
+        return False
+
+    def tolist(self, *, as_linked_list: bool = False, **kwargs: Any) -> Any:
+        """Return the values in nested lists of the shape of the batch.
+
+        Args:
+            as_linked_list: give lists that write back, as ``td[key]`` does.
+            **kwargs: the other options of :meth:`TensorCollection.tolist` concern entries, of which there are none.
+
+        >>> NonTensorStack("a", "b").unsqueeze(-1).tolist()
+        [['a'], ['b']]
+        """
+        if as_linked_list:
+            return self._unwrap()
+        self._check_whole()
+        return _nested(self._values, self._batch_size)
+
+    def maybe_to_stack(self: SelfT) -> SelfT:
+        """Return this stack; the counterpart of :meth:`NonTensorData.maybe_to_stack`.
+
+        >>> NonTensorStack("a").maybe_to_stack().tolist()
+        ['a']
+        """
+        return self
+
+    def append(self, tensordict: Any) -> None:
+        """Add a value at the end of the first dim.
+
+        Raises:
+            BatchSizeError: its batch size is not that of an element.
+            LockedError: the stack is locked.
+
+        >>> stack = NonTensorStack("a")
+        >>> stack.append("b")
+        >>> stack.tolist()
+        ['a', 'b']
+        """
+        self.insert(self._batch_size[0], tensordict)
+
+    def insert(self, index: int, tensordict: Any) -> None:
+        """Add a value before position ``index`` of the first dim.
+
+        >>> stack = NonTensorStack("b")
+        >>> stack.insert(0, "a")
+        >>> stack.tolist()
+        ['a', 'b']
+        """
+        self._splice(index, [as_node(tensordict)])
+
+    def extend(self, tensordict: Any) -> None:
+        """Add the values of a list, or of another stack, at the end of the first dim.
+
+        >>> stack = NonTensorStack("a")
+        >>> stack.extend(["b", "c"])
+        >>> stack.tolist()
+        ['a', 'b', 'c']
+        """
+        items = [as_node(item) for item in tensordict]
+        self._splice(self._batch_size[0], items)
+
+    def _splice(self, index: int, items: list[Core]) -> None:
+        refuse_if_locked(self, "add a value")
+        tail = self._batch_size[1:]
+        for item in items:
+            if item.batch_size != tail:
+                raise BatchSizeError(
+                    f"the elements have batch size {list(tail)}, the new one has {list(item.batch_size)}"
+                )
+        self._check_whole()
+        new = [value for item in items for value in spread(item, tail)]
+        position = (
+            min(max(index + self._batch_size[0] if index < 0 else index, 0), self._batch_size[0])
+            * tail.numel()
+        )
+        self._values = [*self._values[:position], *new, *self._values[position:]]
+        self._values_size = self._batch_size = torch.Size((self._batch_size[0] + len(items), *tail))
+
+    def get_nestedtensor(self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: Any = None) -> Any:
+        """Return the default: there is no tensor.
+
+        Raises:
+            KeyPathError: no default was given.
+
+        >>> NonTensorStack("a").get_nestedtensor("k", None)
+        """
+        if default is NO_DEFAULT:
+            raise KeyPathError(
+                f"a NonTensorStack holds values and no entries; got the key {key!r} (layout {layout})"
+            )
+        return default
+
+    def valid_keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Any = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """Return the keys: none.
+
+        >>> list(NonTensorStack("a").valid_keys())
+        []
+        """
+        return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(\n    {self.tolist()},\n    batch_size=torch.Size({list(self._batch_size)}),\n"
+            f"    device={self._device})"
+        )
+
+
+def compare_values(first: Any, second: Any, single: Callable[..., Any]) -> Tensor:
+    """Return which values of two nodes are equal (which differ, for ``torch.ne``), as a tensor of their batch size."""
+    size = first.batch_size
+    if not isinstance(second, (NonTensorDataBase, NonTensorStack)):
+        raise value_against_node(first, second, ())
+    same = [equal_values(a, b) for a, b in zip(spread(first, size), spread(second, size))]
+    equal = torch.tensor(same, dtype=torch.bool, device=first.device).view(size)
+    return equal if single is torch.eq else ~equal
+
+
+class _Linked:
+    """One place in a stack, to which a list that was read from there writes back."""
+
+    __slots__ = ("_at", "_stack")
+
+    def __init__(self, stack: NonTensorStack, at: tuple[int, ...] = ()) -> None:
+        self._stack = stack
+        self._at = at
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._stack._assign((*self._at, index), value)
+
+    def read(self, values: list[Any], size: Sequence[int]) -> Any:
+        """Return values as nested lists of this size, each of which writes back."""
+        if not size:
+            return values[0]
+        step = torch.Size(size[1:]).numel()
+        parts = values
+        if len(size) > 1:
+            parts = [
+                _Linked(self._stack, (*self._at, i)).read(values[i * step : (i + 1) * step], size[1:])
+                for i in range(size[0])
+            ]
+        return LinkedList(parts, td=self)
+
+
+def _nested(values: list[Any], size: Sequence[int]) -> Any:
+    if len(size) < 2:
+        return list(values) if size else values[0]
+    step = torch.Size(size[1:]).numel()
+    return [_nested(values[i * step : (i + 1) * step], size[1:]) for i in range(size[0])]
+
+
+def as_node(value: Any) -> Any:
+    """Return non-tensor data as it is, and any other value as one without batch dims."""
+    return value if isinstance(value, (NonTensorDataBase, NonTensorStack)) else NonTensorData(value)
+
+
+def _place(device: torch.device | None) -> torch.device | str:
+    """Return where positions are computed: where the tensors of an index are, unless nothing is there."""
+    return "cpu" if device is None or device.type == "meta" else device
+
+
+def device_of(plan: Any) -> torch.device | None:
+    """Return the device of the tensors of an index, where the positions must be too."""
+    index = getattr(plan, "index", None)
+    for item in index if type(index) is tuple else (index,):
+        if isinstance(item, Tensor):
+            return item.device
+    return None
+
+
+def spread(value: Any, size: torch.Size) -> list[Any]:
+    """Return one value for each element of ``size``.
+
+    Args:
+        value: non-tensor data whose batch size can be expanded to ``size``; a list of lists of that shape, where lists
+            stand for one value each element; or any one value.
+        size: the batch size to fill.
+
+    Raises:
+        BatchSizeError: the shapes do not fit.
+    """
+    if isinstance(value, list) and size and list_to_stack():
+        value = NonTensorStack.from_list(value, len(size))
+    if isinstance(value, NonTensorStack) and value.batch_size == size:
+        value._check_whole()
+        return value._values
+    if not isinstance(value, NonTensorStack):
+        return [value._value if isinstance(value, NonTensorDataBase) else value] * size.numel()
+    try:
+        positions = value._positions().expand(size)
+    except RuntimeError as error:
+        raise BatchSizeError(
+            f"values of batch size {list(value.batch_size)} do not fill {list(size)}"
+        ) from error
+    return [value._values[i] for i in positions.flatten().tolist()]
+
+
+def join_values(items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
+    """Return non-tensor data stacked, concatenated or chosen from: one value for each element of the result.
+
+    Where every item is one value for its batch, their class decides whether the result is one value too.
+
+    Raises:
+        StructureError: an item is a collection with entries.
+    """
+    first = items[0]
+    for item in items:
+        if not isinstance(item, (NonTensorDataBase, NonTensorStack)):
+            raise value_against_node(first, item, path)
+    names = None if first._names is None else move_names(first._names, plan.dims(), plan.n)
+    if isinstance(first, NonTensorDataBase) and first._stays_one(items, plan.stacks):
+        return first._made(torch.Size(plan.lead + first.batch_size[plan.n :]), first.device, names)
+    size = torch.Size(plan.lead + first.batch_size[plan.n :])
+    values = _side_by_side(items, plan.dim) if isinstance(plan, Join) else _chosen(items, plan)
+    return NonTensorStack._of(values, size, first.device, names)
+
+
+def _side_by_side(items: Sequence[Any], dim: int) -> list[Any]:
+    """Return the values of a stack or concatenation along ``dim``, in order; without tensors, for torch.compile."""
+    steps = [torch.Size(item.batch_size[dim:]).numel() for item in items]
+    columns = [spread(item, item.batch_size) for item in items]
+    outer = torch.Size(items[0].batch_size[:dim]).numel()
+    return [
+        value
+        for row in range(outer)
+        for column, step in zip(columns, steps, strict=True)
+        for value in column[row * step : (row + 1) * step]
+    ]
+
+
+def _chosen(items: Sequence[Any], plan: Any) -> list[Any]:
+    """Return the values that a plan picks from several items of one batch size."""
+    values: list[Any] = []
+    positions: list[Tensor] = []
+    for item in items:
+        end = len(values) + item.batch_size.numel()
+        positions.append(torch.arange(len(values), end, device=_place(item.device)).view(item.batch_size))
+        values += spread(item, item.batch_size)
+    return [values[i] for i in plan.leaf(positions).flatten().tolist()]
+
+
+set_joiner(join_values, NonTensorStack._of, compare_values)
+register_stack(NonTensorStack)

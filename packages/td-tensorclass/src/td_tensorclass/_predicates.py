@@ -1,0 +1,45 @@
+"""Questions about values and classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from td_core import default_is_leaf
+
+from ._non_tensor import NonTensorDataBase
+from ._non_tensor_stack import NonTensorStack
+from ._tensorclass import TensorClass
+
+
+def is_non_tensor(data: Any) -> bool:
+    """Tell whether a value is non-tensor data: one value for a batch, or one for each element.
+
+    >>> from td_tensorclass import NonTensorData
+    >>> is_non_tensor(NonTensorData("a")), is_non_tensor("a")
+    (True, False)
+    """
+    return isinstance(data, (NonTensorDataBase, NonTensorStack))
+
+
+def is_tensorclass(obj: Any) -> bool:
+    """Tell whether an instance or a class is a tensorclass.
+
+    Non-tensor data for a whole batch counts: it is declared as a class with the field ``data``.
+
+    >>> from td_tensorclass import TensorClass
+    >>> is_tensorclass(TensorClass), is_tensorclass({})
+    (True, False)
+    """
+    cls = obj if isinstance(obj, type) else type(obj)
+    return issubclass(cls, (TensorClass, NonTensorDataBase))
+
+
+def is_leaf_nontensor(cls: type) -> bool:
+    """Tell whether entries of a class are leaves, non-tensor data included: for ``is_leaf=`` of ``keys`` and the like.
+
+    >>> from td_core import TensorDict
+    >>> td = TensorDict({"a": "x", "b": {"c": 1}})
+    >>> list(td.keys(True, True, is_leaf=is_leaf_nontensor))
+    ['a', ('b', 'c')]
+    """
+    return getattr(cls, "_opaque", False) or default_is_leaf(cls)

@@ -1,0 +1,82 @@
+"""What is registered when a tensorclass is defined: its node kind with its layouts, and its pytree node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from td_core import Layout, NodeKind, Record
+from td_core._collection import Core
+from td_core._nodes import KINDS, class_name
+from td_core._pytree import register
+
+from ._non_tensor import NonTensorData
+
+MEMBER = "_tensordict"
+
+
+def register_class(cls: Any) -> None:
+    """Register a tensorclass; one that is defined again (a notebook cell run twice) takes the place of the old one."""
+
+    def flatten(node: Any) -> Record:
+        return Record({}, members={MEMBER: node._tensordict})
+
+    def unflatten(record: Record) -> Any:
+        node = cls._bare(record.members[MEMBER])
+        # Old files keep plain values, and None for missing fields, beside the collection.
+        for name, value in record.values.items():
+            if value is not None:
+                node._set_path(name, value)
+        return node
+
+    def flatten_state(node: Any) -> Record:
+        # The format keeps values beside the tensors, so a value that would not come back as it is stays a level.
+        children = node._children()
+        values = {name: None for name in cls._schema.names if name not in children}
+        values.update(
+            {
+                key: child._value
+                for key, child in children.items()
+                if isinstance(child, NonTensorData) and isinstance(child._value, (str, bytes))
+            }
+        )
+        entries = {key: child for key, child in children.items() if key not in values}
+        return Record({"_type": cls.__qualname__}, entries, values=values)
+
+    def flatten_buffer(node: Any) -> Record:
+        inner = node._tensordict
+        layout = (
+            KINDS.of(inner).layouts.get("consolidated/1") or KINDS["TensorDict"].layouts["consolidated/1"]
+        )
+        return layout.flatten(inner)
+
+    def unflatten_buffer(record: Record) -> Any:
+        kind = "LazyStackedTensorDict" if "stack_dim" in record.meta else "TensorDict"
+        return cls._bare(KINDS[kind].layouts["consolidated/1"].unflatten(record))
+
+    tag = class_name(cls)
+    shown = f"<class '{tag.replace(':', '.')}'>"
+    KINDS.add(
+        NodeKind(
+            tag,
+            cls,
+            flatten,
+            unflatten,
+            {
+                "memmap/1": Layout(flatten, unflatten, (shown,)),
+                "consolidated/1": Layout(flatten_buffer, unflatten_buffer, (shown,)),
+                "state_dict/2": Layout(flatten_state, unflatten, (cls.__qualname__,)),
+            },
+            with_class=True,
+        ),
+        replace=True,
+    )
+
+    def tree_flatten(node: Any) -> tuple[list[Core], tuple[Any, ...]]:
+        return [node._tensordict], ()
+
+    def tree_unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
+        (inner,) = children
+        return cls._bare(inner)
+
+    register(cls, tree_flatten, tree_unflatten, lambda context: (MEMBER,))

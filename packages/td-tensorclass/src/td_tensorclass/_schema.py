@@ -1,0 +1,211 @@
+"""What a tensorclass declares: its options, its fields, and how constructor arguments fill them.
+
+The standard library's ``dataclass`` reads the annotations, so fields, defaults, ``ClassVar``, ``InitVar``, ``KW_ONLY``
+and inheritance mean here what they mean there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, NamedTuple
+
+from td_core._keys import closest
+
+from .errors import UnknownFieldError
+
+#: Names that are never fields: too much of a collection rests on them.
+RESERVED = frozenset({"batch_size", "device", "get", "shape", "names", "to", "grad", "keys", "_tensordict"})
+
+#: Names of collection members that may be fields all the same.
+ALLOWED = frozenset({"data"})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a tensorclass, as :func:`tensorclass` documents them."""
+
+    autocast: bool = False
+    nocast: bool = False
+    frozen: bool = False
+    shadow: bool = False
+    tensor_only: bool = False
+    skip_post_init_on_rebuild: bool = False
+    cast_filter: Callable[[Any, Any], bool] | None = None
+    kw_only: bool = False
+
+    def merged(self, given: Mapping[str, Any]) -> Options:
+        """Return these options of a base class with those of a subclass on top; None inherits.
+
+        Raises:
+            TypeError: an option is unknown, or two of them exclude each other.
+
+        >>> Options(frozen=True).merged({"autocast": True}).frozen
+        True
+        """
+        known = {field.name for field in dataclasses.fields(self)}
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise TypeError(
+                f"a tensorclass has no option {', '.join(map(repr, unknown))}; options: {sorted(known)}"
+            )
+        merged = dataclasses.replace(
+            self, **{name: value for name, value in given.items() if value is not None}
+        )
+        exclusive = [name for name in ("autocast", "nocast", "tensor_only") if getattr(merged, name)]
+        if len(exclusive) > 1:
+            raise TypeError(f"the options {' and '.join(map(repr, exclusive))} exclude each other")
+        return merged
+
+
+class Slot(NamedTuple):
+    """One constructor argument or field, in the order of declaration."""
+
+    name: str
+    default: Any
+    factory: Any
+    init: bool
+    is_field: bool
+
+
+class Schema:
+    """The fields of one tensorclass, ready for its constructor.
+
+    Attributes:
+        cls: the class.
+        options: its options.
+        names: its fields, in order.
+        slots: its fields and ``InitVar`` arguments, in order.
+        positional: the names of arguments that may be given by position.
+        init_vars: the names that ``__post_init__`` gets.
+    """
+
+    __slots__ = ("_hints", "_locals", "cls", "init_vars", "names", "options", "positional", "slots")
+
+    def __init__(self, cls: type, options: Options, local_names: Mapping[str, Any]) -> None:
+        self.cls = cls
+        self.options = options
+        declared: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        fields = {each.name for each in dataclasses.fields(cls)}
+        # What is left beside fields and class variables are the arguments of __post_init__.
+        kept = [each for each in declared.values() if each._field_type.name != "_FIELD_CLASSVAR"]
+        self.slots = tuple(
+            [
+                Slot(each.name, each.default, each.default_factory, each.init, each.name in fields)
+                for each in kept
+            ]
+        )
+        self.names = {slot.name: None for slot in self.slots if slot.is_field}
+        self.init_vars = tuple(slot.name for slot in self.slots if not slot.is_field)
+        self.positional = tuple(each.name for each in kept if each.init and not each.kw_only)
+        self._hints: dict[str, Any] = {}
+        self._locals = dict(local_names)
+        self._check(kept)
+
+    def _check(self, kept: Iterable[Any]) -> None:
+        last_default = None
+        for each in kept:
+            if not each.init or each.kw_only:
+                continue
+            if each.default is not MISSING or each.default_factory is not MISSING:
+                last_default = each.name
+            elif last_default is not None:
+                raise TypeError(
+                    f"{self.cls.__name__}: the field {each.name!r} without a default follows {last_default!r}, "
+                    "which has one; give it a default, or declare the class with kw_only=True"
+                )
+
+    def signature(self) -> inspect.Signature:
+        """Return the signature of the constructor."""
+        kinds = inspect.Parameter
+        annotations = {name: each.type for name, each in self.cls.__dataclass_fields__.items()}  # type: ignore[attr-defined]
+        by_position: list[inspect.Parameter] = []
+        by_name: list[inspect.Parameter] = []
+        for slot in self.slots:
+            if slot.init:
+                default = slot.default if slot.default is not MISSING else kinds.empty
+                if slot.factory is not MISSING:
+                    default = slot.factory
+                place, kind = (
+                    (by_position, kinds.POSITIONAL_OR_KEYWORD)
+                    if slot.name in self.positional
+                    else (by_name, kinds.KEYWORD_ONLY)
+                )
+                place.append(kinds(slot.name, kind, default=default, annotation=annotations[slot.name]))
+        for name, default in (("batch_size", None), ("device", None), ("names", None), ("lock", False)):
+            by_name.append(kinds(name, kinds.KEYWORD_ONLY, default=default))
+        return inspect.Signature([*by_position, *by_name])
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return positional and keyword arguments as keywords.
+
+        Raises:
+            TypeError: too many, or one given twice.
+        """
+        if len(args) > len(self.positional):
+            raise TypeError(
+                f"{self.cls.__name__}() takes {len(self.positional)} positional arguments, {list(self.positional)}; "
+                f"got {len(args)}"
+            )
+        given = dict(zip(self.positional, args))
+        twice = [name for name in given if name in kwargs]
+        if twice:
+            raise TypeError(f"{self.cls.__name__}() got {twice} both by position and by name")
+        return {**given, **kwargs}
+
+    def missing(self, names: list[str]) -> TypeError:
+        """Return the error for arguments that were not given."""
+        return TypeError(f"{self.cls.__name__}() misses the arguments {names}, which have no default")
+
+    def unknown(self, names: Iterable[Any]) -> UnknownFieldError:
+        """Return the error for keys that are no fields."""
+        listed = [str(name) for name in names]
+        return UnknownFieldError(
+            f"{self.cls.__name__} has no field {', '.join(map(repr, listed))}: {closest(listed[0], self.names)}"
+        )
+
+    def hint(self, name: str) -> Any:
+        """Return the resolved annotation of a field; Any where a name in it is not defined (yet).
+
+        ``Optional[X]`` is X: None is always allowed.
+        """
+        if name in self._hints:
+            return self._hints[name]
+        declared = self.cls.__dataclass_fields__[name].type  # type: ignore[attr-defined]
+        owner = next((base for base in self.cls.__mro__ if name in inspect.get_annotations(base)), self.cls)
+        module = sys.modules.get(owner.__module__)
+        holder = types.SimpleNamespace(__annotations__={name: declared})
+        try:
+            found = typing.get_type_hints(
+                holder, vars(module) if module else {}, {self.cls.__name__: self.cls, **self._locals}
+            )[name]
+        except NameError:
+            return Any
+        self._hints[name] = found = _without_none(found)
+        return found
+
+
+def _without_none(hint: Any) -> Any:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        rest = [each for each in typing.get_args(hint) if each is not type(None)]
+        return rest[0] if len(rest) == 1 else hint
+    return hint
+
+
+def names_around(cls: type, frame: types.FrameType | None) -> dict[str, Any]:
+    """Return what the names in a class's annotations mean where it is defined inside a function.
+
+    Module level names are found when they are needed; those of a function are gone by then.
+    """
+    while frame is not None and frame.f_globals.get("__name__") != cls.__module__:
+        frame = frame.f_back
+    if frame is None or frame.f_locals is frame.f_globals:
+        return {}
+    written = " ".join(str(each) for each in inspect.get_annotations(cls).values())
+    return {name: frame.f_locals[name] for name in re.findall(r"\w+", written) if name in frame.f_locals}

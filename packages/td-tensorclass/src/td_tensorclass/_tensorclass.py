@@ -1,0 +1,456 @@
+"""TensorClass: a dataclass whose fields are the entries of one collection.
+
+The instance holds that collection and nothing else; fields are properties, made when the class is defined.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, FrozenInstanceError
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+from td_core import TensorDict
+from td_core._coerce import WRAPPED
+from td_core._collection import Child, Core, same
+from td_core._devices import as_device
+from td_core._keys import unravel_key_to_tuple
+from td_core._locking import lock as lock_nodes
+from td_core._locking import refuse_if_locked
+from td_core._names import Names, check_names
+from td_core._nodes import dense
+from td_core._repr import ABSENT, Shown
+from td_core._tensordict import as_batch_size
+from td_core.errors import StructureError
+from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
+
+from ._casts import collection_class, number_for_batch
+from ._declaration import declare
+from ._non_tensor import NonTensorData
+from ._schema import Options, Schema
+from ._typing import BatchSizeArgument, DeviceArgument, NamesArgument
+from ._wrapper import Wrapper
+
+SelfT = TypeVar("SelfT", bound="TensorClass")
+
+#: The attributes of an instance that are no fields.
+_STATE = frozenset({"_tensordict", "_undo"})
+
+
+class TensorClass(Wrapper):
+    """Base of data classes whose fields are tensors that share their leading dims.
+
+    A subclass declares fields as a dataclass does; the options of :func:`tensorclass` are class arguments, or stand in
+    brackets: ``class Point(TensorClass, frozen=True)``, ``class Point(TensorClass["frozen", "nocast"])``.
+
+    The constructor takes the fields, and ``batch_size``, ``device``, ``names`` and ``lock`` as
+    :class:`TensorDict` does.
+
+    >>> class Point(TensorClass):
+    ...     xy: torch.Tensor
+    ...     label: str = "unnamed"
+    >>> points = Point(torch.zeros(3, 2), batch_size=[3])
+    >>> (points + 1)[0].xy
+    tensor([1., 1.])
+    >>> points[:2].label
+    'unnamed'
+    >>> points.colour
+    Traceback (most recent call last):
+    td_tensorclass.errors.UnknownFieldError: Point has no field 'colour': existing keys: ['xy', 'label']
+    """
+
+    if TYPE_CHECKING:
+        # For type checkers the arguments that are no fields are fields too, read and written as different types.
+        batch_size: BatchSizeArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment,override]
+        device: DeviceArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment]
+        names: NamesArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment,override]
+        lock: dataclasses.InitVar[bool] = dataclasses.field(default=False, kw_only=True)
+
+        @overload
+        def __getitem__(self, index: str) -> Any: ...
+        @overload
+        def __getitem__(self: SelfT, index: Any) -> SelfT: ...
+        def __getitem__(self, index: Any) -> Any: ...
+
+    _schema: ClassVar[Schema]
+    _cast: ClassVar[Callable[[str, Any], Any]]
+    _has_post_init: ClassVar[bool] = False
+    _prints_attributes = True
+    _bracketed: ClassVar[dict[Any, type]] = {}
+
+    def __init_subclass__(
+        cls,
+        *,
+        autocast: bool | None = None,
+        nocast: bool | None = None,
+        frozen: bool | None = None,
+        shadow: bool | None = None,
+        tensor_only: bool | None = None,
+        skip_post_init_on_rebuild: bool | None = None,
+        cast_filter: Callable[[Any, Any], bool] | None = None,
+        kw_only: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init_subclass__(**kwargs)
+        given = {
+            "autocast": autocast,
+            "nocast": nocast,
+            "frozen": frozen,
+            "shadow": shadow,
+            "tensor_only": tensor_only,
+            "skip_post_init_on_rebuild": skip_post_init_on_rebuild,
+            "cast_filter": cast_filter,
+            "kw_only": kw_only,
+        }
+        declare(cls, TensorClass, given, sys._getframe(1))
+
+    def __class_getitem__(cls, parameters: Any) -> Any:
+        """Return the class with options switched on by name; other parameters are those of a generic class."""
+        names = parameters if isinstance(parameters, tuple) else (parameters,)
+        if not all(isinstance(name, str) for name in names):
+            return super().__class_getitem__(parameters)
+        Options().merged(dict.fromkeys(names, True))
+        key = (cls, *names)
+        if key not in TensorClass._bracketed:
+            namespace = {"__module__": cls.__module__}
+            title = f"{cls.__name__}_{'_'.join(names)}"
+            options = dict.fromkeys(names, True)
+            TensorClass._bracketed[key] = types.new_class(
+                title, (cls,), options, lambda body: body.update(namespace)
+            )
+        return TensorClass._bracketed[key]
+
+    def __init__(
+        self,
+        *args: Any,
+        batch_size: BatchSize | None = None,
+        device: DeviceType | None = None,
+        names: Sequence[str | None] | None = None,
+        lock: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        schema = self._schema
+        if args:
+            kwargs = schema.bind(args, kwargs)
+        size = as_batch_size(batch_size)
+        data: dict[str, Child] = {}
+        td = dense(
+            data,
+            size,
+            None if device is None else as_device(device),
+            None if names is None else check_names(names, len(size)),
+        )
+        object.__setattr__(self, "_tensordict", td)
+        ndim = len(size)
+        as_they_are = device is None and names is None and not self._declares
+        missing: list[str] = []
+        taken = 0
+        init_vars: list[Any] = []
+        for name, default, factory, init, is_field in schema.slots:
+            if init and name in kwargs:
+                value = kwargs[name]
+                taken += 1
+            elif default is not MISSING:
+                value = default
+            elif factory is not MISSING:
+                value = factory()
+            else:
+                if init:
+                    missing.append(name)
+                continue
+            if not is_field:
+                init_vars.append(value)
+            elif (
+                as_they_are
+                and isinstance(value, Tensor)
+                and type(value) not in WRAPPED
+                and (not ndim or value.shape[:ndim] == size)
+            ):
+                data[name] = value
+            elif value is not None:
+                self._store(td, name, value)
+        if taken != len(kwargs):
+            given = {slot.name for slot in schema.slots if slot.init}
+            raise schema.unknown(name for name in kwargs if name not in given)
+        if missing:
+            raise schema.missing(missing)
+        if lock or schema.options.frozen:
+            lock_nodes(td)
+        if self._has_post_init:
+            self.__post_init__(*init_vars)
+
+    def _store(
+        self, td: Any, name: str, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+    ) -> None:
+        """Cast, check and store a value that is not None."""
+        if not isinstance(value, Tensor) or self._declares:
+            value = type(self)._cast(name, value)
+            if td.batch_size and number_for_batch(self._schema.hint(name), value):
+                value = NonTensorData(value)
+        td._set_path(name, value, at, non_blocking=non_blocking)
+
+    def _finish(self) -> None:
+        """Lock a frozen result, and run the ``__post_init__`` of a class that wants it for results too."""
+        options = self._schema.options
+        if options.frozen:
+            lock_nodes(self._tensordict)
+        if self._has_post_init and not options.skip_post_init_on_rebuild and not self._schema.init_vars:
+            self.__post_init__()
+
+    @classmethod
+    def from_tensordict(
+        cls: type[SelfT],
+        tensordict: Core,
+        non_tensordict: Mapping[str, Any] | None = None,
+        safe: bool | None = None,
+    ) -> SelfT:
+        """Return an instance around a collection, which is not copied.
+
+        Args:
+            tensordict: its keys are fields; fields that it lacks are None.
+            non_tensordict: more fields, which are set as attributes are.
+            safe: False skips the check of the keys.
+
+        Raises:
+            UnknownFieldError: a key is no field.
+
+        >>> class Point(TensorClass):
+        ...     xy: torch.Tensor
+        >>> Point.from_tensordict(TensorDict({"xy": torch.zeros(3, 2)}, batch_size=[3])).batch_size
+        torch.Size([3])
+        """
+        if not isinstance(tensordict, Core):
+            raise TypeError(f"from_tensordict takes a collection; got {type(tensordict).__name__}")
+        inner = tensordict._inner()
+        if safe is not False:
+            cls._check_keys(inner._children())
+        if non_tensordict:
+            cls._check_keys(non_tensordict)
+            inner = inner._with_children(inner._children())
+        node = cls._bare(inner)
+        if non_tensordict:
+            for name, value in non_tensordict.items():
+                if value is not None:
+                    node._store(node._tensordict, name, value)
+        if cls._finishes:
+            node._finish()
+        return node
+
+    @classmethod
+    def _of_dense(cls: type[SelfT], result: Any) -> SelfT:
+        """Return a new collection as an instance, nested levels as the classes that their fields are annotated with."""
+        for name, child in result._children().items():
+            wanted = collection_class(cls._schema.hint(name)) if name in cls._schema.names else None
+            if wanted is not None and isinstance(child, TensorDict):
+                result._set_child(name, wanted._of_dense(child))
+        return cls.from_tensordict(result)
+
+    @classmethod
+    def from_dict(cls, input_dict: Mapping[Any, Any] | Core, **kwargs: Any) -> Any:
+        """Return an instance with the entries of a mapping; options as for :meth:`TensorCollection.from_dict`.
+
+        A mapping in a field that is not annotated as a collection is one value, as it is for the constructor.
+
+        Raises:
+            UnknownFieldError: a key is no field.
+
+        >>> class Point(TensorClass):
+        ...     xy: torch.Tensor
+        ...     info: dict
+        >>> Point.from_dict({"xy": torch.zeros(3, 2), "info": {"unit": "m"}}, batch_size=[3]).info
+        {'unit': 'm'}
+        """
+        if not isinstance(input_dict, Core):
+            cls._check_keys(input_dict)
+            input_dict = {
+                name: NonTensorData(value)
+                if isinstance(value, Mapping) and collection_class(cls._schema.hint(name)) is None
+                else value
+                for name, value in input_dict.items()
+                if value is not None
+            }
+        return super().from_dict(input_dict, **kwargs)
+
+    def _dict_items(self) -> Iterable[tuple[str, Any]]:
+        present = self._children()
+        return [*present.items(), *((name, None) for name in self._schema.names if name not in present)]
+
+    @classmethod
+    def _check_keys(cls, keys: Mapping[str, Any]) -> None:
+        names = cls._schema.names
+        if not keys.keys() <= names.keys():
+            raise cls._schema.unknown(key for key in keys if key not in names)
+
+    @classmethod
+    def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
+        """Return the declared fields, as :func:`dataclasses.fields` does.
+
+        >>> class Point(TensorClass):
+        ...     xy: torch.Tensor
+        >>> [field.name for field in Point.fields()]
+        ['xy']
+        """
+        return dataclasses.fields(cls)
+
+    def _declared(self, key: str, value: Any) -> Any:
+        if key not in self._schema.names or value is None:
+            return value
+        return type(self)._cast(key, value)
+
+    def _set_child(self, key: str, value: Child) -> None:
+        if key not in self._schema.names:
+            raise self._schema.unknown([key])
+        self._tensordict._set_child(key, value)
+
+    def _set_children(self, values: Mapping[str, Child]) -> None:
+        self._check_keys(values)
+        self._tensordict._set_children(values)
+
+    def _with_children(
+        self: SelfT,
+        children: Mapping[str, Child],
+        *,
+        batch_size: torch.Size | None = None,
+        device: torch.device | NoDefault | None = NO_DEFAULT,
+        names: Names | NoDefault | None = NO_DEFAULT,
+    ) -> SelfT:
+        inner = self._tensordict._with_children(children, batch_size=batch_size, device=device, names=names)
+        # Entries that are no fields (flattened or renamed keys, say) cannot be in the class; they are not lost.
+        return self._wrap(inner) if children.keys() <= self._schema.names.keys() else inner
+
+    def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
+        """Return a field, or the default where it is None: a tensor, a collection, or the value of non-tensor data.
+
+        >>> class Point(TensorClass):
+        ...     xy: torch.Tensor
+        ...     label: str = None
+        >>> Point(torch.zeros(2), label="a").get("label")
+        'a'
+        """
+        entry = super().get(key, *args, **kwargs)
+        return entry._unwrap() if isinstance(entry, Core) else entry
+
+    def _set_path(
+        self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+    ) -> None:
+        path = (key,) if type(key) is str else unravel_key_to_tuple(key)
+        name = path[0]
+        if name not in self._schema.names:
+            raise self._schema.unknown([name])
+        if len(path) > 1:
+            self._tensordict._set_path(path, value, at, non_blocking=non_blocking)
+        elif value is None:
+            self._forget(name)
+        else:
+            self._store(self._tensordict, name, value, at, non_blocking=non_blocking)
+
+    def replace(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+        """Return a shallow copy with other values for some fields; see :meth:`TensorCollection.replace`.
+
+        >>> class Point(TensorClass, frozen=True):
+        ...     xy: torch.Tensor
+        >>> Point(torch.zeros(2)).replace(xy=torch.ones(2)).xy
+        tensor([1., 1.])
+        """
+        if not self._schema.options.frozen:
+            return super().replace(*args, **kwargs)
+        copy = self._bare(self._tensordict._map(same))
+        return self._wrap(copy.update(*args, **kwargs)._tensordict)
+
+    def extend(self, tensordict: Any) -> None:
+        """Add members to the lazy stack that the instance holds.
+
+        Args:
+            tensordict: instances of this class, or one whose parts along the stack dim are added.
+
+        Raises:
+            StructureError: the instance holds no lazy stack.
+
+        >>> class Point(TensorClass):
+        ...     xy: torch.Tensor
+        >>> points = Point.lazy_stack([Point(torch.zeros(2)), Point(torch.zeros(3))])
+        >>> points.extend([Point(torch.zeros(4))])
+        >>> points.batch_size
+        torch.Size([3])
+        """
+        if self._tensordict._stacked() is None:
+            raise StructureError(
+                f"only a lazy stack can be extended; this {type(self).__name__} holds a "
+                f"{type(self._tensordict).__name__}: use torch.cat()"
+            )
+        items = [tensordict] if isinstance(tensordict, Core) else list(tensordict)
+        self._check_joinable(items, ())
+        inner = [item._inner() for item in items]
+        self._tensordict.extend(inner[0] if isinstance(tensordict, Core) else inner)
+
+    def unlock_(self: SelfT) -> SelfT:
+        """Allow structural changes again; see :meth:`TensorCollection.unlock_`.
+
+        Raises:
+            FrozenInstanceError: the class is frozen.
+
+        >>> class Point(TensorClass):
+        ...     xy: torch.Tensor
+        >>> Point(torch.zeros(2), lock=True).unlock_().is_locked
+        False
+        """
+        if self._schema.options.frozen:
+            raise FrozenInstanceError(f"cannot unlock: {type(self).__name__} is frozen")
+        return super().unlock_()
+
+    def _print_fields(self) -> list[Shown]:
+        present = self._tensordict._children()
+        return [
+            *self._tensordict._print_fields(),
+            *(Shown(name, ABSENT) for name in self._schema.names if name not in present),
+        ]
+
+    def _dict_entries(self) -> Mapping[str, Any]:
+        present = self._tensordict._children()
+        return {**present, **{name: None for name in self._schema.names if name not in present}}
+
+    def _forget(self, name: str) -> None:
+        """Make a field None."""
+        td = self._tensordict
+        if name in td._children():
+            refuse_if_locked(td, f"remove key {name!r}")
+            td._del_child(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Write a field, or a settable property; there are no other attributes."""
+        schema = self._schema
+        if name in _STATE:
+            super().__setattr__(name, value)
+        elif name in schema.names:
+            if schema.options.frozen:
+                raise FrozenInstanceError(f"cannot assign to field {name!r}: {type(self).__name__} is frozen")
+            self._set_path(name, value)
+        elif hasattr(getattr(type(self), name, None), "__set__"):
+            if schema.options.frozen and not name.startswith("_"):
+                raise FrozenInstanceError(f"cannot assign to {name!r}: {type(self).__name__} is frozen")
+            super().__setattr__(name, value)
+        else:
+            raise schema.unknown([name])
+
+    def __delattr__(self, name: str) -> None:
+        """Make a field None."""
+        if name not in self._schema.names:
+            raise self._schema.unknown([name])
+        if self._schema.options.frozen:
+            raise FrozenInstanceError(f"cannot delete field {name!r}: {type(self).__name__} is frozen")
+        self._forget(name)
+
+    def __getattr__(self, name: str) -> Any:
+        """Explain which attribute is missing."""
+        if any(name in base.__dict__ for base in type(self).__mro__):
+            # A property or a declaration raised: asking again gives its own words.
+            return object.__getattribute__(self, name)
+        if torch.compiler.is_compiling():
+            # hasattr() and getattr() with a default are traced for the plain class only.
+            raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+        raise self._schema.unknown([name])

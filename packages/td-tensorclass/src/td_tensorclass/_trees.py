@@ -1,0 +1,59 @@
+"""Non-tensor data in torch's pytrees: nodes without children, whose values travel in the context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from td_core._pytree import names_for, register
+
+from ._values import same_value
+
+
+class Held:
+    """A value in a context: contexts are compared with ``==``, and values may answer with anything.
+
+    >>> Held([1]) == Held([1])
+    True
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and same_value(self.value, other.value)
+
+    # Equal values may hash differently, or not at all.
+    __hash__ = None  # type: ignore[assignment]
+
+
+def register_data(cls: Any) -> None:
+    """Register a class of nodes that hold one value."""
+
+    def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        return [], (Held(node._value), node._metadata, node.batch_size, node.device, node._names)
+
+    def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
+        value, metadata, batch_size, device, names = context
+        node = cls(value.value, metadata, batch_size=batch_size, device=device)
+        node._names = names_for(names, batch_size)
+        return node
+
+    register(cls, flatten, unflatten, lambda context: ())
+
+
+def register_stack(cls: Any) -> None:
+    """Register a class of nodes that hold one value for each element of their batch."""
+
+    def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        return [], (Held(node._values), node._values_size, node.batch_size, node.device, node._names)
+
+    def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
+        values, values_size, batch_size, device, names = context
+        node = cls._of(values.value, values_size, device, names_for(names, batch_size))
+        node._batch_size = batch_size
+        return node
+
+    register(cls, flatten, unflatten, lambda context: ())

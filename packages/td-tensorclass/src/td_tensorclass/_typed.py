@@ -1,0 +1,134 @@
+"""TypedTensorDict: a TensorDict with declared keys."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABCMeta
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar, get_origin
+
+from torch import Tensor
+
+from td_core import TensorDict
+from td_core._collection import Core
+from td_core.typing import BatchSize, DeviceType
+
+from ._typing import dataclass_transform
+
+SelfT = TypeVar("SelfT", bound="TypedTensorDict")
+
+_MISSING = object()
+
+
+class _TypedMeta(ABCMeta):
+    """Leaves instances without ``__dict__``, so that a misspelt attribute is an error."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> Any:
+        namespace.setdefault("__slots__", ())
+        return super().__new__(mcs, name, bases, namespace, **kwargs)
+
+
+@dataclass_transform(kw_only_default=True)
+class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
+    """A TensorDict whose subclasses declare keys, which are attributes too.
+
+    A declared key is required, unless it has a default: that is what the attribute gives where the entry is missing.
+    Other keys may be added later.
+
+    Args:
+        batch_size: as for :class:`TensorDict`.
+        device: as for :class:`TensorDict`.
+        names: as for :class:`TensorDict`.
+        lock: as for :class:`TensorDict`.
+        **kwargs: the entries.
+
+    Raises:
+        TypeError: a required key is missing, or an undeclared one is given.
+
+    >>> import torch
+    >>> class Data(TypedTensorDict):
+    ...     obs: Tensor
+    ...     reward: Tensor = None
+    >>> data = Data(obs=torch.zeros(3, 4), batch_size=[3])
+    >>> data[0].obs.shape, data["obs"].shape, data.reward
+    (torch.Size([4]), torch.Size([3, 4]), None)
+    """
+
+    __required_keys__: ClassVar[frozenset[str]] = frozenset()
+    __optional_keys__: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        required, optional = set(cls.__required_keys__), set(cls.__optional_keys__)
+        for name, hint in inspect.get_annotations(cls).items():
+            origin: Any = get_origin(hint)
+            if origin is ClassVar or (
+                isinstance(hint, str) and hint.startswith(("ClassVar", "typing.ClassVar"))
+            ):
+                continue
+            default = cls.__dict__.get(name, _MISSING)
+            if name.startswith("_") or (hasattr(TensorDict, name) and name != "data"):
+                raise AttributeError(
+                    f"{cls.__name__}: the key {name!r} would hide the {name!r} of a TensorDict; rename it"
+                )
+            (required if default is _MISSING else optional).add(name)
+            (optional if default is _MISSING else required).discard(name)
+            setattr(cls, name, _accessor(name, default))
+        cls.__required_keys__, cls.__optional_keys__ = frozenset(required), frozenset(optional)
+
+    def __init__(
+        self,
+        *,
+        batch_size: BatchSize | None = None,
+        device: DeviceType | None = None,
+        names: Sequence[str | None] | None = None,
+        lock: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        extra = [name for name in kwargs if name not in self.__required_keys__ | self.__optional_keys__]
+        if extra:
+            raise TypeError(
+                f"{type(self).__name__}() got the undeclared keys {extra}; declared: "
+                f"{sorted(self.__required_keys__ | self.__optional_keys__)}"
+            )
+        self._require(kwargs)
+        super().__init__(kwargs, batch_size=batch_size, device=device, names=names, lock=lock)
+
+    @classmethod
+    def _require(cls, keys: Any) -> None:
+        missing = sorted(name for name in cls.__required_keys__ if name not in keys)
+        if missing:
+            raise TypeError(f"{cls.__name__} misses the required keys {missing}")
+
+    @classmethod
+    def from_tensordict(cls: type[SelfT], tensordict: Core) -> SelfT:
+        """Return a typed collection of the entries of another one, which are not copied.
+
+        Raises:
+            TypeError: a required key is missing.
+
+        >>> import torch
+        >>> class Data(TypedTensorDict):
+        ...     obs: Tensor
+        >>> Data.from_tensordict(TensorDict({"obs": torch.zeros(3)}, batch_size=[3])).obs
+        tensor([0., 0., 0.])
+        """
+        children = dict(tensordict._children())
+        cls._require(children)
+        return cls._make(children, tensordict.batch_size, tensordict.device, tensordict._names)
+
+
+def _accessor(name: str, default: Any) -> property:
+    def read(self: Any) -> Any:
+        try:
+            entry = self._data[name]
+        except KeyError:
+            if default is _MISSING:
+                raise AttributeError(f"the {type(self).__name__} has no entry {name!r}") from None
+            return default
+        return entry if isinstance(entry, Tensor) else entry._unwrap()
+
+    def write(self: Any, value: Any) -> None:
+        self._set_path(name, value)
+
+    return property(read, write, doc=f"The entry {name!r}.")

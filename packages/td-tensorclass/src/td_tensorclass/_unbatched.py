@@ -1,0 +1,277 @@
+"""UnbatchedTensor: one tensor for the whole batch, which shape operations leave alone.
+
+In a collection it stands as a node with one leaf: pointwise operations and moves reach the leaf, and a shape plan
+changes nothing but the batch size of the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from td_core import TensorCollection
+from td_core._collection import Child, Core
+from td_core._names import Names
+from td_core._pytree import register
+from td_core._shape_plans import stack_plan
+from td_core._tensordict import as_batch_size
+from td_core.errors import KeyPathError, StructureError
+from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
+
+from ._trees import Held
+
+SelfT = TypeVar("SelfT", bound="UnbatchedNode")
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_new = object.__new__
+
+
+class UnbatchedTensor(Tensor):
+    """A tensor that belongs to a whole batch: every element has the same one.
+
+    Set into a collection, it needs no leading dims of the batch size, and indexing, reshaping, stacking and the like
+    leave it as it is. Pointwise operations, casts and moves apply to it as to any leaf.
+
+    Args:
+        data: the tensor, whose memory is shared, or what ``torch.as_tensor`` makes one of.
+        batch_size: the batch that it stands for; a collection sets its own.
+
+    >>> from td_core import TensorDict
+    >>> td = TensorDict({"scale": UnbatchedTensor([1.0, 2.0, 3.0]), "x": torch.zeros(4)}, batch_size=[4])
+    >>> td[0]["scale"].tolist(), td[0]["scale"].batch_size, td.view(2, 2)["scale"].batch_size
+    ([1.0, 2.0, 3.0], torch.Size([]), torch.Size([2, 2]))
+    """
+
+    _size: torch.Size
+
+    @staticmethod
+    def __new__(cls: Any, data: Any, *, batch_size: BatchSize | None = None) -> Any:
+        """Return the tensor as one of this class."""
+        result = torch.as_tensor(data).as_subclass(cls)
+        result._size = as_batch_size(batch_size)
+        return result
+
+    # Nothing is left for the constructor of torch.Tensor, which takes no batch size.
+    def __init__(self, data: Any, *, batch_size: BatchSize | None = None) -> None:
+        pass
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch that the tensor stands for; settable.
+
+        >>> UnbatchedTensor(torch.zeros(3)).batch_size
+        torch.Size([])
+        """
+        return getattr(self, "_size", torch.Size())
+
+    @batch_size.setter
+    def batch_size(self, batch_size: BatchSize) -> None:
+        self._size = as_batch_size(batch_size)
+
+
+class UnbatchedNode(TensorCollection):
+    """What stands in a collection for an :class:`UnbatchedTensor`.
+
+    >>> from td_core import TensorDict
+    >>> TensorDict({"a": UnbatchedTensor(torch.zeros(3))}, batch_size=[2]).get("a")
+    UnbatchedNode(shape=torch.Size([3]), dtype=torch.float32, batch_size=torch.Size([2]))
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_attachments",
+        "_batch_size",
+        "_device",
+        "_lock_parents",
+        "_locked",
+        "_names",
+        "_payload",
+        "_undo",
+    )
+
+    _opaque: ClassVar[bool] = True
+
+    _payload: Tensor
+    _batch_size: torch.Size
+    _device: torch.device | None
+
+    def __init__(self, payload: Tensor, batch_size: torch.Size, device: torch.device | None = None) -> None:
+        self._payload = payload
+        self._batch_size = batch_size
+        self._device = device
+        self._names: Names | None = None
+        self._locked = False
+        self._lock_parents = self._attachments = self._undo = None
+
+    def _with(self: SelfT, payload: Tensor, batch_size: torch.Size | None = None) -> SelfT:
+        """Return a node around another payload."""
+        node = _new(type(self))
+        UnbatchedNode.__init__(
+            node, payload, self._batch_size if batch_size is None else batch_size, self._device
+        )
+        return node
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch that the tensor stands for; settable."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: BatchSize) -> None:
+        self._batch_size = as_batch_size(batch_size)
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of the collection that the tensor belongs to."""
+        return self._device
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        self._batch_size = batch_size
+
+    def _set_device(self, device: torch.device | None) -> None:
+        self._device = device
+
+    def _set_names(self, names: Names | None) -> None:
+        """Ignore names: a tensor that has no batch dims has none of their names."""
+
+    def _children(self) -> Mapping[str, Child]:
+        return _NOTHING
+
+    def _nested(self) -> Iterator[Core]:
+        return iter(())
+
+    def _set_child(self, key: str, value: Child) -> None:
+        raise KeyPathError(f"an UnbatchedTensor has no entries, so {key!r} cannot be set")
+
+    def _del_child(self, key: str) -> None:
+        raise KeyError(key)
+
+    def _with_children(
+        self: SelfT,
+        children: Mapping[str, Child],
+        *,
+        batch_size: torch.Size | None = None,
+        device: torch.device | NoDefault | None = NO_DEFAULT,
+        names: Names | NoDefault | None = NO_DEFAULT,
+    ) -> SelfT:
+        node = self._with(self._payload, batch_size)
+        if device is not NO_DEFAULT:
+            node._device = device
+        return node
+
+    def _unwrap(self) -> Any:
+        shown = self._payload.as_subclass(UnbatchedTensor)
+        shown._size = self._batch_size
+        return shown
+
+    def _fit(self: SelfT, batch_size: torch.Size) -> SelfT:
+        if self._batch_size[: len(batch_size)] == batch_size:
+            return self
+        return self._with(self._payload, batch_size)
+
+    def _collect(self, out: list[Tensor]) -> None:
+        out.append(self._payload)
+
+    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+        out.append(_payload_of(other))
+
+    def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
+        return self._with(next(leaves))
+
+    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+        mapped = fn(self._payload)
+        # A function that writes in place, or would drop the entry, may return nothing.
+        return self._with(self._payload if mapped is None else mapped)
+
+    def _spread(self, value: Tensor, out: list[Tensor]) -> None:
+        if value.numel() != 1:
+            raise StructureError(
+                f"a value of shape {list(value.shape)} has one number for each element of the batch, and an "
+                "UnbatchedTensor is the same for all of them"
+            )
+        out.append(value.reshape(()))
+
+    def _transform(self: SelfT, plan: Any) -> SelfT:
+        return self._with(self._payload, torch.Size(plan.lead + self._batch_size[plan.n :]))
+
+    def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
+        tail = self._batch_size[plan.n :]
+        return tuple([self._with(self._payload, torch.Size(lead + tail)) for lead in plan.leads])
+
+    def _join(self: SelfT, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
+        for i, item in enumerate(items):
+            other = _payload_of(item)
+            if other is not self._payload and not (
+                other.shape == self._payload.shape
+                and other.dtype == self._payload.dtype
+                and bool((other == self._payload).all())
+            ):
+                raise StructureError(
+                    f"cannot join: the UnbatchedTensor at key {path or '()'} differs between items 0 and {i}, and one "
+                    "tensor stands for the whole batch; set it again as a plain tensor with the dims of the batch"
+                )
+        return self._with(self._payload, torch.Size(plan.lead + self._batch_size[plan.n :]))
+
+    def _keep_together(self, items: Sequence[Core], dim: int) -> Core:
+        return self._join(items, stack_plan(self._batch_size, dim, len(items)))
+
+    def _written_at(self, index: Any, value: Any) -> Core:
+        if type(index) is not tuple or index or not isinstance(value, UnbatchedNode):
+            raise StructureError(
+                "an UnbatchedTensor is the same for the whole batch: it is written whole, with another UnbatchedTensor"
+            )
+        self._payload.copy_(value._payload)
+        return self
+
+    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+        self._written_at(index, value)
+
+    def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
+        equal = bool((self._payload == _payload_of(other)).all())
+        return torch.full(self._batch_size, equal if single is torch.eq else not equal)
+
+    def _leaf_entries(self) -> Any:
+        yield self
+
+    def _print_entry(self) -> str:
+        dtype = str(self._payload.dtype).removeprefix("torch.")
+        return f"UnbatchedTensor({dtype}{list(self._payload.shape)})"
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(shape={self._payload.shape}, dtype={self._payload.dtype}, "
+            f"batch_size=torch.Size({list(self._batch_size)}))"
+        )
+
+
+def _payload_of(node: Any) -> Tensor:
+    if not isinstance(node, UnbatchedNode):
+        raise StructureError(f"the structures differ: an UnbatchedTensor there, a {type(node).__name__} here")
+    return node._payload
+
+
+def to_unbatched(value: Any, batch_size: torch.Size, device: torch.device | None) -> UnbatchedNode:
+    """Return what stands in a collection for a tensor of this class.
+
+    >>> to_unbatched(UnbatchedTensor(torch.zeros(3)), torch.Size([2]), None).batch_size
+    torch.Size([2])
+    """
+    payload = value.as_subclass(Tensor)
+    return UnbatchedNode(payload if device is None else payload.to(device), batch_size, device)
+
+
+def _tree_flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    # vmap would take a dim of a child; this tensor has no dim of the batch.
+    return [], (Held(node._payload), node._batch_size, node._device)
+
+
+def _tree_unflatten(children: Any, context: tuple[Any, ...]) -> Any:
+    payload, batch_size, device = context
+    return UnbatchedNode(payload.value, batch_size, device)
+
+
+register(UnbatchedNode, _tree_flatten, _tree_unflatten, lambda context: ())

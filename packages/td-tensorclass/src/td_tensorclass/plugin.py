@@ -1,0 +1,29 @@
+"""What td-core finds under the entry point ``td``: node kinds, coercers and methods of non-tensor data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from td_core import Coercer, NodeKind, hookimpl
+
+from ._coercion import COERCERS
+from ._kinds import NODE_KINDS
+from ._methods import NonTensorMethods
+
+
+@hookimpl
+def td_node_kinds() -> Iterable[NodeKind]:
+    """Return the kinds of non-tensor data; each tensorclass adds its own when it is defined."""
+    return NODE_KINDS
+
+
+@hookimpl
+def td_coercers() -> Iterable[Coercer]:
+    """Return how strings, bytes, None, lists and any other object become non-tensor data."""
+    return COERCERS
+
+
+@hookimpl
+def td_methods() -> type:
+    """Return the methods that every collection gets."""
+    return NonTensorMethods

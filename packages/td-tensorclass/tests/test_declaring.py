@@ -1,0 +1,480 @@
+"""What a tensorclass declares, in both spellings."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from dataclasses import FrozenInstanceError, InitVar, dataclass, field
+from typing import Any, ClassVar, Generic, Optional, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from td_core import TensorDict
+from td_core.errors import BatchSizeError, LockedError
+from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError, is_tensorclass, tensorclass
+
+V = TypeVar("V")
+
+
+def declare(
+    fields: dict[str, Any], decorated: bool, body: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    """Return a tensorclass of these annotations, by decorator or by inheritance."""
+    namespace = {"__annotations__": fields, "__module__": __name__, "__qualname__": "X", **(body or {})}
+    if decorated:
+        cls = type("X", (), namespace)
+        return tensorclass(cls) if not options else tensorclass(**options)(cls)
+    return type(TensorClass)("X", (TensorClass,), namespace, **options)
+
+
+both = pytest.mark.parametrize("decorated", [True, False], ids=["decorator", "base class"])
+
+
+@both
+class TestConstruction:
+    def test_arguments(self, decorated: bool) -> None:
+        cls = declare({"x": Tensor, "y": Tensor, "s": str}, decorated, {"y": None, "s": "hi"})
+        point = cls(torch.zeros(3, 2), batch_size=[3], device="cpu", names=["time"])
+        assert point.x.shape == (3, 2)
+        assert (point.y, point.s) == (None, "hi")
+        assert point.batch_size == (3,)
+        assert point.device == torch.device("cpu")
+        assert point.names == ["time"]
+        assert type(point).__name__ == "X"
+        assert is_tensorclass(point)
+        assert is_tensorclass(cls)
+
+    def test_values_become_tensors(self, decorated: bool) -> None:
+        cls = declare({"x": Any}, decorated)
+        assert cls(1).x.equal(torch.tensor(1))
+        assert cls([1, 2]).x.equal(torch.tensor([1, 2]))
+        assert cls(np.zeros(3)).x.dtype == torch.float64
+        assert cls("s").x == "s"
+        assert cls({"a": 1}).x == {"a": 1}
+        assert cls(["a", "b"]).x == ["a", "b"]
+        assert cls((1, 2)).x == (1, 2)
+        assert cls(None).x is None
+
+    def test_a_number_stands_for_the_batch_where_it_cannot_be_a_tensor(self, decorated: bool) -> None:
+        cls = declare({"x": Tensor, "n": int}, decorated, {"n": 3})
+        assert cls(torch.zeros(2)).n.equal(torch.tensor(3))
+        point = cls(torch.zeros(2), batch_size=[2])
+        assert point.n == point[0].n == 3
+        point.n = 5
+        assert point.n == 5
+        with pytest.raises(BatchSizeError, match="a number has no dims"):
+            declare({"x": Tensor}, decorated)(3, batch_size=[2])
+
+    @pytest.mark.parametrize(
+        ("args", "kwargs", "error", "message"),
+        [
+            ((), {}, TypeError, r"X\(\) misses the arguments \['x'\]"),
+            ((1, 2, 3), {}, TypeError, r"X\(\) takes 2 positional arguments, \['x', 'y'\]; got 3"),
+            ((1,), {"x": 2}, TypeError, r"X\(\) got \['x'\] both by position and by name"),
+            ((1,), {"z": 2}, UnknownFieldError, "X has no field 'z': existing keys: "),
+            ((torch.zeros(3),), {"batch_size": [4]}, BatchSizeError, r"key 'x' has shape \[3\]"),
+        ],
+    )
+    def test_wrong_arguments(
+        self, decorated: bool, args: Any, kwargs: Any, error: type[Exception], message: str
+    ) -> None:
+        cls = declare({"x": Any, "y": Any}, decorated, {"y": None})
+        with pytest.raises(error, match=message):
+            cls(*args, **kwargs)
+
+    def test_defaults(self, decorated: bool) -> None:
+        body = {
+            "x": field(default_factory=lambda: torch.ones(2)),
+            "n": 3,
+            "quiet": field(default="q", init=False),
+            "shared": "constant",
+        }
+        fields = {"x": Tensor, "n": int, "quiet": str, "shared": ClassVar[str]}
+        cls = declare(fields, decorated, body)
+        first, second = cls(), cls()
+        assert first.x is not second.x
+        assert first.n.equal(torch.tensor(3))
+        assert first.quiet == "q"
+        assert first.shared == "constant"
+        assert list(first.keys()) == ["x", "n", "quiet"]
+        with pytest.raises(UnknownFieldError, match="no field 'quiet'"):
+            cls(quiet="r")
+
+    def test_kw_only(self, decorated: bool) -> None:
+        cls = declare({"x": Tensor, "y": Tensor, "z": Tensor}, decorated, {"x": None}, kw_only=True)
+        assert cls(y=torch.zeros(1), z=torch.ones(1)).z.item() == 1
+        with pytest.raises(TypeError, match="takes 0 positional arguments"):
+            cls(torch.zeros(1))
+
+    def test_a_field_without_default_after_one_with(self, decorated: bool) -> None:
+        with pytest.raises(TypeError, match="the field 'y' without a default follows 'x'"):
+            declare({"x": Tensor, "y": Tensor}, decorated, {"x": None})
+
+    def test_the_signature_and_the_doc_show_the_fields(self, decorated: bool) -> None:
+        cls = declare({"x": "Tensor", "s": "str"}, decorated, {"s": "hi"})
+        assert list(inspect.signature(cls).parameters) == ["x", "s", "batch_size", "device", "names", "lock"]
+        assert cls.__doc__.startswith("X(x: 'Tensor', s: 'str' = 'hi', *, batch_size=None")
+
+    def test_lock(self, decorated: bool) -> None:
+        point = declare({"x": Tensor}, decorated)(torch.zeros(1), lock=True)
+        with pytest.raises(LockedError, match="cannot set key 'x'"):
+            point.x = torch.ones(1)
+
+
+@both
+class TestPostInit:
+    def test_it_runs_for_constructed_instances_and_for_results(self, decorated: bool) -> None:
+        seen: list[Any] = []
+        cls = declare(
+            {"x": Tensor}, decorated, {"__post_init__": lambda self: seen.append(tuple(self.x.shape))}
+        )
+        point = cls(torch.zeros(3), batch_size=[3])
+        assert seen == [(3,)]
+        _ = point[:2]
+        assert seen == [(3,), (2,)]
+        cls.from_tensordict(TensorDict({"x": torch.zeros(1)}))
+        assert seen == [(3,), (2,), (1,)]
+
+    def test_it_can_be_kept_to_constructed_instances(self, decorated: bool) -> None:
+        seen: list[Any] = []
+        body = {"__post_init__": lambda self: seen.append(1)}
+        cls = declare({"x": Tensor}, decorated, body, skip_post_init_on_rebuild=True)
+        _ = cls(torch.zeros(3), batch_size=[3])[0] + 1
+        assert seen == [1]
+
+    def test_it_may_set_fields_and_gets_init_vars(self, decorated: bool) -> None:
+        def post_init(self: Any, scale: float) -> None:
+            self.y = self.x * scale
+
+        body = {"y": None, "__post_init__": post_init, "scale": 2.0}
+        cls = declare({"x": Tensor, "y": Tensor, "scale": InitVar[float]}, decorated, body)
+        assert cls(torch.ones(1)).y.item() == 2
+        assert cls(torch.ones(1), scale=3.0).y.item() == 3
+        assert list(cls(torch.ones(1)).keys()) == ["x", "y"]
+
+    def test_an_unknown_attribute_is_refused(self, decorated: bool) -> None:
+        cls = declare({"x": Tensor}, decorated, {"__post_init__": lambda self: setattr(self, "xx", 1)})
+        with pytest.raises(UnknownFieldError, match="X has no field 'xx': did you mean 'x'"):
+            cls(torch.zeros(1))
+
+
+@both
+class TestAttributes:
+    def test_writes_are_checked(self, decorated: bool) -> None:
+        point = declare({"x": Tensor, "y": Any}, decorated, {"y": None})(torch.zeros(3), batch_size=[3])
+        point.x = torch.ones(3, 5)
+        assert point.x.shape == (3, 5)
+        with pytest.raises(BatchSizeError, match=r"key 'x' has shape \[4\]"):
+            point.x = torch.zeros(4)
+        point.y = "text"
+        assert point.y == "text"
+        point.y = None
+        assert point.y is None
+        assert list(point.keys()) == ["x"]
+        del point.x
+        assert point.x is None
+
+    @pytest.mark.parametrize("write", ["attribute", "item", "set", "update", "nested"])
+    def test_unknown_fields_are_refused(self, decorated: bool, write: str) -> None:
+        inner = declare({"xy": Tensor}, decorated)
+        point = declare({"inner": inner}, decorated)(inner(torch.zeros(3), batch_size=[3]), batch_size=[3])
+        steps = {
+            "attribute": lambda: setattr(point.inner, "yx", 1),
+            "item": lambda: point.inner.__setitem__("yx", torch.zeros(3)),
+            "set": lambda: point.inner.set("yx", torch.zeros(3)),
+            "update": lambda: point.inner.update({"yx": torch.zeros(3)}),
+            "nested": lambda: point.set(("inner", "yx"), torch.zeros(3)),
+        }
+        with pytest.raises(UnknownFieldError, match="has no field 'yx'"):
+            steps[write]()
+        assert list(point.inner.keys()) == ["xy"]
+
+    def test_a_missing_attribute_names_the_closest(self, decorated: bool) -> None:
+        point = declare({"colour": Tensor}, decorated)(torch.zeros(1))
+        with pytest.raises(AttributeError, match="X has no field 'color': did you mean 'colour'"):
+            _ = point.color
+        assert not hasattr(point, "color")
+
+    def test_an_error_in_a_property_is_its_own(self, decorated: bool) -> None:
+        body = {"bad": property(lambda self: self.x.nothing)}
+        point = declare({"x": Tensor}, decorated, body)(torch.zeros(1))
+        with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'nothing'"):
+            _ = point.bad
+
+    def test_get_and_set_with_nested_keys(self, decorated: bool) -> None:
+        inner = declare({"x": Tensor, "s": str}, decorated, {"s": None})
+        outer = declare({"p": inner}, decorated)(inner(torch.zeros(3), batch_size=[3]), batch_size=[3])
+        outer.set(("p", "s"), "text")
+        assert outer.p.s == outer.get(("p", "s")) == outer["p", "s"] == "text"
+        assert outer.get(("p", "nothing"), 5) == 5
+        assert outer.get("p") is outer.p
+
+
+class TestMembers:
+    def test_methods_properties_and_super(self) -> None:
+        @tensorclass
+        class Base:
+            x: Tensor
+
+            def double(self) -> Tensor:
+                return self.x * 2
+
+            @property
+            def half(self) -> Tensor:
+                return self.x / 2
+
+            @classmethod
+            def ones(cls, n: int) -> Any:
+                return cls(torch.ones(n), batch_size=[n])
+
+            @staticmethod
+            def unit() -> str:
+                return "m"
+
+        @tensorclass
+        class Child(Base):
+            y: Tensor = None
+
+            def double(self) -> Tensor:
+                return super().double() + 1
+
+        child = Child.ones(2)
+        assert type(child) is Child
+        assert child.double().tolist() == [3, 3]
+        assert child.half.tolist() == [0.5, 0.5]
+        assert Child.unit() == "m"
+        assert (child[0].x, child[0].y) == (torch.tensor(1), None)
+
+    def test_inheritance_redefines_fields(self) -> None:
+        class Base(TensorClass, nocast=True):
+            x: Any
+            y: Any = "base"
+
+        class Child(Base):
+            y: Any
+            z: Any = 3
+
+        assert [f.name for f in Child.fields()] == ["x", "y", "z"]
+        assert (Child(1).x, Child(1).y, Child(1).z) == (1, "base", 3)
+
+    def test_generics(self) -> None:
+        class Base(TensorClass, Generic[V]):
+            x: V
+
+        @tensorclass
+        class Decorated(Generic[V]):
+            x: V
+
+        assert Base[int](x=1).x.item() == 1
+        assert Decorated[int](x=1).x.item() == 1
+
+        class Child(Base[int]):
+            y: int = 2
+
+        assert Child(1).y.item() == 2
+
+    def test_dataclass_functions(self) -> None:
+        class Point(TensorClass):
+            x: Tensor
+            s: str = "hi"
+
+        point = Point(torch.zeros(3), batch_size=[3])
+        assert [f.name for f in dataclasses.fields(point)] == ["x", "s"]
+        assert dataclasses.is_dataclass(Point)
+        assert dataclasses.asdict(point)["s"] == "hi"
+        assert dataclasses.replace(point, s="b").s == "b"
+
+    def test_a_dataclass_can_be_decorated(self) -> None:
+        @tensorclass
+        @dataclass
+        class Point:
+            x: Tensor
+            tags: list = field(default_factory=lambda: ["a"])
+
+        point = Point(torch.zeros(2), batch_size=[])
+        assert repr(point) == "Point(batch_size=[], fields={tags: NonTensorStack, x: f32[2]})"
+        assert (point == point).x.all()
+
+    def test_class_attributes_cannot_be_written_through_an_instance(self) -> None:
+        class Point(TensorClass):
+            x: Tensor
+            q = 3
+
+        point = Point(torch.zeros(1))
+        assert point.q == 3
+        with pytest.raises(UnknownFieldError, match="no field 'q'"):
+            point.q = 4
+
+
+class TestCasts:
+    @pytest.mark.parametrize(
+        ("hint", "given", "wanted"),
+        [
+            (int, torch.tensor(3), 3),
+            (int, "3", 3),
+            (float, 3, 3.0),
+            (str, 1, "1"),
+            (bool, torch.ones(()), True),
+            (list, (1, 2), [1, 2]),
+            (tuple, [1, 2], (1, 2)),
+            (dict, {"a": 1}, {"a": 1}),
+            (Optional[int], "3", 3),  # noqa: UP045
+            (Optional[int], None, None),  # noqa: UP045
+            ("int", "3", 3),
+            (torch.dtype, torch.float32, torch.float32),
+        ],
+    )
+    def test_autocast_keeps_the_declared_type(self, hint: Any, given: Any, wanted: Any) -> None:
+        point = declare({"x": hint}, False, autocast=True)(given)
+        assert point.x == wanted
+        assert type(point.x) is type(wanted)
+        point.x = given
+        assert point.x == wanted
+        if given is not None:
+            assert type(point.update({"x": given}).x) is type(wanted)
+
+    @pytest.mark.parametrize("hint", [Tensor, "Tensor", Optional[Tensor]])  # noqa: UP045
+    def test_autocast_makes_tensors(self, hint: Any) -> None:
+        assert declare({"x": hint}, False, autocast=True)([1.0]).x.equal(torch.tensor([1.0]))
+        with pytest.raises(TypeError, match="the field 'x' is declared as a tensor; got 'a'"):
+            declare({"x": hint}, False, autocast=True)("a")
+
+    def test_autocast_that_fails_names_the_field(self) -> None:
+        with pytest.raises(ValueError, match="the field 'x' is declared as int; got 'z'"):
+            declare({"x": int}, False, autocast=True)("z")
+
+    def test_autocast_makes_nested_collections(self) -> None:
+        class Inner(TensorClass):
+            a: Tensor
+
+        class Outer(TensorClass, autocast=True):
+            inner: Inner
+            td: TensorDict
+
+        outer = Outer(inner={"a": torch.zeros(3)}, td={"b": torch.ones(3)}, batch_size=[3])
+        assert type(outer.inner) is Inner
+        assert outer.inner.batch_size == (3,)
+        assert type(outer.td) is TensorDict
+        again = Outer(inner=TensorDict({"a": torch.zeros(3)}, [3]), td={}, batch_size=[3])
+        assert type(again.inner) is Inner
+
+    def test_nocast_keeps_numbers_and_arrays(self) -> None:
+        cls = declare({"x": Any}, False, nocast=True)
+        assert cls(1).x == 1
+        assert isinstance(cls(np.zeros(2)).x, np.ndarray)
+        assert cls(torch.zeros(2)).x.shape == (2,)
+        assert cls(1).update({"x": 2}).x == 2
+        assert cls(1).update({"x": {"a": 1}}).x == {"a": 1}
+
+    def test_tensor_only(self) -> None:
+        cls = declare({"x": Tensor, "y": Optional[Tensor]}, False, {"y": None}, tensor_only=True)  # noqa: UP045
+        assert cls([1, 2]).x.tolist() == [1, 2]
+        assert cls(1).y is None
+        with pytest.raises(TypeError, match="the field 'x' takes tensors only; got 'a'"):
+            cls("a")
+        point = cls(torch.zeros(1))
+        with pytest.raises(TypeError, match="the field 'x' takes tensors only"):
+            point.x = "a"
+        with pytest.raises(TypeError, match="'s' is annotated as <class 'str'>"):
+            declare({"s": str}, False, tensor_only=True)
+
+    def test_options_exclude_each_other(self) -> None:
+        with pytest.raises(TypeError, match="the options 'autocast' and 'nocast' exclude each other"):
+            declare({"x": Any}, True, autocast=True, nocast=True)
+
+    def test_a_value_wrapped_by_hand_is_left_alone(self) -> None:
+        assert declare({"x": Tensor}, False)(NonTensorData([1, 2])).x == [1, 2]
+
+
+class TestOptions:
+    def test_brackets(self) -> None:
+        class Point(TensorClass["frozen", "nocast"]):  # type: ignore[misc]
+            x: Any
+
+        assert Point(1).x == 1
+        with pytest.raises(FrozenInstanceError):
+            Point(1).x = 2
+        assert TensorClass["frozen"] is TensorClass["frozen"]
+        with pytest.raises(TypeError, match="has no option 'nope'; options: "):
+            TensorClass["nope"]
+
+    def test_options_are_inherited(self) -> None:
+        class Base(TensorClass, autocast=True):
+            x: int
+
+        class Child(Base):
+            y: int = 0
+
+        assert Child("3").x == 3
+
+    def test_frozen(self) -> None:
+        class Point(TensorClass, frozen=True):
+            x: Tensor
+            y: Tensor = None
+
+        point = Point(torch.zeros(3), batch_size=[3])
+        for change in (
+            lambda: setattr(point, "x", 1),
+            lambda: setattr(point, "batch_size", []),
+            lambda: delattr(point, "x"),
+        ):
+            with pytest.raises(FrozenInstanceError):
+                change()
+        with pytest.raises(LockedError):
+            point.set("x", torch.ones(3))
+        with pytest.raises(LockedError):
+            point["y"] = torch.ones(3)
+        assert point.zero_() is point
+        result = point[:2] + 1
+        assert result.is_locked
+        assert result.x.tolist() == [1, 1]
+        with pytest.raises(FrozenInstanceError, match="Point is frozen"):
+            point.unlock_()
+
+    @pytest.mark.parametrize(
+        "name", ["batch_size", "device", "get", "shape", "names", "to", "grad", "keys", "_tensordict"]
+    )
+    def test_reserved_names(self, name: str) -> None:
+        with pytest.raises(AttributeError, match=f"the field {name!r} would hide"):
+            declare({name: Tensor}, True)
+
+    def test_shadow(self) -> None:
+        with pytest.raises(
+            AttributeError, match="the field 'mean' would hide the 'mean' of a collection; rename it"
+        ):
+            declare({"mean": Tensor}, False)
+        point = declare({"mean": Tensor}, False, shadow=True)(torch.zeros(3), batch_size=[3])
+        assert (point + 1)[0].mean.item() == 1
+
+    def test_data_may_be_a_field(self) -> None:
+        point = declare({"data": Tensor}, False)(torch.zeros(3), batch_size=[3])
+        assert point.data.shape == (3,)
+        assert (point + 1).data.tolist() == [1, 1, 1]
+        with pytest.raises(TypeError, match=r"misses the arguments \['data'\]"):
+            declare({"data": Tensor}, False)()
+
+    def test_cast_filter(self) -> None:
+        cls = declare({"x": Tensor, "y": Tensor}, False, cast_filter=lambda key, leaf: key != ("x",))
+        point = cls(torch.zeros(2), torch.zeros(2))
+        for result in (point.double(), point.to(torch.float64), point.type(torch.float64)):
+            assert (result.x.dtype, result.y.dtype) == (torch.float32, torch.float64)
+
+
+def test_from_tensordict() -> None:
+    class Point(TensorClass):
+        x: Tensor
+        y: Tensor = None
+        s: str = "default"
+
+    td = TensorDict({"x": torch.zeros(3)}, batch_size=[3])
+    point = Point.from_tensordict(td)
+    assert point.x is td["x"]
+    assert point.s is None
+    assert Point.from_tensordict(td, {"s": "z"}).s == "z"
+    assert list(td.keys()) == ["x"]
+    with pytest.raises(UnknownFieldError, match="Point has no field 'w'"):
+        Point.from_tensordict(TensorDict({"w": 1}))
+    assert type(point.to_tensordict()) is TensorDict

@@ -1,0 +1,351 @@
+"""One value for the whole batch, and what becomes of values set into collections."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core.errors import BatchSizeError, KeyPathError, LockedError, StructureError
+from td_tensorclass import (
+    MetaData,
+    NonTensorData,
+    NonTensorDataBase,
+    NonTensorStack,
+    _settings,
+    capture_non_tensor_stack,
+    is_leaf_nontensor,
+    is_non_tensor,
+    is_tensorclass,
+    list_to_stack,
+    set_capture_non_tensor_stack,
+    set_list_to_stack,
+)
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Thing:
+    """A value that equals nothing but itself."""
+
+
+THING = Thing()
+
+VALUES: list[Any] = [
+    "text",
+    b"bytes",
+    None,
+    Color.RED,
+    THING,
+    {1, 2},
+    ("a", "b"),
+    Path("/a"),
+    torch.float32,
+    slice(3),
+    np.array(["a", "b"]),
+    np.array([THING, None], dtype=object),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_any_object_is_one_value_for_the_batch(value: Any) -> None:
+    td = TensorDict({"a": value}, batch_size=[3])
+    assert td["a"] is value
+    entry = td.get("a")
+    assert type(entry) is NonTensorData
+    assert entry.batch_size == (3,)
+    assert td[0]["a"] is value
+    assert td.reshape(1, 3)["a"] is value
+    assert torch.stack([td, td])["a"] == [[value] * 3] * 2 if not isinstance(value, np.ndarray) else True
+
+
+@pytest.mark.parametrize(
+    ("value", "batch_size", "wanted"),
+    [
+        (["x", "y"], [2], ["x", "y"]),
+        (["x", "y"], [], ["x", "y"]),
+        ([{"q": 1}, {"q": 2}], [2], [{"q": 1}, {"q": 2}]),
+        ([1, "x"], [2], [1, "x"]),
+        ([None, None], [2], [None, None]),
+        ([["a", "b"], ["c", "d"]], [2], [["a", "b"], ["c", "d"]]),
+        ([["a", "b"], ["c", "d"]], [2, 2], [["a", "b"], ["c", "d"]]),
+        ([["a"], ["c", "d"]], [2], [["a"], ["c", "d"]]),
+    ],
+)
+def test_a_list_is_one_value_for_each_element(value: Any, batch_size: list[int], wanted: Any) -> None:
+    td = TensorDict({"a": value}, batch_size=batch_size)
+    assert type(td.get("a")) is NonTensorStack
+    assert td["a"] == wanted
+    if batch_size:
+        assert td[1]["a"] == wanted[1]
+
+
+def test_a_list_of_another_length_is_refused() -> None:
+    with pytest.raises(
+        BatchSizeError, match="a list of 2 values gives one for each element of a batch, whose size is"
+    ):
+        TensorDict({"a": ["x", "y"]}, batch_size=[3])
+
+
+def test_lists_as_one_value() -> None:
+    with set_list_to_stack(False):
+        assert TensorDict({"a": ["x", "y"]}, batch_size=[3])["a"] == ["x", "y"]
+        assert list_to_stack() is False
+    assert TensorDict({"a": NonTensorData(["x", "y"])}, batch_size=[3])["a"] == ["x", "y"]
+    assert TensorDict({}, batch_size=[3]).set_non_tensor("a", [1, 2])["a"] == [1, 2]
+
+
+def test_switches_nest_decorate_and_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    @set_capture_non_tensor_stack(True)
+    def inside() -> bool | None:
+        with set_capture_non_tensor_stack(False):
+            assert capture_non_tensor_stack() is False
+        return capture_non_tensor_stack()
+
+    assert inside() is True
+    assert capture_non_tensor_stack() is False
+    assert capture_non_tensor_stack(allow_none=True) is None
+    monkeypatch.setattr(_settings._state, "list_to_stack", None)
+    set_list_to_stack(False).set()
+    assert list_to_stack(allow_none=True) is False
+    with pytest.raises(TypeError, match="set_list_to_stack takes True or False; got 1"):
+        set_list_to_stack(1)  # type: ignore[arg-type]
+
+
+def test_stacking_gives_one_value_for_each_element() -> None:
+    items = [TensorDict({"a": "x"}), TensorDict({"a": "x"})]
+    for stacked in (torch.stack(items), LazyStackedTensorDict(*items)):
+        assert stacked["a"] == ["x", "x"]
+        assert type(stacked.get("a")) is NonTensorStack
+    with set_capture_non_tensor_stack(True):
+        assert torch.stack(items)["a"] == "x"
+        assert torch.stack([items[0], TensorDict({"a": "y"})])["a"] == ["x", "y"]
+
+
+def test_concatenating_one_value_keeps_it() -> None:
+    def td(value: Any, n: int) -> TensorDict:
+        return TensorDict({"a": value}, batch_size=[n])
+
+    assert torch.cat([td("x", 2), td("x", 1)])["a"] == "x"
+    assert torch.cat([td("x", 2), td("y", 1)])["a"] == ["x", "x", "y"]
+    assert torch.cat([td(1.0, 0) if False else td("1", 2), td(b"1", 1)])["a"] == ["1", "1", b"1"]
+    assert torch.cat([td("x", 2), td(NonTensorStack("p", "q"), 2)])["a"] == ["x", "x", "p", "q"]
+
+
+class TestWriting:
+    def test_at_an_index(self) -> None:
+        td = TensorDict({"a": "x", "b": torch.zeros(2)}, batch_size=[2])
+        td[0] = TensorDict({"a": "x", "b": 1})
+        assert td["a"] == "x"
+        td[0] = TensorDict({"a": "y", "b": 1})
+        assert td["a"] == ["y", "x"]
+        td[:] = {"a": "z", "b": 1}
+        assert td["a"] == ["z", "z"]
+        td[1] = {"a": "w", "b": 1}
+        assert td["a"] == ["z", "w"]
+
+    def test_in_place(self) -> None:
+        td = TensorDict({"a": "x", "b": torch.zeros(2)}, batch_size=[2]).lock_()
+        td.set_("a", "y")
+        assert td["a"] == "y"
+        td.update_({"a": "z"})
+        assert td["a"] == "z"
+        td.update_({"a": ["l", "m"]})
+        assert td["a"] == ["l", "m"]
+        td.update_({"a": "z"})
+        assert td["a"] == ["z", "z"]
+        td[0] = {"a": "w", "b": 0}
+        assert td["a"] == ["w", "z"]
+        td.update_({"a": NonTensorStack("p", "q")})
+        assert td["a"] == ["p", "q"]
+        with pytest.raises(LockedError):
+            td["a"] = "x"
+
+    def test_in_a_lazy_stack(self) -> None:
+        stack = LazyStackedTensorDict(TensorDict({"a": "x"}), TensorDict({"a": "x"}))
+        stack["a"] = "y"
+        assert stack["a"] == ["y", "y"]
+        stack["a"] = ["p", "q"]
+        assert stack["a"] == ["p", "q"]
+        stack[0] = {"a": "r"}
+        assert stack["a"] == ["r", "q"]
+
+    def test_a_tensor_takes_the_place_of_a_value_and_back(self) -> None:
+        td = TensorDict({"a": "x"}, batch_size=[2])
+        td["a"] = torch.zeros(2)
+        assert td["a"].shape == (2,)
+        td.update({"a": "x"})
+        assert td["a"] == "x"
+
+    def test_one_element_of_one_value_alone_is_refused(self) -> None:
+        with pytest.raises(
+            StructureError, match=r"holds one value for the whole batch, so 0 alone cannot be set"
+        ):
+            NonTensorData("a", batch_size=[2])[0] = "b"
+
+    def test_the_node_itself(self) -> None:
+        node = NonTensorData("a")
+        node.data = "b"
+        node.set("data", "c")
+        assert node.data == node.get("data") == "c"
+        assert node.update(NonTensorData("d")).data == "d"
+        assert node.update_({"data": "e"}).data == "e"
+        with pytest.raises(LockedError, match="cannot replace the value"):
+            node.lock_().data = "f"
+        with pytest.raises(KeyPathError, match="has no entries but its value, 'data'; got 'other'"):
+            NonTensorData("a").set("other", 1)
+        with pytest.raises(StructureError, match="takes the value of another one, not of a TensorDict"):
+            NonTensorData("a").update(TensorDict())
+
+
+def test_a_list_that_was_read_writes_back() -> None:
+    td = TensorDict({"a": NonTensorStack.from_list([["p", "q"], ["r", "s"]], 2)}, batch_size=[2])
+    td["a"][0][1] = "x"
+    td["a"][1][:] = ["y", "z"]
+    assert td["a"] == [["p", "x"], ["y", "z"]]
+    assert td.get("a").tolist() == td["a"]
+
+
+class TestMethods:
+    def test_get_and_set(self) -> None:
+        td = TensorDict({"a": "x", "b": 1, "s": NonTensorStack("p", "q")})
+        assert td.get_non_tensor("a") == "x"
+        assert td.get_non_tensor("s") == ["p", "q"]
+        assert td.get_non_tensor("b").item() == 1
+        assert td.get_non_tensor("zz", 3) == 3
+        with pytest.raises(KeyPathError, match="key 'zz' not found"):
+            td.get_non_tensor("zz")
+        assert td.set_non_tensor(("n", "m"), torch.zeros(3))["n", "m"].shape == (3,)
+        assert td.is_non_tensor(("n", "m"))
+
+    def test_questions(self) -> None:
+        td = TensorDict({"a": "x", "b": 1, "n": {"c": "y"}})
+        assert td.is_non_tensor("a")
+        assert not td.is_non_tensor("b")
+        with pytest.raises(KeyPathError):
+            td.is_non_tensor("zz")
+        assert [key for key, _ in td.non_tensor_items()] == ["a"]
+        assert [key for key, _ in td.non_tensor_items(include_nested=True)] == ["a", ("n", "c")]
+        assert list(td.filter_non_tensor_data().keys(True)) == ["b", "n"]
+        assert not TensorDict({"a": "x"}).is_empty()
+
+    def test_keys(self) -> None:
+        td = TensorDict({"a": "x", "b": 1, "s": NonTensorStack("p")})
+        assert list(td.keys(True, True)) == ["b"]
+        assert list(td.keys(True, True, is_leaf=is_leaf_nontensor)) == ["a", "b", "s"]
+
+    def test_predicates(self) -> None:
+        data, stack, meta = NonTensorData("a"), NonTensorStack("a"), MetaData("a")
+        assert [is_non_tensor(each) for each in (data, stack, meta, "a", TensorDict())] == [
+            True,
+            True,
+            True,
+            False,
+            False,
+        ]
+        assert [is_tensorclass(each) for each in (data, stack, NonTensorData, 3)] == [
+            True,
+            False,
+            True,
+            False,
+        ]
+        assert isinstance(data, NonTensorDataBase)
+        assert not isinstance(meta, NonTensorData)
+        leaves = (NonTensorData, NonTensorStack, TensorDict, torch.Tensor, LazyStackedTensorDict)
+        assert [is_leaf_nontensor(cls) for cls in leaves] == [True, True, False, True, False]
+
+
+class TestNode:
+    def test_construction(self) -> None:
+        assert NonTensorData(NonTensorData("a")).data == "a"
+        node = NonTensorData("a", batch_size=2, device="cpu", names=["t"])
+        assert (node.batch_size, node.device, node.names) == ((2,), torch.device("cpu"), ["t"])
+        with pytest.raises(
+            TypeError, match="holds one value for the whole batch, and a NonTensorStack has one"
+        ):
+            NonTensorData(NonTensorStack("a"))
+        with pytest.raises(ValueError, match="_is_non_tensor=False has no meaning"):
+            NonTensorData("a", None, False)
+
+    def test_it_takes_the_batch_size_of_its_place(self) -> None:
+        for node in (NonTensorData("x"), NonTensorData("x", batch_size=[2])):
+            assert TensorDict({"a": node}, batch_size=[3]).get("a").batch_size == (3,)
+        assert TensorDict({"a": NonTensorData("x", batch_size=[3, 4])}, batch_size=[3]).get(
+            "a"
+        ).batch_size == (3, 4)
+        td = TensorDict({"a": "x", "b": torch.zeros(3, 4)})
+        td.batch_size = [3, 4]
+        assert td.get("a").batch_size == (3, 4)
+        assert td.to("cpu").get("a").device == torch.device("cpu")
+
+    def test_lists(self) -> None:
+        assert NonTensorData("a", batch_size=[2, 3]).tolist() == [["a"] * 3] * 2
+        assert NonTensorData(["a"], batch_size=[2]).tolist() == [["a"], ["a"]]
+        assert NonTensorData("a", batch_size=[2]).maybe_to_stack().tolist() == ["a", "a"]
+        assert NonTensorData("a").maybe_to_stack().data == "a"
+        assert NonTensorStack.from_nontensordata(NonTensorData("a", batch_size=[2])).tolist() == ["a", "a"]
+
+    def test_comparison(self) -> None:
+        first = TensorDict({"a": "x", "b": torch.zeros(2), "s": NonTensorStack("p", "q")}, batch_size=[2])
+        second = TensorDict({"a": "y", "b": torch.zeros(2), "s": NonTensorStack("p", "r")}, batch_size=[2])
+        assert (first == first).all()
+        compared = first == second
+        assert compared["a"].tolist() == [False, False]
+        assert compared["s"].tolist() == [True, False]
+        assert (first != second)["s"].tolist() == [False, True]
+
+    def test_printing(self) -> None:
+        assert (
+            repr(NonTensorData("a", batch_size=[3]))
+            == "NonTensorData(data=a, batch_size=torch.Size([3]), device=None)"
+        )
+        assert repr(TensorDict({"a": "x", "b": None, "c": MetaData("m")})) == (
+            "TensorDict(batch_size=[], fields={a: str, b: NoneType, c: MetaData})"
+        )
+
+    @pytest.mark.parametrize(
+        "copied", [copy.deepcopy, copy.copy, lambda node: pickle.loads(pickle.dumps(node))]
+    )
+    def test_copies(self, copied: Any) -> None:
+        td = TensorDict(
+            {
+                "a": NonTensorData({"k": [1]}, batch_size=[2]),
+                "s": NonTensorStack("p", ("q",)),
+                "m": MetaData[str]("x"),
+            },
+            batch_size=[2],
+            names=["t"],
+        ).lock_()
+        again = copied(td)
+        assert again["a"] == {"k": [1]}
+        assert again["s"] == ["p", ("q",)]
+        assert type(again.get("m")) is MetaData[str]
+        assert again.names == ["t"]
+
+
+class TestMetaData:
+    def test_one_object_stays_one(self) -> None:
+        value = [1]
+        first, second = MetaData(value, batch_size=[2]), MetaData([1], batch_size=[2])
+        assert type(torch.stack([first, first])) is MetaData
+        assert torch.stack([first, first]).batch_size == (2, 2)
+        assert torch.cat([first, first]).data is value
+        assert torch.stack([first, second]).tolist() == [[[1], [1]], [[1], [1]]]
+        assert torch.cat([first, second])[0].data is value
+        assert first[0].data is first.unsqueeze(0).data is value
+
+    def test_typed(self) -> None:
+        assert MetaData[str] is MetaData[str]
+        assert MetaData[str]("a").data == "a"
+        assert repr(MetaData[str]("a")) == "MetaData[str](data=a, batch_size=torch.Size([]), device=None)"
+        with pytest.raises(TypeError, match=r"MetaData\[str\] takes a str; got 3 of type int"):
+            MetaData[str](3)

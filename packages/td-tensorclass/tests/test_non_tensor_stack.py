@@ -1,0 +1,331 @@
+"""Every operation on a NonTensorStack, against the same operation on a numpy array of the same objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, basic_indices
+
+from td_core import TensorDict
+from td_core._shape_plans import cat_plan, stack_plan
+from td_core.errors import BatchSizeError, KeyPathError, LockedError, StructureError
+from td_tensorclass import NonTensorData, NonTensorStack
+
+
+class Thing:
+    """A value that equals nothing but itself."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"Thing({self.number})"
+
+
+def things(shape: tuple[int, ...], start: int = 0) -> np.ndarray:
+    array = np.empty(shape, dtype=object)
+    for position in range(array.size):
+        array.flat[position] = Thing(start + position)
+    return array
+
+
+def stack_of(array: np.ndarray) -> NonTensorStack:
+    return NonTensorStack._of(list(array.flat), torch.Size(array.shape))
+
+
+def indices(data: st.DataObject, shape: tuple[int, ...], **kwargs: Any) -> Any:
+    """Draw what numpy and torch both take: torch has no negative steps."""
+
+    def forward(index: Any) -> bool:
+        items = index if isinstance(index, tuple) else (index,)
+        return all(not isinstance(item, slice) or item.step is None or item.step > 0 for item in items)
+
+    return data.draw(basic_indices(shape, **kwargs).filter(forward))
+
+
+def check(node: Any, array: Any) -> None:
+    if isinstance(array, np.ndarray) and array.ndim == 0:
+        array = array.item()
+    if not isinstance(array, np.ndarray):
+        assert isinstance(node, NonTensorData)
+        assert node.batch_size == ()
+        assert node.data is array
+        return
+    assert isinstance(node, NonTensorStack)
+    assert node.batch_size == array.shape
+    assert len(node._values) == array.size
+    assert all(a is b for a, b in zip(node._values, array.flat))
+    assert node.tolist() == array.tolist()
+
+
+shapes = array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=4)
+
+
+@given(st.data())
+def test_basic_indices(data: st.DataObject) -> None:
+    shape = data.draw(array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4))
+    array = things(shape)
+    index = indices(data, shape, allow_newaxis=True)
+    check(stack_of(array)[index], array[index])
+
+
+@given(st.data())
+def test_integer_arrays_and_masks(data: st.DataObject) -> None:
+    shape = data.draw(shapes)
+    array = things(shape)
+    stack = stack_of(array)
+    count = data.draw(st.integers(0, 5))
+    rows = np.array(
+        data.draw(st.lists(st.integers(-shape[0], shape[0] - 1), min_size=count, max_size=count)),
+        dtype=np.int64,
+    )
+    check(stack[torch.from_numpy(rows)], array[rows])
+    check(stack[rows], array[rows])
+    check(stack[rows.tolist()], array[rows.tolist()] if count else array[rows])
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=array.size, max_size=array.size))).reshape(
+        shape
+    )
+    check(stack[torch.from_numpy(mask)], array[mask])
+    if len(shape) > 1:
+        check(stack[:, torch.from_numpy(rows % shape[1])], array[:, rows % shape[1]])
+        check(stack[torch.from_numpy(rows), ..., 0], array[rows, ..., 0])
+
+
+OPERATIONS = {
+    "flatten": (lambda s: s.reshape(-1), lambda a: a.reshape(-1)),
+    "view": (lambda s: s.view(-1), lambda a: a.reshape(-1)),
+    "view ones": (lambda s: s.view(1, -1, 1), lambda a: a.reshape(1, -1, 1)),
+    "permute": (lambda s: s.permute(*reversed(range(s.batch_dims))), lambda a: a.transpose()),
+    "transpose": (lambda s: s.transpose(0, -1), lambda a: a.swapaxes(0, -1)),
+    "unsqueeze": (lambda s: s.unsqueeze(-1), lambda a: a[..., None]),
+    "squeeze": (lambda s: s.unsqueeze(0).squeeze(0), lambda a: a),
+    "expand": (lambda s: s.expand(2, *s.batch_size), lambda a: np.broadcast_to(a, (2, *a.shape))),
+    "repeat": (lambda s: s.repeat(*[2] * s.batch_dims), lambda a: np.tile(a, [2] * a.ndim)),
+    "repeat_interleave": (lambda s: s.repeat_interleave(2, dim=0), lambda a: np.repeat(a, 2, 0)),
+    "flip": (lambda s: s.flip(0), lambda a: np.flip(a, 0)),
+    "roll": (lambda s: s.roll(1, 0), lambda a: np.roll(a, 1, 0)),
+    "rot90": (lambda s: s.unsqueeze(1).rot90(1, (0, 1)), lambda a: np.rot90(a[:, None], 1, (0, 1))),
+    "contiguous": (lambda s: s.contiguous(), lambda a: a),
+    "clone": (lambda s: s.clone(), lambda a: a),
+    "to": (lambda s: s.to("cpu"), lambda a: a),
+    "dtype": (lambda s: s.to(torch.float64), lambda a: a),
+    "exp": (lambda s: s.exp(), lambda a: a),
+    "add": (lambda s: s + 1, lambda a: a),
+    "apply": (lambda s: s.apply(lambda leaf: leaf + 1), lambda a: a),
+    "movedim": (lambda s: s.movedim(0, -1), lambda a: np.moveaxis(a, 0, -1)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@given(shape=shapes)
+def test_operations(name: str, shape: tuple[int, ...]) -> None:
+    ours, numpys = OPERATIONS[name]
+    array = things(shape)
+    check(ours(stack_of(array)), numpys(array))
+    # Beside a tensor in a collection, the values go where the tensor's elements go.
+    numbers = torch.arange(array.size).view(shape)
+    td = ours(TensorDict({"thing": stack_of(array), "number": numbers}, batch_size=shape))
+    shown = np.vectorize(lambda thing: thing.number, otypes=[int])(np.array(td["thing"], dtype=object))
+    assert shown.reshape(td.batch_size).tolist() == numpys(numbers.numpy()).tolist()
+
+
+@given(shape=shapes, data=st.data())
+def test_gather(shape: tuple[int, ...], data: st.DataObject) -> None:
+    array = things(shape)
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    size = [data.draw(st.integers(1, side)) for side in shape]
+    index = torch.tensor(
+        data.draw(
+            st.lists(st.integers(0, shape[dim] - 1), min_size=int(np.prod(size)), max_size=int(np.prod(size)))
+        )
+    ).view(size)
+    positions = torch.arange(array.size).view(shape).gather(dim, index)
+    check(stack_of(array).gather(dim, index), array.reshape(-1)[positions.numpy()])
+
+
+@given(shape=shapes, data=st.data())
+def test_parts(shape: tuple[int, ...], data: st.DataObject) -> None:
+    array = things(shape)
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    stack = stack_of(array)
+    for part, wanted in zip(stack.unbind(dim), np.moveaxis(array, dim, 0), strict=True):
+        check(part, wanted)
+    size = data.draw(st.integers(1, 3))
+    for part, wanted in zip(
+        stack.split(size, dim), np.split(array, range(size, shape[dim], size), dim), strict=True
+    ):
+        check(part, wanted)
+
+
+@given(shape=shapes, data=st.data())
+def test_joined(shape: tuple[int, ...], data: st.DataObject) -> None:
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    count = data.draw(st.integers(1, 3))
+    arrays = [things(shape, 100 * i) for i in range(count)]
+    stacks = [stack_of(array) for array in arrays]
+    check(stacks[0]._join(stacks, stack_plan(torch.Size(shape), dim, count)), np.stack(arrays, dim))
+    check(
+        stacks[0]._join(stacks, cat_plan(torch.Size(shape), dim, [shape[dim]] * count)),
+        np.concatenate(arrays, dim),
+    )
+    one = Thing(-1)
+    mixed = [NonTensorData(one, batch_size=shape), *stacks]
+    full = np.empty(shape, dtype=object)
+    full[...] = one
+    check(
+        mixed[0]._join(mixed, stack_plan(torch.Size(shape), dim, count + 1)), np.stack([full, *arrays], dim)
+    )
+
+
+@given(st.data())
+def test_writes(data: st.DataObject) -> None:
+    shape = data.draw(shapes)
+    array = things(shape)
+    index = indices(data, shape)
+    stack, copy = stack_of(array), stack_of(array)
+    other = stack[...]
+    chosen = array[index]
+    if isinstance(chosen, np.ndarray):
+        new: Any = things(chosen.shape, 1000)
+        stack[index] = stack_of(new)
+    else:
+        new = Thing(1000)
+        stack[index] = NonTensorData(new)
+    wanted = array.copy()
+    wanted[index] = new
+    check(stack, wanted)
+    check(other, array)
+    check(copy, array)
+
+
+def test_a_raw_value_is_written_to_each_element() -> None:
+    stack = NonTensorStack("a", "b", "c")
+    stack[0] = "z"
+    assert stack.tolist() == ["z", "b", "c"]
+    stack[1:] = "y"
+    assert stack.tolist() == ["z", "y", "y"]
+    stack[:2] = ["p", "q"]
+    assert stack.tolist() == ["p", "q", "y"]
+    with pytest.raises(BatchSizeError, match=r"values of batch size \[2\] do not fill \[3\]"):
+        stack[:] = ["a", "b"]
+
+
+def test_construction() -> None:
+    assert NonTensorStack().batch_size == (0,)
+    assert NonTensorStack("a", ["b"]).tolist() == ["a", ["b"]]
+    assert NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d"), stack_dim=1).tolist() == [
+        ["a", "c"],
+        ["b", "d"],
+    ]
+    with pytest.raises(BatchSizeError, match=r"item 0 has batch size \[2\], item 1 has \[\]"):
+        NonTensorStack(NonTensorStack("a", "b"), "c")
+    with pytest.raises(BatchSizeError, match=r"got lengths \[1, 2\] at level 1"):
+        NonTensorStack.from_list([["a"], ["b", "c"]], 2)
+
+
+def test_growing() -> None:
+    stack = NonTensorStack("a", "b")
+    stack.append("c")
+    stack.insert(0, NonTensorData("z"))
+    stack.extend(NonTensorStack("d", "e"))
+    stack.insert(-1, "y")
+    assert stack.tolist() == ["z", "a", "b", "c", "d", "y", "e"]
+    with pytest.raises(BatchSizeError, match=r"the elements have batch size \[\], the new one has \[2\]"):
+        stack.append(NonTensorStack("a", "b"))
+    with pytest.raises(LockedError, match="cannot add a value"):
+        stack.lock_().append("x")
+
+
+def test_a_batch_size_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(BatchSizeError, match=r"batch size \[3\] does not fit"):
+        TensorDict({"a": NonTensorStack("a", "b")}, batch_size=[3])
+    td = TensorDict({"a": NonTensorStack("a", "b")})
+    td.batch_size = [2]
+    assert td[1]["a"] == "b"
+    with pytest.raises(BatchSizeError, match=r"cannot have the batch size \[\]"):
+        NonTensorStack("a").batch_size = []
+
+
+def test_lists_become_the_elements_of_further_dims() -> None:
+    values = [["a", "b"], ["c", "d"]]
+    td = TensorDict.from_dict({"a": values, "x": torch.zeros(2, 2)}, auto_batch_size=True)
+    assert td.batch_size == td.get("a").batch_size == (2, 2)
+    assert td[1, 0]["a"] == "c"
+    with pytest.raises(BatchSizeError, match="with one value for each element of"):
+        NonTensorStack(["a"], ["b", "c"])._fit(torch.Size([2, 2]))
+
+
+def test_there_are_no_entries() -> None:
+    stack = NonTensorStack("a")
+    assert list(stack.keys(True, True)) == []
+    with pytest.raises(KeyPathError):
+        stack["k"] = 1
+    with pytest.raises(StructureError, match="a NonTensorStack there, a TensorDict here"):
+        NonTensorStack("a")._join(
+            [stack, TensorDict({"a": torch.zeros(1)}, [1])], cat_plan(torch.Size([1]), 0, [1, 1])
+        )
+
+
+def test_printing() -> None:
+    assert repr(NonTensorStack("a", "b")) == (
+        "NonTensorStack(\n    ['a', 'b'],\n    batch_size=torch.Size([2]),\n    device=None)"
+    )
+    assert repr(TensorDict({"a": NonTensorStack("a", "b")}, batch_size=[2])) == (
+        "TensorDict(batch_size=[2], fields={a: NonTensorStack})"
+    )
+
+
+def test_comparison() -> None:
+    first, second = NonTensorStack("a", "b"), NonTensorStack("a", "c")
+    assert (first == second).tolist() == [True, False]
+    assert (first != second).tolist() == [False, True]
+    assert (NonTensorData("a", batch_size=[2]) == first).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    "reduce", [lambda td: td.sum(0), lambda td: td.sum(), lambda td: td.all(0), lambda td: td.new_zeros(5)]
+)
+def test_what_cannot_be_right_raises(reduce: Any) -> None:
+    td = TensorDict({"a": NonTensorStack("x", "y"), "b": torch.ones(2)}, batch_size=[2])
+    with pytest.raises(StructureError, match="take them out with filter_non_tensor_data"):
+        reduce(td)
+    assert reduce(td.filter_non_tensor_data()) is not None
+
+
+def test_operations_that_leave_each_element_in_its_place() -> None:
+    td = TensorDict({"a": NonTensorStack("x", "y"), "b": torch.ones(2)}, batch_size=[2])
+    for result in (td.exp(), td.zero_(), torch.zeros_like(td), td.new_zeros(2)):
+        assert result["a"] == ["x", "y"]
+
+
+@given(shape=shapes, data=st.data())
+def test_where(shape: tuple[int, ...], data: st.DataObject) -> None:
+    first, second = things(shape), things(shape, 100)
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=first.size, max_size=first.size))).reshape(
+        shape
+    )
+    check(
+        torch.where(torch.from_numpy(mask), stack_of(first), stack_of(second)), np.where(mask, first, second)
+    )
+    one = TensorDict({"a": NonTensorData("x")}, batch_size=shape)
+    assert torch.where(torch.from_numpy(mask), one, one)["a"] == "x"
+
+
+def test_values_have_no_device() -> None:
+    td = TensorDict({"a": NonTensorStack("x", "y"), "b": torch.ones(2)}, batch_size=[2]).to("meta")
+    assert td.device == torch.device("meta")
+    assert td[1]["a"] == "y"
+    assert td.flip(0)["a"] == ["y", "x"]
+
+
+def test_indices_from_another_device(device: torch.device) -> None:
+    td = TensorDict({"a": NonTensorStack("x", "y", "z"), "b": torch.ones(3, device=device)}, batch_size=[3])
+    for source in (td, td.to(device)):
+        assert source[torch.tensor([2, 0], device=device)]["a"] == ["z", "x"]
+        assert source[torch.tensor([True, False, True], device=device)]["a"] == ["x", "z"]
+        assert source.gather(0, torch.tensor([1, 1], device=device))["a"] == ["y", "y"]

@@ -1,0 +1,70 @@
+"""from_pytree and to_pytree, which keep the classes of containers as non-tensor data."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import _pytree as torch_pytree
+
+from td_core import TensorDict, from_any, from_struct_array
+
+Pair = namedtuple("Pair", "a b")
+
+TREES: list[Any] = [
+    {"a": torch.zeros(3), "b": [torch.ones(3), (torch.zeros(3),)]},
+    [torch.zeros(3)],
+    (torch.zeros(3), [torch.ones(3)], {}),
+    Pair(torch.zeros(3), [torch.ones(3)]),
+    {1: torch.zeros(3), ("x", 2): {"y": torch.ones(3)}},
+    OrderedDict(b=torch.zeros(3), a=torch.ones(3)),
+    {"a": [], "b": ()},
+]
+
+
+def assert_same(tree: Any, other: Any) -> None:
+    leaves, spec = torch_pytree.tree_flatten(tree)
+    others, other_spec = torch_pytree.tree_flatten(other)
+    assert spec == other_spec
+    for leaf, other_leaf in zip(leaves, others, strict=True):
+        assert torch.equal(leaf, other_leaf)
+
+
+@pytest.mark.parametrize("tree", TREES, ids=str)
+def test_round_trip(tree: Any) -> None:
+    td = TensorDict.from_pytree(tree)
+    assert_same(td.to_pytree(), tree)
+
+
+@pytest.mark.parametrize("tree", TREES[:4], ids=str)
+def test_operations_in_between(tree: Any) -> None:
+    td = TensorDict.from_pytree(tree, auto_batch_size=True).apply(lambda leaf: leaf + 1)
+    assert_same(td[:2].to_pytree(), torch_pytree.tree_map(lambda leaf: (leaf + 1)[:2], tree))
+
+
+def test_collections_are_leaves() -> None:
+    inner = TensorDict({"x": 1})
+    assert TensorDict.from_pytree({"a": inner}).to_pytree()["a"] is inner
+
+
+def test_strings_in_structured_arrays() -> None:
+    array = np.array([(1, "ab"), (2, "c")], dtype=[("x", "i4"), ("s", "U2")])
+    td = from_struct_array(array)
+    assert td["s"] == ["ab", "c"]
+    assert td.to_struct_array().tolist() == array.tolist()
+
+
+def test_lists_become_values() -> None:
+    assert from_any(["a", "b"]).tolist() == ["a", "b"]
+    assert TensorDict.from_dict({"a": [{"b": 1}, {"b": 2}]})["a"] == [{"b": 1}, {"b": 2}]
+
+
+def test_values_in_dicts() -> None:
+    td = TensorDict({"a": 1, "s": "x", "n": {"m": None}})
+    assert td.to_dict() == {"a": torch.tensor(1), "s": "x", "n": {"m": None}}
+    assert td.to_dict(retain_none=False) == {"a": torch.tensor(1), "s": "x", "n": {}}
+    assert td.to_tensordict()["s"] == "x"
+    assert td.to_namedtuple().s == "x"

@@ -1,0 +1,116 @@
+"""UnbatchedTensor: the same tensor for every element of a batch."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core.errors import StructureError
+from td_tensorclass import TensorClass, UnbatchedTensor, is_non_tensor
+
+PAYLOAD = torch.tensor([1.0, 2.0, 3.0])
+
+
+def make() -> TensorDict:
+    return TensorDict({"u": UnbatchedTensor(PAYLOAD.clone()), "x": torch.zeros(2, 3)}, batch_size=[2, 3])
+
+
+SHAPES: dict[str, tuple[Callable[[Any], Any], list[int]]] = {
+    "index": (lambda td: td[0], [3]),
+    "mask": (lambda td: td[torch.ones(2, 3, dtype=torch.bool)], [6]),
+    "view": (lambda td: td.view(6), [6]),
+    "permute": (lambda td: td.permute(1, 0), [3, 2]),
+    "expand": (lambda td: td.expand(4, 2, 3), [4, 2, 3]),
+    "unsqueeze": (lambda td: td.unsqueeze(0), [1, 2, 3]),
+    "unbind": (lambda td: td.unbind(1)[2], [2]),
+    "split": (lambda td: td.split(2, 1)[0], [2, 2]),
+    "stack": (lambda td: torch.stack([td, td]), [2, 2, 3]),
+    "cat": (lambda td: torch.cat([td, td], 1), [2, 6]),
+    "lazy stack": (lambda td: LazyStackedTensorDict(td, td), [2, 2, 3]),
+    "gather": (lambda td: td.gather(0, torch.zeros(1, 3, dtype=torch.int64)), [1, 3]),
+    "repeat": (lambda td: td.repeat(2, 1), [4, 3]),
+    "sum": (lambda td: td.sum(0), [3]),
+    "clone": (lambda td: td.clone(), [2, 3]),
+    "pickle": (lambda td: pickle.loads(pickle.dumps(td)), [2, 3]),
+    "deepcopy": (copy.deepcopy, [2, 3]),
+    "pytree": (lambda td: torch.utils._pytree.tree_map(torch.neg, td), [2, 3]),
+    "vmap": (lambda td: torch.vmap(lambda part: part + 0)(td), [2, 3]),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shape_operations_leave_it_alone(name: str) -> None:
+    operation, batch_size = SHAPES[name]
+    result = operation(make())
+    assert result.batch_size == torch.Size(batch_size)
+    shown = result["u"]
+    assert type(shown) is UnbatchedTensor
+    assert shown.as_subclass(Tensor).equal(PAYLOAD)
+    assert shown.batch_size == result.batch_size
+
+
+def test_pointwise_operations_and_casts_apply() -> None:
+    td = make()
+    assert (td + 1)["u"].tolist() == [2, 3, 4]
+    assert (td * td)["u"].tolist() == [1, 4, 9]
+    assert td.to(torch.float64)["u"].dtype == torch.float64
+    assert td.apply(torch.neg)["u"].tolist() == [-1, -2, -3]
+    td.zero_()
+    assert td["u"].tolist() == [0, 0, 0]
+    with pytest.raises(StructureError, match="an UnbatchedTensor is the same for all of them"):
+        make() + torch.ones(2, 3)
+
+
+def test_comparison() -> None:
+    assert (make() == make())["u"].tolist() == [[True] * 3] * 2
+    assert (make() != make() + 1)["u"].all()
+
+
+def test_reading_and_writing() -> None:
+    td = make()
+    assert not is_non_tensor(td.get("u"))
+    assert not td.is_non_tensor("u")
+    assert "u" in td.filter_non_tensor_data().keys()
+    td["u"].add_(1)
+    assert td["u"].tolist() == [2, 3, 4]
+    td.set_("u", UnbatchedTensor(PAYLOAD))
+    assert td["u"].tolist() == [1, 2, 3]
+    td["u"] = UnbatchedTensor(torch.zeros(2, 3))
+    assert td[0]["u"].shape == (2, 3)
+    with pytest.raises(StructureError):
+        td[0] = {"u": torch.zeros(3), "x": torch.zeros(3)}
+    assert td.update({"u": UnbatchedTensor(PAYLOAD)})["u"].tolist() == [1, 2, 3]
+    assert td.load_state_dict(make().state_dict())["u"].tolist() == [1, 2, 3]
+
+
+def test_different_ones_are_not_joined() -> None:
+    other = make()
+    other["u"] = UnbatchedTensor(torch.zeros(3))
+    with pytest.raises(StructureError, match="differs between items 0 and 1"):
+        torch.stack([make(), other])
+
+
+def test_in_a_tensorclass() -> None:
+    class Model(TensorClass):
+        scale: Tensor
+        x: Tensor
+
+    model = Model(UnbatchedTensor(PAYLOAD), torch.zeros(4), batch_size=[4])
+    assert model[0].scale.tolist() == [1, 2, 3]
+    assert type(model[0].scale) is UnbatchedTensor
+
+
+def test_the_tensor_itself() -> None:
+    tensor = UnbatchedTensor([1, 2])
+    tensor.batch_size = [7]
+    assert isinstance(tensor, Tensor)
+    assert (tensor.batch_size, tensor.shape) == ((7,), (2,))
+    assert type(tensor + 1) is UnbatchedTensor
+    assert tensor[0] == 1

@@ -1,0 +1,24 @@
+"""``__all__`` of each package is what a user sees of it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+
+def test_all_equals_the_visible_names(present: str) -> None:
+    package = import_module(present)
+    visible = {
+        name
+        for name in dir(package)
+        if not name.startswith("_")
+        and name != "annotations"
+        and not isinstance(getattr(package, name), ModuleType)
+    }
+    public = {name for name in package.__all__ if not isinstance(getattr(package, name), ModuleType)}
+    assert {name for name in public if not name.startswith("_")} == visible
+
+
+def test_all_names_each_thing_once(present: str) -> None:
+    names = import_module(present).__all__
+    assert sorted(set(names)) == sorted(names)

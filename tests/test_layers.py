@@ -1,0 +1,186 @@
+"""Imports point one way: between the packages, and between the layers inside td_core."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = {
+    folder.name: folder for folder in ROOT.glob("packages/*/src/*") if (folder / "__init__.py").exists()
+}
+SIBLINGS = {"td_memmap", "td_tensorclass", "td_distributed"}
+ALLOWED = {"td_core": set(), **{name: {"td_core"} for name in SIBLINGS}, "td": {"td_core", *SIBLINGS}}
+LONGEST_FILE = 700
+
+# A module may import from its own line and from the lines above. A package stands for its modules.
+LAYERS = [
+    ["errors", "typing", "_version", "_torch_private"],
+    ["_keys", "_names", "_devices", "_settings", "_missing", "_linked_list", "_workers"],
+    ["_value_types", "_values"],
+    ["_foreach", "_plans", "_indexing", "_shape_plans", "_element_plans"],
+    [
+        "_collection",
+        "_ragged",
+        "_nodes",
+        "_locking",
+        "_coerce",
+        "_views",
+        "_pytree",
+        "_attachments",
+        "_buffers",
+        "_pickling",
+    ],
+    ["_ops", "_from_python", "_convert", "_repr", "_serializers", "plugins.siblings"],
+    ["_base"],
+    ["_tensordict", "_lazy_assign", "_lazy_stack", "_params"],
+    ["_kinds", "_functions", "_repr_parser"],
+    ["plugins"],
+    ["__init__"],
+    ["testing", "__main__"],
+]
+LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
+
+
+class Import(NamedTuple):
+    """One import statement: the dotted name it reads, its line, and whether it runs inside a function."""
+
+    target: str
+    line: int
+    local: bool
+
+
+@functools.cache
+def modules(package: str) -> dict[str, Path]:
+    """Return the dotted names of a package's modules; the package itself is ``__init__``."""
+    folder = SOURCES[package]
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
+    return found
+
+
+ALL_MODULES = [(package, name) for package in sorted(SOURCES) for name in modules(package)]
+
+
+def imports(package: str, name: str) -> Iterator[Import]:
+    """Yield every import of the project's packages that a module runs, so none for type checkers alone."""
+    path = modules(package)[name]
+    here = [package, *name.split(".")] if name != "__init__" else [package]
+    if path.name != "__init__.py":
+        here = here[:-1]
+    todo: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False)]
+    while todo:
+        node, local = todo.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+            todo.extend((child, local) for child in node.orelse)
+            continue
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            prefix = here[: len(here) - node.level + 1] if node.level else []
+            base = ".".join([*prefix, *([node.module] if node.module else [])])
+            targets = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            todo.extend((child, local or inside) for child in ast.iter_child_nodes(node))
+            continue
+        for target in targets:
+            if target.split(".")[0] in SOURCES:
+                yield Import(target, node.lineno, local)
+
+
+def own_module(package: str, target: str) -> str | None:
+    """Return the module of ``package`` that a dotted name leads to, or None where it leads elsewhere."""
+    head, *parts = target.split(".")
+    if head != package:
+        return None
+    known = modules(package)
+    while parts and ".".join(parts) not in known:
+        parts.pop()
+    return ".".join(parts) or "__init__"
+
+
+def layer(module: str) -> int:
+    """Return the layer of a module of td_core: its own, or the one of the package around it."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        number = LAYER.get(".".join(parts[:length]))
+        if number is not None:
+            return number
+    pytest.fail(f"td_core.{module} stands in no layer: give it a place in LAYERS of {Path(__file__).name}")
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules that lie on or behind a cycle of a graph."""
+    left = {name: set(targets) for name, targets in graph.items()}
+    while True:
+        free = {name for name, targets in left.items() if not targets & left.keys()}
+        if not free:
+            return sorted(left)
+        left = {name: targets for name, targets in left.items() if name not in free}
+
+
+def test_every_package_is_read() -> None:
+    assert set(SOURCES) == {"td_core", "td", *SIBLINGS}
+
+
+@pytest.mark.parametrize(("package", "name"), ALL_MODULES)
+def test_a_package_imports_only_what_it_may(package: str, name: str) -> None:
+    strangers = [
+        f"line {found.line}: {found.target}"
+        for found in imports(package, name)
+        if found.target.split(".")[0] not in ALLOWED[package] | {package}
+    ]
+    assert strangers == []
+
+
+@pytest.mark.parametrize("name", modules("td_core"))
+def test_a_module_of_core_imports_only_from_its_layer_and_those_above(name: str) -> None:
+    mine = layer(name)
+    wrong = []
+    for found in imports("td_core", name):
+        target = own_module("td_core", found.target)
+        if target is not None and layer(target) > mine:
+            wrong.append(f"line {found.line}: {target} is of a later layer")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", sorted(SOURCES))
+def test_no_import_cycle(package: str) -> None:
+    graph = {
+        name: {own_module(package, found.target) for found in imports(package, name) if not found.local}
+        - {None, name}
+        for name in modules(package)
+    }
+    assert cycle(graph) == []
+
+
+def test_a_cycle_would_be_found() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("package", "name"), ALL_MODULES)
+def test_no_function_imports_the_project(package: str, name: str) -> None:
+    # A plugin module is loaded with td_core, so its methods load the rest of their own package when called.
+    lazily = {package} if name == "plugin" else set()
+    hidden = [
+        f"line {found.line}: {found.target}"
+        for found in imports(package, name)
+        if found.local and found.target.split(".")[0] not in lazily
+    ]
+    assert hidden == []
+
+
+@pytest.mark.parametrize(("package", "name"), ALL_MODULES)
+def test_a_file_is_one_concept(package: str, name: str) -> None:
+    path = modules(package)[name]
+    assert path.stem not in {"utils", "_utils", "helpers", "_helpers"}, "a helper lives with its concept"
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= LONGEST_FILE, f"{path.name} has {lines} lines: cut it along its concepts"

@@ -1,0 +1,334 @@
+"""Saving what the siblings add: non-tensor values, tensorclasses, plugins' values, through directory and archive."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import pickle
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from td_core import LeafSerializer, TensorDict, hookimpl
+from td_core.errors import CodecError, MissingPluginError
+from td_core.plugins.manager import installed
+
+td_memmap = pytest.importorskip("td_memmap")
+td_tensorclass = pytest.importorskip("td_tensorclass")
+
+NonTensorData = td_tensorclass.NonTensorData
+NonTensorStack = td_tensorclass.NonTensorStack
+
+
+@td_tensorclass.tensorclass
+class Point:
+    x: Tensor
+    y: Any = None
+    tag: str = "none"
+
+
+@td_tensorclass.tensorclass
+class Segment:
+    start: Point
+    end: Point
+    weight: Tensor = None
+    meta: Any = None
+
+
+VALUES = {
+    "string": "text",
+    "empty": "",
+    "int": 7,
+    "large int": 10**30,
+    "float": 2.5,
+    "nan": math.nan,
+    "infinity": -math.inf,
+    "bool": True,
+    "none": None,
+    "list": [1, [2, "x"]],
+    "tuple": (1, (2,)),
+    "dict": {"a": 1, "b": [True]},
+    "dict of ints": {1: "a", 2: "b"},
+    "set": {1, 2},
+    "bytes": b"\x00\xff",
+    "complex": 1 + 2j,
+    "date": datetime.date(2024, 2, 29),
+    "slice": slice(1, None, 2),
+    "path": Path("a/b"),
+    "dtype": torch.bfloat16,
+    "size": torch.Size([1, 2]),
+    "numpy scalar": np.float32(0.1),
+    "numpy array": np.arange(6).reshape(2, 3),
+    "like an entry": {"dtype": "torch.int8", "shape": [3]},
+    "like a level": {"type": "TensorDict"},
+    "like a file": "pickle.pkl",
+    "surrogate": "\ud800",
+}
+
+
+def same_value(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, float) and math.isnan(wanted):
+        return isinstance(found, float) and math.isnan(found)
+    if isinstance(wanted, np.ndarray):
+        return type(found) is np.ndarray and found.dtype == wanted.dtype and np.array_equal(found, wanted)
+    return type(found) is type(wanted) and bool(found == wanted)
+
+
+@pytest.fixture(params=["directory", "archive.tdz"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return tmp_path / str(request.param)
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_every_value_comes_back_with_its_type(value: Any, place: Path) -> None:
+    td = TensorDict({"a": torch.ones(2)}, batch_size=[2])
+    td["n"] = TensorDict({"v": NonTensorData(value, batch_size=[2])}, batch_size=[2])
+    td["column"] = NonTensorStack(NonTensorData(value), NonTensorData("other"))
+    saved = td.memmap(place)
+    for found in (saved, TensorDict.load_memmap(place)):
+        entry = found.get(("n", "v"))
+        assert type(entry) is NonTensorData
+        assert entry.batch_size == (2,)
+        assert same_value(entry.data, value)
+        column = found.get("column")
+        assert type(column) is NonTensorStack
+        assert column.batch_size == (2,)
+        assert same_value(column.tolist()[0], value)
+        assert column.tolist()[1] == "other"
+
+
+def test_a_value_alone(place: Path) -> None:
+    NonTensorData((1, 2), batch_size=[3]).memmap(place)
+    loaded = TensorDict.load_memmap(place)
+    assert type(loaded) is NonTensorData
+    assert loaded.data == (1, 2)
+    assert loaded.batch_size == (3,)
+    for depth in (1, 2):
+        stack = NonTensorStack.from_list([["a", "b"], ["c", "d"]], depth)
+        stack.memmap(place)
+        loaded = TensorDict.load_memmap(place)
+        assert loaded.tolist() == [["a", "b"], ["c", "d"]]
+        assert loaded.batch_size == stack.batch_size == (2, 2)[:depth]
+
+
+def test_a_stack_of_equally_long_lists_is_not_a_stack_of_two_dims(place: Path) -> None:
+    td = TensorDict({"v": NonTensorStack(NonTensorData([1, 2]), NonTensorData([3, 4]))}, batch_size=[2])
+    td.memmap(place)
+    column = TensorDict.load_memmap(place).get("v")
+    assert column.batch_size == (2,)
+    assert column.tolist() == [[1, 2], [3, 4]]
+
+
+class Opaque:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Opaque) and other.value == self.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_pickle_must_be_asked_for_on_both_sides(place: Path) -> None:
+    td = TensorDict(
+        {"n": TensorDict({"v": NonTensorData(Opaque(3))}), "s": NonTensorStack(NonTensorData(Opaque(4)))}
+    )
+    with pytest.raises(
+        CodecError, match=r"cannot store the value 'data' of key \('n', 'v'\): .*allow_pickle=True pickles it"
+    ):
+        td.select("n").memmap(place)
+    assert not place.exists()
+    td.memmap(place, allow_pickle=True)
+    with pytest.raises(RuntimeError, match="pass allow_pickle=True if you trust the save"):
+        TensorDict.load_memmap(place)
+    assert list(TensorDict.load_memmap(place, strict=False).keys()) == ["n"]
+    loaded = TensorDict.load_memmap(place, allow_pickle=True)
+    assert loaded["n", "v"] == Opaque(3)
+    assert loaded.get("s").tolist() == [Opaque(4)]
+    assert "PICKLED: other.pickle" in str(td_memmap.inspect(place))
+
+
+def test_tensorclasses_come_back(place: Path) -> None:
+    point = Point(torch.ones(3, 2), tag="here", batch_size=[3])
+    segment = Segment(
+        point, Point(torch.zeros(3, 2), y={"a": (1,)}, batch_size=[3]), meta=b"bytes", batch_size=[3]
+    )
+    for tree in (point, segment, TensorDict({"p": point, "s": segment}, batch_size=[3])):
+        saved = tree.memmap(place)
+        loaded = TensorDict.load_memmap(place)
+        assert type(saved) is type(loaded) is type(tree)
+        for found in (saved, loaded):
+            inner = found["s"] if isinstance(found, TensorDict) else found
+            if isinstance(inner, Segment):
+                assert inner.meta == b"bytes"
+                assert inner.weight is None
+                assert inner.end.y == {"a": (1,)}
+                inner = inner.start
+            assert type(inner) is Point
+            assert inner.tag == "here"
+            assert inner.y is None
+            assert torch.equal(inner.x, point.x)
+            assert inner.batch_size == (3,)
+
+
+def test_a_mapped_tensorclass_is_a_live_save(tmp_path: Path) -> None:
+    point = Point(torch.ones(3, 2), tag="here", batch_size=[3])
+    assert point.memmap_(tmp_path / "save") is point
+    assert point.is_memmap()
+    assert point.saved_path == tmp_path / "save"
+    assert type(point.x) is td_memmap.MemoryMappedTensor
+    point.set_("tag", "there")
+    assert TensorDict.load_memmap(tmp_path / "save").tag == "there"
+    Point(torch.zeros(2, 2), tag="new", batch_size=[2]).memmap(tmp_path / "save")
+    point.memmap_refresh_()
+    assert point.batch_size == (2,)
+    assert point.tag == "new"
+    assert type(Point.load_memmap(tmp_path / "save")) is Point
+    stack = TensorDict.lazy_stack([TensorDict({"a": torch.ones(2)})]).memmap_(tmp_path / "stack")
+    with pytest.raises(RuntimeError, match="cannot refresh a LazyStackedTensorDict as a whole"):
+        stack.memmap_refresh_()
+
+
+def test_a_stacked_tensorclass(place: Path) -> None:
+    stack = TensorDict.lazy_stack([Point(torch.ones(2), tag="a"), Point(torch.ones(3), tag="b")])
+    stack.memmap(place)
+    loaded = TensorDict.load_memmap(place)
+    assert type(loaded) is type(stack)
+    assert [loaded[i].tag for i in range(2)] == ["a", "b"]
+    assert [loaded[i].x.shape for i in range(2)] == [(2,), (3,)]
+
+
+class Colour(Enum):
+    RED = 1
+
+
+class Colours:
+    @hookimpl
+    def td_serializers(self) -> Any:
+        return [LeafSerializer("test.Colour", Colour, lambda colour: colour.name, Colour.__getitem__)]
+
+
+def test_values_of_a_plugin_name_it_when_it_is_missing(place: Path) -> None:
+    with installed(Colours(), id="colours", distribution="td-colours", version="1.2"):
+        TensorDict({"a": torch.ones(1), "c": NonTensorData(Colour.RED)}).memmap(place)
+        assert TensorDict.load_memmap(place)["c"] is Colour.RED
+    with pytest.raises(MissingPluginError, match="'td-colours' 1.2, .*: pip install td-colours"):
+        TensorDict.load_memmap(place)
+    assert list(TensorDict.load_memmap(place, strict=False).keys()) == ["a"]
+
+
+def test_the_sidecar_counts_only_for_the_value_it_was_written_for(tmp_path: Path) -> None:
+    TensorDict({"v": NonTensorData((1, 2))}).memmap(tmp_path / "save")
+    file = tmp_path / "save" / "v" / "meta.json"
+    meta = json.loads(file.read_text())
+    meta["data"] = [3]
+    file.write_text(json.dumps(meta))
+    assert TensorDict.load_memmap(tmp_path / "save")["v"] == [3]
+
+
+def test_appending_compares_values(tmp_path: Path) -> None:
+    def rows(value: Any, count: int) -> TensorDict:
+        return TensorDict(
+            {
+                "a": torch.ones(count),
+                "v": NonTensorData(value, batch_size=[count]),
+                "p": Point(torch.ones(count, 2), batch_size=[count]),
+            },
+            batch_size=[count],
+        )
+
+    rows((1, 2), 2).memmap(tmp_path / "save")
+    td_memmap.append_memmap(tmp_path / "save", rows((1, 2), 3))
+    loaded = TensorDict.load_memmap(tmp_path / "save")
+    assert loaded.batch_size == (5,)
+    assert loaded["v"] == (1, 2)
+    assert loaded["p"].x.shape == (5, 2)
+    with pytest.raises(ValueError, match="the value of key 'v' must stay"):
+        td_memmap.append_memmap(tmp_path / "save", rows((1, 3), 3))
+    stack = TensorDict({"v": NonTensorStack(NonTensorData("a"))}, batch_size=[1])
+    stack.memmap(tmp_path / "stack")
+    with pytest.raises(ValueError, match="key 'v' is of a kind that cannot grow"):
+        td_memmap.append_memmap(tmp_path / "stack", stack)
+
+
+def test_a_mapped_collection_with_values_pickles(tmp_path: Path) -> None:
+    saved = TensorDict({"a": torch.ones(3), "v": NonTensorData("x")}).memmap(tmp_path / "save")
+    other = pickle.loads(pickle.dumps(saved))
+    assert other["v"] == "x"
+    assert type(other["a"]) is type(saved["a"])
+
+
+def test_values_written_in_place_reach_the_save(tmp_path: Path) -> None:
+    td = TensorDict(
+        {
+            "n": TensorDict({"v": NonTensorData("a", batch_size=[2])}, batch_size=[2]),
+            "column": NonTensorStack(NonTensorData("p"), NonTensorData("q")),
+            "x": torch.zeros(2),
+        },
+        batch_size=[2],
+    )
+    saved = td.memmap(tmp_path / "save")
+
+    def now(key: Any) -> Any:
+        return TensorDict.load_memmap(tmp_path / "save")[key]
+
+    saved.set_(("n", "v"), "b")
+    assert saved["n", "v"] == now(("n", "v")) == "b"
+    saved.set_(("n", "v"), (1, b"x"))
+    assert saved["n", "v"] == now(("n", "v")) == (1, b"x")
+    saved.set_(("n", "v"), "c")
+    assert now(("n", "v")) == "c"
+    assert [file.name for file in (tmp_path / "save" / "n" / "v").iterdir()] == ["meta.json"]
+    saved.set_("column", ["r", "s"])
+    assert now("column") == ["r", "s"]
+    saved[0] = TensorDict({"n": {"v": "one"}, "column": "t", "x": torch.ones(())})
+    assert now("column") == ["t", "s"]
+    assert now(("n", "v")) == saved["n", "v"] == ["one", "c"]
+    assert now("x").tolist() == [1, 0]
+    with pytest.raises(CodecError):
+        saved.set_("column", [Opaque(1), "s"])
+    assert saved["column"] == now("column") == ["t", "s"]
+    td.memmap()["n"].set_("v", "anonymous")
+
+
+ANY_VALUE = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(allow_nan=False),
+        st.text(max_size=4),
+        st.binary(max_size=4),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.one_of(st.text(max_size=3), st.integers(-3, 3)), inner, max_size=3),
+    ),
+    max_leaves=6,
+)
+
+
+@given(values=st.lists(ANY_VALUE, min_size=1, max_size=4))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_values_round_trip(values: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("values")
+    column = NonTensorStack(*map(NonTensorData, values))
+    td = TensorDict(
+        {"column": column, "one": NonTensorData(values[0], batch_size=[len(values)])},
+        batch_size=[len(values)],
+    )
+    for name in ("directory", "archive.tdz"):
+        td.memmap(folder / name)
+        loaded = TensorDict.load_memmap(folder / name)
+        assert repr(loaded.get("column").tolist()) == repr(values)
+        assert loaded.get("column").batch_size == (len(values),)
+        assert repr(loaded.get("one").data) == repr(values[0])

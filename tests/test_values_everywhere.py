@@ -1,0 +1,119 @@
+"""Non-tensor values come back as they were through every transport: values, types, order, number and classes."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from td_core import TensorDict, decode, encode
+
+pytest.importorskip("td_tensorclass", reason="td-tensorclass is not installed")
+
+from td_tensorclass import MetaData, NonTensorData, NonTensorStack, TensorClass, UnbatchedTensor
+
+VALUES: dict[str, Any] = {
+    "text": "x",
+    "none": None,
+    "tuple": (1, ("a",)),
+    "bytes": b"\x00x",
+    "int keys": {1: "a", (2, 3): 4},
+    "set": {1, 2},
+    "datetime": datetime.datetime(2020, 1, 2, 3, 4),
+    "path": PurePosixPath("/a"),
+    "numpy scalar": np.float32(1.5),
+    "list": [1, (2,), None],
+    "nested": {"a": [{"b": (1.5, True)}]},
+    "dtype": torch.float32,
+}
+
+
+class Frozen(TensorClass, frozen=True):
+    x: Tensor
+    s: str = None
+
+
+class Counted(TensorClass):
+    x: Tensor
+    n: int = 0
+    tags: list = None
+
+
+def sample() -> TensorDict:
+    td = TensorDict({"t": torch.arange(2)}, batch_size=[2], names=["time"])
+    for name, value in VALUES.items():
+        td.set_non_tensor(name, value)
+    td["stack"] = NonTensorStack((1, 2), b"x")
+    td["lists"] = NonTensorStack([1, 2], [3, 4])
+    td["deep"] = NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d"))
+    td["meta"] = MetaData("m")
+    td["unbatched"] = UnbatchedTensor(torch.arange(3.0))
+    td["frozen"] = Frozen(torch.zeros(2), "z", batch_size=[2])
+    td["counted"] = Counted(torch.zeros(2), tags=["p", "q"], batch_size=[2])
+    td["lazy"] = TensorDict.lazy_stack([Counted(torch.zeros(i + 1), n=i, tags=["r"]) for i in range(2)])
+    return td
+
+
+def through_memmap(td: TensorDict, folder: Path) -> Any:
+    td.memmap(folder)
+    return TensorDict.load_memmap(folder)
+
+
+def through_file(td: TensorDict, folder: Path) -> Any:
+    td.consolidate(folder / "file")
+    return TensorDict.from_consolidated(folder / "file")
+
+
+def through_state_dict(td: TensorDict, folder: Path) -> Any:
+    return td.clone().load_state_dict(td.state_dict())
+
+
+TRANSPORTS: dict[str, Callable[[TensorDict, Path], Any]] = {
+    "pickle": lambda td, folder: pickle.loads(pickle.dumps(td)),
+    "encode": lambda td, folder: decode(encode(td)),
+    "state dict": through_state_dict,
+    "memmap": through_memmap,
+    "consolidate": lambda td, folder: td.consolidate(),
+    "file": through_file,
+}
+NEEDS = {"memmap": "td-memmap", "consolidate": "td-distributed", "file": "td-distributed"}
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_values_survive(name: str, tmp_path: Path, installed: set[str]) -> None:
+    if name in NEEDS and NEEDS[name] not in installed:
+        pytest.skip(f"{NEEDS[name]} is not installed")
+    before = sample()
+    if name == "state dict":
+        # It is that of the dense stack, which ragged members do not have.
+        del before["lazy"]
+    after = TRANSPORTS[name](before, tmp_path)
+    assert list(after.keys()) == list(before.keys())
+    assert after.names == ["time"]
+    for key in before.keys():
+        left, right = before[key], after[key]
+        if isinstance(left, Tensor):
+            assert type(right) is type(left) or key == "t"
+            assert right.as_subclass(Tensor).equal(left.as_subclass(Tensor))
+        elif isinstance(left, TensorClass):
+            assert type(right) is type(left)
+            assert right.batch_size == left.batch_size
+        else:
+            assert right == left
+            assert type(right) is type(left)
+            assert after.get(key).batch_size == before.get(key).batch_size
+    assert after["frozen"].is_locked
+    assert after["frozen"].s == "z"
+    assert (after["counted"].n, after["counted"].tags) == (0, ["p", "q"])
+    if "lazy" in before:
+        assert [member.x.shape[0] for member in after["lazy"].unbind(0)] == [1, 2]
+        assert [member.tags for member in after["lazy"].unbind(0)] == [["r"], ["r"]]
+    assert isinstance(after.get("text"), NonTensorData)
+    assert isinstance(after.get("meta"), MetaData)

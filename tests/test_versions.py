@@ -1,0 +1,50 @@
+"""All packages carry one version, and depend on each other by it."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import requires, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import td_core
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+SOURCE = ROOT / "packages/td-core/src/td_core/_version.py"
+VERSION = re.search(r'__version__ = "(.+)"', SOURCE.read_text(encoding="utf-8"))[1]
+
+
+def test_core_reports_the_version() -> None:
+    assert td_core.__version__ == VERSION == version("td-core")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_build_file_derives_its_version_from_the_one_source(package: str) -> None:
+    folder = ROOT / "packages" / package
+    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'dynamic = ["version"]' in text
+    derived = re.search(r'\[tool\.hatch\.version\]\npath = "(.+)"', text)[1]
+    assert (folder / derived).resolve() == SOURCE
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_build_file_asks_for_siblings_of_the_same_minor_version(package: str) -> None:
+    text = (ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
+    wanted = {"td-core": [], "td-all": [name for name in PACKAGES if name != "td-all"]}.get(
+        package, ["td-core"]
+    )
+    major, minor, *_ = VERSION.split(".")
+    asked = [Requirement(line) for line in re.findall(r'^    "(td-.+)",$', text, re.MULTILINE)]
+    assert sorted(requirement.name for requirement in asked) == sorted(wanted)
+    assert {str(requirement.specifier) for requirement in asked} <= {f"~={major}.{minor}.0"}
+
+
+def test_what_is_installed_agrees(installed: set[str]) -> None:
+    assert {name: version(name) for name in installed} == dict.fromkeys(installed, VERSION)
+    for name in installed:
+        for requirement in map(Requirement, requires(name) or []):
+            if requirement.name.startswith("td-"):
+                assert requirement.specifier.contains(VERSION), f"{name} asks for {requirement}"
