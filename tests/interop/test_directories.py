@@ -146,7 +146,11 @@ def test_we_read_what_the_reference_writes(spec: Any, tmp_path_factory: pytest.T
     folder = tmp_path_factory.mktemp("theirs")
     tree = Make(tensordict)(spec)
     for name in ("directory", "archive.tdz"):
-        tree.memmap(folder / name)
+        try:
+            tree.memmap(folder / name)
+        except RuntimeError:  # its archives cannot hold some trees with leaves that have no elements
+            assert name == "archive.tdz"
+            continue
         assert describe(td_core.TensorDict.load_memmap(folder / name)) == describe(tree)
 
 
