@@ -7,76 +7,79 @@
 tensor(1)
 """
 
-from . import _kinds  # noqa: F401  registers core's node kinds
-from ._base import TensorCollection, TensorDictBase
-from ._coerce import Coercer
-from ._from_python import (
-    from_any,
-    from_dict,
-    from_list,
-    from_namedtuple,
-    from_pytree,
-    from_schema,
-    from_struct_array,
-    from_tuple,
-    fromkeys,
-    make_tensordict,
-)
-from ._functions.collation import collate
-from ._functions.comparison import assert_allclose_td, assert_close
-from ._functions.expansion import expand_as_right, expand_right
-from ._functions.grouping import group_by, isin, remove_duplicates
-from ._functions.merging import merge_tensordicts
-from ._functions.predicates import is_bool, is_floating, is_inexact, is_integer, is_tensor_collection
-from ._functions.sequences import pad_sequence, unpad_sequence
-from ._keys import KEY_SEPARATOR, unravel_key, unravel_key_list, unravel_key_to_tuple
-from ._lazy_stack import LazyStackedTensorDict
-from ._linked_list import LinkedList
-from ._nodes import Encoded, Layout, NodeKind, Record, decode, encode
-from ._ops.joining import cat, dense_stack_tds, lazy_stack, maybe_dense_stack, stack
-from ._ops.modules import from_module, from_modules
-from ._ops.packing import PackLayout
-from ._ops.select import pad
-from ._params import Buffer, TensorDictParams
-from ._repr_parser import parse_tensor_dict_string
-from ._serializers import Serializer, load, save
-from ._settings import (
-    get_defaults_to_none,
-    get_printoptions,
-    lazy_legacy,
-    set_get_defaults_to_none,
-    set_lazy_legacy,
-    set_printoptions,
-)
-from ._tensordict import TensorDict
-from ._value_types import LeafSerializer, enum_serializer
-from ._values import join as join_value
-from ._values import split as split_value
-from ._version import __version__
-from ._views import default_is_leaf
-from .errors import (
-    BatchSizeError,
-    CodecError,
-    CollectionIndexError,
-    CycleError,
-    DepthError,
-    DimError,
-    DimNamesError,
-    FormatError,
-    KeyMismatchError,
-    KeyPathError,
-    KeyTakenError,
-    KeyThroughLeafError,
-    LockedError,
-    MissingPluginError,
-    PluginError,
-    StructureError,
-    TensorDictError,
-)
-from .plugins.hookspecs import hookimpl
-from .plugins.manager import load_plugins as _load_plugins
-from .plugins.manager import plugins
-from .typing import NO_DEFAULT, NestedKey
+from ._collector import paused as _paused
+
+with _paused():
+    from . import _kinds  # noqa: F401  registers core's node kinds
+    from ._base import TensorCollection, TensorDictBase
+    from ._coerce import Coercer
+    from ._from_python import (
+        from_any,
+        from_dict,
+        from_list,
+        from_namedtuple,
+        from_pytree,
+        from_schema,
+        from_struct_array,
+        from_tuple,
+        fromkeys,
+        make_tensordict,
+    )
+    from ._functions.collation import collate
+    from ._functions.comparison import assert_allclose_td, assert_close
+    from ._functions.expansion import expand_as_right, expand_right
+    from ._functions.grouping import group_by, isin, remove_duplicates
+    from ._functions.merging import merge_tensordicts
+    from ._functions.predicates import is_bool, is_floating, is_inexact, is_integer, is_tensor_collection
+    from ._functions.sequences import pad_sequence, unpad_sequence
+    from ._keys import KEY_SEPARATOR, unravel_key, unravel_key_list, unravel_key_to_tuple
+    from ._lazy_stack import LazyStackedTensorDict
+    from ._linked_list import LinkedList
+    from ._nodes import Encoded, Layout, NodeKind, Record, decode, encode
+    from ._ops.joining import cat, dense_stack_tds, lazy_stack, maybe_dense_stack, stack
+    from ._ops.modules import from_module, from_modules
+    from ._ops.packing import PackLayout
+    from ._ops.select import pad
+    from ._params import Buffer, TensorDictParams
+    from ._repr_parser import parse_tensor_dict_string
+    from ._serializers import Serializer, load, save
+    from ._settings import (
+        get_defaults_to_none,
+        get_printoptions,
+        lazy_legacy,
+        set_get_defaults_to_none,
+        set_lazy_legacy,
+        set_printoptions,
+    )
+    from ._tensordict import TensorDict
+    from ._value_types import LeafSerializer, enum_serializer
+    from ._values import join as join_value
+    from ._values import split as split_value
+    from ._version import __version__
+    from ._views import default_is_leaf
+    from .errors import (
+        BatchSizeError,
+        CodecError,
+        CollectionIndexError,
+        CycleError,
+        DepthError,
+        DimError,
+        DimNamesError,
+        FormatError,
+        KeyMismatchError,
+        KeyPathError,
+        KeyTakenError,
+        KeyThroughLeafError,
+        LockedError,
+        MissingPluginError,
+        PluginError,
+        StructureError,
+        TensorDictError,
+    )
+    from .plugins.hookspecs import hookimpl
+    from .plugins.manager import load_plugins as _load_plugins
+    from .plugins.manager import plugins
+    from .typing import NO_DEFAULT, NestedKey
 
 __all__ = [
     "KEY_SEPARATOR",
@@ -171,4 +174,5 @@ __all__ = [
     "unravel_key_to_tuple",
 ]
 
-_load_plugins()
+with _paused():
+    _load_plugins()
