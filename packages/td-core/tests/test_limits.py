@@ -128,6 +128,8 @@ RESULTS = {
     "locked clone": lambda td: td.clone().lock_(),
     "unlocked": lambda td: td.clone().lock_().unlock_(),
     "select": lambda td: td.select("a"),
+    "exclude": lambda td: td.exclude("a"),
+    "unflatten": lambda td: td.unflatten_keys("."),
     "view": lambda td: td.view(3, 1),
     "flatten": lambda td: td.flatten_keys("."),
     "apply": lambda td: td.apply(lambda leaf: leaf + 1),
@@ -147,7 +149,8 @@ def test_dropping_a_result_frees_it_by_reference_count_alone(name):
     try:
         result = RESULTS[name](td)
         alive = weakref.ref(result)
+        further = result.exclude("zz").flatten_keys(".")
         del result
-        assert alive() is None
+        assert alive() is None, f"kept by {further}"
     finally:
         gc.enable()

@@ -357,11 +357,17 @@ def test_a_result_does_not_keep_its_source_alive() -> None:
         source = weakref.ref(td)
         td = td.view(8)
         assert source() is None
-        with td as flat:
-            flat["x"] = flat["x"] + 1
     finally:
         gc.enable()
+    with pytest.raises(StructureError, match="is gone; keep it in a variable"), td as flat:
+        flat["x"] = flat["x"] + 1
     assert td["x"].tolist() == list(range(1, 9))
+
+
+def test_writing_through_an_entry_that_a_lazy_stack_made_for_the_call_is_no_silent_loss() -> None:
+    stack = LazyStackedTensorDict(make(), make())
+    with pytest.raises(StructureError, match="is gone"), stack["n"].view(-1) as flat:
+        flat["new"] = flat["y"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import _element_plans as elements
 from .._plans import wrap_dim
 from ..errors import DimError
+from .locking import source_of
 from .shape import Shaping, ints_of, write_back
 
 SelfT = TypeVar("SelfT", bound="Elements")
@@ -205,6 +206,4 @@ class Elements(Shaping):
 
 
 def _write_inverse(source: weakref.ref[Any], inverse: Any, result: Any) -> None:
-    owner = source()
-    if owner is not None:
-        write_back(owner, inverse(result))
+    write_back(source_of(result, source), inverse(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
@@ -15,6 +16,23 @@ SelfT = TypeVar("SelfT", bound="Locking")
 
 def _nothing(node: Core) -> None:
     """Undo an operation that changed nothing."""
+
+
+def source_of(result: Any, source: weakref.ref[Any]) -> Any:
+    """Return the collection that ``result`` was taken from, which its context refers to weakly.
+
+    A chain of results must not keep its first one alive.
+
+    Raises:
+        StructureError: it is gone.
+    """
+    owner = source()
+    if owner is None:
+        raise StructureError(
+            f"cannot write back what the context wrote: the collection that this {type(result).__name__} was taken "
+            "from is gone; keep it in a variable, and open one context for each operation of a chain"
+        )
+    return owner
 
 
 class Locking(Core):

@@ -23,7 +23,7 @@ from .._locking import refuse_if_locked
 from .._nodes import dense
 from ..errors import StructureError
 from .entries import Entries
-from .locking import Locking
+from .locking import Locking, source_of
 
 SelfT = TypeVar("SelfT", bound="Shaping")
 
@@ -488,15 +488,13 @@ def _canonical(leaf: Tensor) -> Tensor:
 
 
 def _write_reshaped(source: weakref.ref[Any], result: Any) -> None:
-    owner = source()
-    if owner is not None:
-        write_back(owner, result.reshape(owner.batch_size))
+    owner = source_of(result, source)
+    write_back(owner, result.reshape(owner.batch_size))
 
 
 def _write_permuted(source: weakref.ref[Any], order: tuple[int, ...], result: Any) -> None:
-    owner = source()
-    if owner is not None:
-        write_back(owner, result.permute(sorted(range(len(order)), key=order.__getitem__)))
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    write_back(source_of(result, source), result.permute(inverse))
 
 
 def write_back(owner: Any, result: Any) -> None:

@@ -5,6 +5,7 @@ Operations on nested keys work level by level, see :mod:`.key_trees`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .flattening import flat_entries, nested_entries
 from .key_trees import KeyTree, Row, build, key_tree, restrict, shallow
+from .locking import source_of
 from .update import Updating
 
 SelfT = TypeVar("SelfT", bound="Structure")
@@ -75,7 +77,7 @@ class Structure(Updating):
             result = restrict(self, key_tree(keys, longest=True), strict, as_tensordict)
         else:
             result = self._with_children(picked)
-        result._undo = partial(_write_back_selection, self, keys)
+        result._undo = partial(_write_back_selection, weakref.ref(self), keys)
         return result  # type: ignore[no-any-return]
 
     def exclude(self: SelfT, *keys: NestedKey, inplace: bool = False) -> SelfT:
@@ -107,7 +109,7 @@ class Structure(Updating):
             kept.pop(key, None)
         else:
             result = self._with_children(kept) if kept is not None else shallow(self)
-        result._undo = partial(_write_back_rest, self)
+        result._undo = partial(_write_back_rest, weakref.ref(self))
         return result  # type: ignore[no-any-return]
 
     def split_keys(
@@ -299,7 +301,7 @@ class Structure(Updating):
             result = self._like([member.flatten_keys(separator, is_leaf=is_leaf) for member in members[0]])
         else:
             result = self._with_children(flat_entries(self, separator, is_leaf))
-        result._undo = partial(_write_back_flat, self, separator)
+        result._undo = partial(_write_back_flat, weakref.ref(self), separator)
         return result
 
     def unflatten_keys(self: SelfT, separator: str = ".", inplace: bool = False) -> SelfT:
@@ -332,7 +334,7 @@ class Structure(Updating):
             result = self._like([member.unflatten_keys(separator) for member in members[0]])
         else:
             result = self._with_children(nested_entries(self, separator))
-        result._undo = partial(_write_back_deep, self, separator)
+        result._undo = partial(_write_back_deep, weakref.ref(self), separator)
         return result
 
     def rename_key_(self: SelfT, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> SelfT:
@@ -532,28 +534,29 @@ def _replace_all(node: Core, entries: dict[str, Child]) -> None:
         node._set_child(key, child)
 
 
-def _write_back(source: Any, result: Any) -> None:
-    if source._locked:
-        source.update_(result)
+def _write_back(owner: Any, result: Any) -> None:
+    if owner._locked:
+        owner.update_(result)
     else:
-        source.update(result)
+        owner.update(result)
 
 
-def _write_back_selection(source: Any, keys: tuple[NestedKey, ...], result: Any) -> None:
-    _write_back(source, result.select(*keys, strict=False))
+def _write_back_selection(source: weakref.ref[Any], keys: tuple[NestedKey, ...], result: Any) -> None:
+    _write_back(source_of(result, source), result.select(*keys, strict=False))
 
 
-def _write_back_rest(source: Any, result: Any) -> None:
-    present = [key for key in result.keys(True, True) if key in source.keys(True)]
-    _write_back(source, result.select(*present))
+def _write_back_rest(source: weakref.ref[Any], result: Any) -> None:
+    owner = source_of(result, source)
+    present = [key for key in result.keys(True, True) if key in owner.keys(True)]
+    _write_back(owner, result.select(*present))
 
 
-def _write_back_flat(source: Any, separator: str, result: Any) -> None:
-    _write_back(source, result.unflatten_keys(separator))
+def _write_back_flat(source: weakref.ref[Any], separator: str, result: Any) -> None:
+    _write_back(source_of(result, source), result.unflatten_keys(separator))
 
 
-def _write_back_deep(source: Any, separator: str, result: Any) -> None:
-    _write_back(source, result.flatten_keys(separator))
+def _write_back_deep(source: weakref.ref[Any], separator: str, result: Any) -> None:
+    _write_back(source_of(result, source), result.flatten_keys(separator))
 
 
 def _unflatten_in_place(separator: str, result: Any) -> None:
