@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -242,19 +243,21 @@ def test_what_cannot_be_sent_raises_before_anything_is(two: Any, what: str, mess
         raise RuntimeError(sender)
 
 
-def reference_wire(rank: int, name: str, options: dict[str, Any], calls: bool) -> Any:
+def reference_wire(rank: int, name: str, options: dict[str, Any]) -> Any:
     tree = TREES[name]()
     if rank == 0:
         sent = []
         original = dist.isend
-        dist.isend = lambda tensor, dst, group, tag: (
-            sent.append((tag, str(tensor.dtype), list(tensor.shape))),
-            original(tensor, *a, tag=tag, **k),
-        )[1]
+
+        def isend(tensor: torch.Tensor, dst: int, group: Any, tag: int) -> Any:
+            sent.append((tag, str(tensor.dtype), list(tensor.shape)))
+            return original(tensor, dst, group, tag)
+
+        dist.isend = isend
         try:
             tree.send(1, wire="reference", **options)
         finally:
-            dist.send = original
+            dist.isend = original
         return sent
     target = blank(tree)
     last = target.recv(0, wire="reference", **options)
@@ -280,7 +283,7 @@ def reference_wire(rank: int, name: str, options: dict[str, Any], calls: bool) -
 def test_the_wire_of_the_reference(
     two: Any, name: str, options: dict[str, Any], messages: list[Any], last: int
 ) -> None:
-    assert two.run(reference_wire, name, options, True) == [messages, last]
+    assert two.run(reference_wire, name, options) == [messages, last]
 
 
 def tagged(rank: int) -> Any:
@@ -376,16 +379,16 @@ def test_what_is_no_message_is_refused(two: Any) -> None:
 def dies(rank: int, after: int) -> Any:
     target = TREES["large and small"]()
     if rank == 0:
-        original, count = dist.send, 0
+        original, count = dist.isend, 0
 
-        def send(*args: Any, **kwargs: Any) -> None:
+        def isend(*args: Any) -> Any:
             nonlocal count
             if count == after:
                 os._exit(3)
             count += 1
-            original(*args, **kwargs)
+            return original(*args)
 
-        dist.send = send
+        dist.isend = isend
         target.send(1)
     target = blank(target)
     try:
