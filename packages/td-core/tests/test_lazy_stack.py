@@ -167,6 +167,28 @@ def test_operations_that_break_the_stack_dim_give_the_dense_result(operation):
     same(operation(lazy), operation(dense(lazy)))
 
 
+@pytest.mark.parametrize("ndim", [0, 1])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda t: t.reshape(1, -1),
+        lambda t: t.unsqueeze(0),
+        lambda t: t.expand(2, *t.batch_size),
+        lambda t: t.repeat(*[2] * t.batch_dims),
+        lambda t: t[None],
+        lambda t: t.permute(*range(t.batch_dims)),
+        lambda t: t.roll(1),
+        lambda t: t.gather(0, torch.tensor([1, 0])) if t.batch_dims else t,
+    ],
+)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_stack_along_a_dim_behind_the_batch_of_its_parent(dim, operation, ndim):
+    lazy = stack(dim)
+    batch = lazy.batch_size[:ndim]
+    result = operation(TensorDict({"inner": lazy}, batch_size=batch))["inner"]
+    same(result, operation(TensorDict({"inner": dense(lazy)}, batch_size=batch))["inner"])
+
+
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_stacks_of_lazy_stacks_stay_lazy(dim):
     lazy = stack()

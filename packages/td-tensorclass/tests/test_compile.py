@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from td_core import TensorDict
 from td_tensorclass import NonTensorStack, TensorClass
@@ -70,6 +71,41 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def columns() -> TensorDict:
+    values = NonTensorStack.from_list([["a", "b", "c"], ["d", "e", "f"]], 2)
+    return TensorDict({"s": values, "x": torch.arange(6.0).view(2, 3)}, batch_size=[2, 3])
+
+
+def written(td: Any) -> Any:
+    td = td.clone()
+    td[0] = td[1]
+    return td
+
+
+#: On one value for each element; all that say without looking at tensors where the values go.
+COLUMN_PROGRAMS: dict[str, Callable[[Any], list[Any]]] = {
+    "indices": lambda td: [td[0], td[1, -1], td[:, 1:], td[None], td[..., 0]],
+    "parts": lambda td: [
+        *td.unbind(1),
+        *td.split(1),
+        *td.split([1, 2], 1),
+        *td.chunk(2, 1),
+        *td.tensor_split(2, 1),
+    ],
+    "same order": lambda td: [td.reshape(6), td.view(3, 2), td.flatten(0, 1), td.unsqueeze(1).squeeze(1)],
+    "another order": lambda td: [
+        td.permute(1, 0),
+        td.transpose(0, 1),
+        td.flip(0),
+        td.roll(1, 0),
+        td.narrow(1, 1, 2),
+    ],
+    "repeated": lambda td: [td.expand(2, 2, 3), td.repeat(2, 1), td.repeat_interleave(2, 0)],
+    "joined": lambda td: [torch.stack([td, td]), torch.cat([td, td], 1), TensorDict.lazy_stack([td, td])[0]],
+    "written": lambda td: [written(td), td.clone(), td + 1],
+}
+
+
 def same(a: Any, b: Any) -> None:
     assert type(a) is type(b)
     if isinstance(a, Tensor):
@@ -91,6 +127,30 @@ def test_one_graph(name: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(program, fullgraph=True, backend="eager")
     same(compiled(point()), program(point()))
+
+
+@pytest.mark.parametrize("name", COLUMN_PROGRAMS)
+def test_one_graph_with_one_value_for_each_element(name: str) -> None:
+    program = COLUMN_PROGRAMS[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(program, fullgraph=True, backend="eager")
+    for result, wanted in zip(compiled(columns()), program(columns()), strict=True):
+        same(result, wanted)
+
+
+@pytest.mark.parametrize("name", COLUMN_PROGRAMS)
+def test_values_are_real_where_tensors_are_fake(name: str) -> None:
+    program = COLUMN_PROGRAMS[name]
+    with FakeTensorMode():
+        results = program(columns())
+    for result, wanted in zip(results, program(columns()), strict=True):
+        assert (result.batch_size, result["s"]) == (wanted.batch_size, wanted["s"])
+
+
+def test_an_index_that_only_the_data_knows_breaks_the_graph_and_is_right() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda td: td[torch.tensor([1, 0])] + 1, backend="eager")
+    same(compiled(columns()), columns()[torch.tensor([1, 0])] + 1)
 
 
 def test_another_batch_size_compiles_once_more() -> None:

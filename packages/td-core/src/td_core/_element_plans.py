@@ -46,7 +46,7 @@ class Repeat(ShapePlan):
     def dims(self) -> tuple[int | None, ...]:
         return (*[None] * (len(self._repeats) - self.n), *range(self.n))
 
-    def along(self, stack_dim: int) -> Along:
+    def _along(self, stack_dim: int) -> Along:
         new_dim = stack_dim + len(self._repeats) - self.n
         times = self._repeats[new_dim]
         return Along(
@@ -70,7 +70,7 @@ class Flip(ShapePlan):
     def dims(self) -> tuple[int | None, ...]:
         return tuple(range(self.n))
 
-    def along(self, stack_dim: int) -> Along:
+    def _along(self, stack_dim: int) -> Along:
         rest = tuple(dim - (dim > stack_dim) for dim in self._dims if dim != stack_dim)
         inner = Flip(without(self.lead, stack_dim), rest) if rest else None
         picks = range(self.lead[stack_dim])[::-1] if stack_dim in self._dims else None
@@ -92,7 +92,7 @@ class Roll(ShapePlan):
     def dims(self) -> tuple[int | None, ...]:
         return tuple(range(self.n))
 
-    def along(self, stack_dim: int) -> Along:
+    def _along(self, stack_dim: int) -> Along:
         rest = [
             (s, d - (d > stack_dim)) for s, d in zip(self._shifts, self._dims, strict=True) if d != stack_dim
         ]
@@ -130,17 +130,22 @@ class RollFlat(ShapePlan):
     def dims(self) -> tuple[int | None, ...]:
         return tuple(range(self.n))
 
-    def along(self, stack_dim: int) -> Along | None:
+    def _along(self, stack_dim: int) -> Along | None:
         return Roll(self.lead, (self._shift,), (0,)).along(stack_dim) if self.n == 1 else None
 
 
 class Take(ShapePlan):
-    """The elements at some positions of one dim, as ``index_select`` gives them."""
+    """The elements at some positions of one dim, as ``index_select`` gives them; ``picks`` lists the positions."""
 
-    __slots__ = ("_batch", "_dim", "_method")
+    __slots__ = ("_batch", "_dim", "_method", "_picks")
 
     def __init__(
-        self, batch: Shape, dim: int, size: int, method: Callable[[int], Callable[[Tensor], Tensor]]
+        self,
+        batch: Shape,
+        dim: int,
+        size: int,
+        method: Callable[[int], Callable[[Tensor], Tensor]],
+        picks: Callable[[], Sequence[int]],
     ) -> None:
         self.leaf = method(dim)
         self.lead = (*batch[:dim], size)
@@ -148,15 +153,17 @@ class Take(ShapePlan):
         self._batch = batch
         self._dim = dim
         self._method = method
+        self._picks = picks
 
     def dims(self) -> tuple[int | None, ...]:
         return tuple(range(self.n))
 
-    def along(self, stack_dim: int) -> Along:
+    def _along(self, stack_dim: int) -> Along:
         if stack_dim == self._dim:
-            return Along(self._method(0)(torch.arange(self._batch[stack_dim])).tolist(), None, stack_dim)
+            return Along(self._picks(), None, stack_dim)
         dim = self._dim - (stack_dim < self._dim)
-        return Along(None, Take(without(self._batch, stack_dim), dim, self.lead[-1], self._method), stack_dim)
+        inner = Take(without(self._batch, stack_dim), dim, self.lead[-1], self._method, self._picks)
+        return Along(None, inner, stack_dim)
 
 
 class Gather(ShapePlan):
@@ -183,7 +190,7 @@ class Gather(ShapePlan):
     def dims(self) -> tuple[int | None, ...]:
         return tuple(range(self.n))
 
-    def along(self, stack_dim: int) -> None:
+    def _along(self, stack_dim: int) -> None:
         """Each position takes from its own member: they must be stacked first."""
 
 
@@ -218,7 +225,7 @@ class Pad(ShapePlan):
     def dims(self) -> tuple[int | None, ...]:
         return tuple(range(self.n))
 
-    def along(self, stack_dim: int) -> Along | None:
+    def _along(self, stack_dim: int) -> Along | None:
         if self._amounts[stack_dim] != (0, 0):
             return None
         rest = [amount for dim, amount in enumerate(self._amounts) if dim != stack_dim]
@@ -295,7 +302,7 @@ def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output
             )
         # The positions are worked out once, not once a leaf.
         index = torch.repeat_interleave(repeats, output_size=output_size)
-        return Take(batch, dim, len(index), lambda d: methodcaller("index_select", d, index))
+        return Take(batch, dim, len(index), lambda d: methodcaller("index_select", d, index), index.tolist)
     times = int(repeats)
     if times < 0:
         raise BatchSizeError(f"repeat_interleave: repeats must not be negative; got {times}")
@@ -304,7 +311,13 @@ def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output
         raise BatchSizeError(
             f"repeat_interleave: output_size is {output_size}, but the result has size {size}"
         )
-    return Take(batch, dim, size, lambda d: methodcaller("repeat_interleave", times, d))
+    return Take(
+        batch,
+        dim,
+        size,
+        lambda d: methodcaller("repeat_interleave", times, d),
+        lambda: [i // times for i in range(size)],
+    )
 
 
 def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Take:
@@ -320,7 +333,13 @@ def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Tak
         raise BatchSizeError(
             f"start ({begin}) + length ({length}) exceeds the size of batch dim {dim}, {size}"
         )
-    return Take(batch, dim, length, lambda d: methodcaller("narrow", d, begin, length))
+    return Take(
+        batch,
+        dim,
+        length,
+        lambda d: methodcaller("narrow", d, begin, length),
+        lambda: range(begin, begin + length),
+    )
 
 
 def flip_plan(batch: Shape, dims: int | Sequence[int]) -> Flip:

@@ -53,9 +53,7 @@ class IndexPlan(ShapePlan):
     def dims(self) -> tuple[int | None, ...]:
         return self.kept
 
-    def along(self, stack_dim: int) -> Along | None:
-        if stack_dim >= self.n:
-            return Along(None, self, len(self.lead) + stack_dim - self.n)
+    def _along(self, stack_dim: int) -> Along | None:
         items = self.index if type(self.index) is tuple else (self.index,)
         advanced = [item for item in items if isinstance(item, (Tensor, bool)) and not _is_scalar(item)]
         users = [at for at, item in enumerate(items) if item is not None and type(item) is not bool]

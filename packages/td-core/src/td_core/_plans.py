@@ -57,9 +57,16 @@ class ShapePlan(ABC):
     def dims(self) -> tuple[int | None, ...]:
         """For each new leading dim, the old dim whose name it keeps."""
 
-    @abstractmethod
     def along(self, stack_dim: int) -> Along | None:
         """Say what a lazy stack does with its members; None: they must be stacked first."""
+        if stack_dim >= self.n:
+            # A stack whose batch is longer than that of the root: each member has all the dims that are replaced.
+            return Along(None, self, len(self.lead) + stack_dim - self.n)
+        return self._along(stack_dim)
+
+    def _along(self, stack_dim: int) -> Along | None:
+        """Say it for a stack dim that is among the dims that are replaced."""
+        raise NotImplementedError
 
     def member(self, stack_dim: int) -> tuple[ShapePlan | None, int] | None:
         """Return the plan for the members and the new stack dim, where every member stays in its place."""

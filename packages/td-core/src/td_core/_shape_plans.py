@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from operator import itemgetter, methodcaller
 from typing import Any
 
@@ -55,7 +56,7 @@ class Reshape(ShapePlan):
         changed = len(self.lead) - before - after
         return (*range(before), *[None] * changed, *range(self.n - after, self.n))
 
-    def along(self, stack_dim: int) -> Along | None:
+    def _along(self, stack_dim: int) -> Along | None:
         old, new = self._old, self.lead
         before, after = math.prod(old[:stack_dim]), math.prod(old[stack_dim + 1 :])
         for dim, size in enumerate(new):
@@ -103,7 +104,7 @@ class Permute(ShapePlan):
     def dims(self) -> tuple[int | None, ...]:
         return self.order
 
-    def along(self, stack_dim: int) -> Along:
+    def _along(self, stack_dim: int) -> Along:
         order = tuple(dim - (dim > stack_dim) for dim in self.order if dim != stack_dim)
         new_dim = self.order.index(stack_dim)
         if order == tuple(range(len(order))):
@@ -127,7 +128,7 @@ class Unsqueeze(ShapePlan):
     def dims(self) -> tuple[int | None, ...]:
         return (*range(self._dim), None)
 
-    def along(self, stack_dim: int) -> Along:
+    def _along(self, stack_dim: int) -> Along:
         before = self._dim <= stack_dim
         inner = Unsqueeze(without(self._batch, stack_dim), self._dim - (not before))
         return Along(None, inner, stack_dim + before)
@@ -148,7 +149,7 @@ class Squeeze(ShapePlan):
     def dims(self) -> tuple[int | None, ...]:
         return tuple(dim for dim in range(self.n) if dim not in self._dims)
 
-    def along(self, stack_dim: int) -> Along:
+    def _along(self, stack_dim: int) -> Along:
         rest = tuple(dim - (dim > stack_dim) for dim in self._dims if dim != stack_dim)
         inner = Squeeze(without(self._batch, stack_dim), rest) if rest else None
         if stack_dim in self._dims:
@@ -173,7 +174,7 @@ class Expand(ShapePlan):
         added = len(self.lead) - self.n
         return (*[None] * added, *range(self.n))
 
-    def along(self, stack_dim: int) -> Along:
+    def _along(self, stack_dim: int) -> Along:
         new_dim = stack_dim + len(self.lead) - self.n
         old, new = without(self._old, stack_dim), without(self.lead, new_dim)
         size = self.lead[new_dim]
@@ -197,7 +198,7 @@ class Unbind(ExplodePlan):
     def dims(self) -> tuple[int | None, ...]:
         return tuple(range(self._dim))
 
-    def along(self, stack_dim: int) -> Along:
+    def _along(self, stack_dim: int) -> Along:
         if stack_dim == self._dim:
             return Along(range(self._batch[stack_dim]), None, None)
         before = self._dim < stack_dim
@@ -224,9 +225,9 @@ class Split(ExplodePlan):
     def dims(self) -> tuple[int | None, ...]:
         return tuple(range(self.n))
 
-    def along(self, stack_dim: int) -> Along:
+    def _along(self, stack_dim: int) -> Along:
         if stack_dim == self._dim:
-            ends = torch.tensor(self._sizes).cumsum(0).tolist()
+            ends = accumulate(self._sizes)
             return Along(
                 [range(end - size, end) for size, end in zip(self._sizes, ends, strict=True)], None, stack_dim
             )
@@ -264,7 +265,7 @@ class Join(ShapePlan):
             return tuple(range(self.n))
         return (*range(self.dim), None, *range(self.dim, self.n))
 
-    def along(self, stack_dim: int) -> Along | None:
+    def _along(self, stack_dim: int) -> Along | None:
         if stack_dim == self.dim and not self.stacks:
             return None
         first = self.dim <= stack_dim

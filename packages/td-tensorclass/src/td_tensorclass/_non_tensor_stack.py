@@ -19,11 +19,12 @@ from td_core._collection import Child, Core, show_path
 from td_core._indexing import plan_index
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, move_names
-from td_core._shape_plans import Join, stack_plan, unbind_plan
+from td_core._shape_plans import Join, expand_plan, stack_plan, unbind_plan
 from td_core._tensordict import as_batch_size
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NestedKey, NoDefault
 
+from ._arrangement import Arrangement, arrangements, positions
 from ._non_tensor import NonTensorData, NonTensorDataBase, set_joiner, value_against_node
 from ._settings import list_to_stack
 from ._trees import register_stack
@@ -280,19 +281,20 @@ class NonTensorStack(TensorDictBase):
                 "vmap took a dim away; leave the non-tensor data outside"
             )
 
-    def _positions(self, device: torch.device | None = None) -> Tensor:
-        """Return the position of each value in the flat list, in the shape of the batch."""
+    def _arranged(self, plan: Any) -> list[Arrangement]:
         self._check_whole()
-        return torch.arange(len(self._values), device=_place(device or self._device)).view(self._batch_size)
+        return arrangements(plan, self._batch_size, self._device)
 
-    def _picked(self, positions: Tensor, names: Names | None) -> Any:
-        """Return the values at these positions: a stack of their shape, or one value where there is no dim."""
-        values = self._values
-        if positions.ndim == 0:
-            return NonTensorData(values[int(positions)], device=self._device)
-        return self._of(
-            [values[i] for i in positions.flatten().tolist()], positions.shape, self._device, names
-        )
+    def _picked(self, plan: Any) -> list[Any]:
+        """Return the parts that a plan gives: stacks, or one value each where no dim is left."""
+        values, device = self._values, self._device
+        names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
+        return [
+            self._of([values[i] for i in places], torch.Size(size), device, names)
+            if size
+            else NonTensorData(values[places[0]], device=device)
+            for places, size in self._arranged(plan)
+        ]
 
     def _collect(self, out: list[Tensor]) -> None:
         pass
@@ -310,14 +312,12 @@ class NonTensorStack(TensorDictBase):
     def _transform(self, plan: Any) -> Any:
         if plan.invents:
             return self._kept(plan, plan.lead)
-        names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
-        return self._picked(plan.leaf(self._positions(device_of(plan))), names)
+        return self._picked(plan)[0]
 
     def _explode(self, plan: Any) -> tuple[Any, ...]:
         if plan.invents:
             return tuple(self._kept(plan, lead) for lead in plan.leads)
-        names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
-        return tuple(self._picked(part, names) for part in plan.leaf(self._positions()))
+        return tuple(self._picked(plan))
 
     def _kept(self: SelfT, plan: Any, lead: tuple[int, ...]) -> SelfT:
         """Return the same values, if an operation that makes new numbers leaves each element in its place.
@@ -341,11 +341,10 @@ class NonTensorStack(TensorDictBase):
         return join_values(items, stack_plan(self._batch_size, dim, len(items)), ())
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
-        plan = plan_index(index, self._batch_size)
-        chosen = plan.leaf(self._positions(device_of(plan)))
+        ((places, size),) = self._arranged(plan_index(index, self._batch_size))
         values = self._values.copy()
-        for position, new in zip(chosen.flatten().tolist(), spread(value, chosen.shape), strict=True):
-            values[position] = new
+        for place, new in zip(places, spread(value, torch.Size(size)), strict=True):
+            values[place] = new
         old, self._values = self._values, values
         try:
             for attachment in attachments(self):
@@ -572,20 +571,6 @@ def as_node(value: Any) -> Any:
     return value if isinstance(value, (NonTensorDataBase, NonTensorStack)) else NonTensorData(value)
 
 
-def _place(device: torch.device | None) -> torch.device | str:
-    """Return where positions are computed: where the tensors of an index are, unless nothing is there."""
-    return "cpu" if device is None or device.type == "meta" else device
-
-
-def device_of(plan: Any) -> torch.device | None:
-    """Return the device of the tensors of an index, where the positions must be too."""
-    index = getattr(plan, "index", None)
-    for item in index if type(index) is tuple else (index,):
-        if isinstance(item, Tensor):
-            return item.device
-    return None
-
-
 def spread(value: Any, size: torch.Size) -> list[Any]:
     """Return one value for each element of ``size``.
 
@@ -605,12 +590,12 @@ def spread(value: Any, size: torch.Size) -> list[Any]:
     if not isinstance(value, NonTensorStack):
         return [value._value if isinstance(value, NonTensorDataBase) else value] * size.numel()
     try:
-        positions = value._positions().expand(size)
-    except RuntimeError as error:
+        plan = expand_plan(value.batch_size, size)
+    except BatchSizeError as error:
         raise BatchSizeError(
             f"values of batch size {list(value.batch_size)} do not fill {list(size)}"
         ) from error
-    return [value._values[i] for i in positions.flatten().tolist()]
+    return value._picked(plan)[0]._values  # type: ignore[no-any-return]
 
 
 def join_values(items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
@@ -649,12 +634,11 @@ def _side_by_side(items: Sequence[Any], dim: int) -> list[Any]:
 def _chosen(items: Sequence[Any], plan: Any) -> list[Any]:
     """Return the values that a plan picks from several items of one batch size."""
     values: list[Any] = []
-    positions: list[Tensor] = []
+    places: list[Tensor] = []
     for item in items:
-        end = len(values) + item.batch_size.numel()
-        positions.append(torch.arange(len(values), end, device=_place(item.device)).view(item.batch_size))
+        places.append(positions(item.batch_size, item.device) + len(values))
         values += spread(item, item.batch_size)
-    return [values[i] for i in plan.leaf(positions).flatten().tolist()]
+    return [values[i] for i in plan.leaf(places).flatten().tolist()]
 
 
 set_joiner(join_values, NonTensorStack._of, compare_values)

@@ -1,0 +1,100 @@
+"""Where a plan puts the elements of a batch, in plain Python: what torch.compile and FakeTensorMode can follow.
+
+A plan acts on tensors. The values of a stack go where the elements of a leaf go, so the plan is applied to their
+positions: member by member along the first dim, as a lazy stack does, or, where only a tensor can say, to a tensor
+of positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core._plans import ExplodePlan
+from td_core._shape_plans import Reshape
+
+#: For each element of a result, in order, its position in the batch that it comes from; and the size of the result.
+Arrangement = tuple[Sequence[int], tuple[int, ...]]
+
+
+def arrangements(plan: Any, size: tuple[int, ...], device: torch.device | None) -> list[Arrangement]:
+    """Return where the elements of a batch of ``size`` go: one arrangement, or one for each part of an exploding plan.
+
+    Args:
+        plan: a plan that takes one leaf.
+        size: the batch.
+        device: where the tensors of an index may be.
+
+    >>> from td_core._shape_plans import transpose_plan, unbind_plan
+    >>> arrangements(transpose_plan((2, 3), 0, 1), (2, 3), None)
+    [([0, 3, 1, 4, 2, 5], (3, 2))]
+    >>> arrangements(unbind_plan((2, 3), 0), (2, 3), None)
+    [([0, 1, 2], (3,)), ([3, 4, 5], (3,))]
+    """
+    found = _by_members(plan, size)
+    if found is not None:
+        return found
+    tensors = plan.leaf(positions(size, _device_of(plan) or device))
+    parts = tensors if isinstance(plan, ExplodePlan) else [tensors]
+    return [(part.flatten().tolist(), tuple(part.shape)) for part in parts]
+
+
+def positions(size: tuple[int, ...], device: torch.device | None) -> Tensor:
+    """Return the position of each element of a batch, in the shape of the batch.
+
+    >>> positions((2, 2), None)
+    tensor([[0, 1],
+            [2, 3]])
+    """
+    # Values have no device, and the meta device no positions.
+    place = "cpu" if device is None or device.type == "meta" else device
+    return torch.arange(prod(size), device=place).view(size)
+
+
+def _by_members(plan: Any, size: tuple[int, ...]) -> list[Arrangement] | None:
+    """Return the arrangements; None where only a tensor can say."""
+    if isinstance(plan, Reshape):
+        return [(range(prod(size)), (*plan.lead, *size[plan.n :]))]
+    if not plan.n:
+        return [([*range(prod(size))] * prod(plan.lead), (*plan.lead, *size))]
+    along = plan.along(0)
+    if along is None:
+        return None
+    rest = size[1:]
+    members = [(range(prod(rest)), rest)] if along.plan is None else _by_members(along.plan, rest)
+    if members is None:
+        return None
+    several = isinstance(plan, ExplodePlan) and along.picks is not None
+    picked = along.picks if several else [along.picks]
+    return [_stacked(member, size, picks, along.stack_dim) for picks in picked for member in members]
+
+
+def _stacked(member: Arrangement, size: tuple[int, ...], picks: Any, dim: int | None) -> Arrangement:
+    """Return some members, each arranged in the same way, as a stack along ``dim``; or the one that is picked."""
+    inner, shape = member
+    step = prod(size[1:])
+    if isinstance(picks, int):
+        start = picks % size[0] * step
+        return [start + position for position in inner], shape
+    starts = [i % size[0] * step for i in (range(size[0]) if picks is None else picks)]
+    block = prod(shape[dim:])
+    arranged = [
+        start + position
+        for at in range(0, prod(shape), block or 1)
+        for start in starts
+        for position in inner[at : at + block]
+    ]
+    return arranged, (*shape[:dim], len(starts), *shape[dim:])
+
+
+def _device_of(plan: Any) -> torch.device | None:
+    """Return the device of the tensors of an index, where the positions must be too."""
+    index = getattr(plan, "index", None)
+    for item in index if type(index) is tuple else (index,):
+        if isinstance(item, Tensor):
+            return item.device
+    return None
