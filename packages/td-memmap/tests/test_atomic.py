@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
+import random
 import resource
 import signal
 import subprocess
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +97,8 @@ def content(prefix: Path) -> int | None:
     return value
 
 
-def in_child(work: Callable[[], Any]) -> int:
-    """Run ``work`` in a forked child and return how it ended."""
+def start(work: Callable[[], Any]) -> int:
+    """Run ``work`` in a forked child; return its id."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -103,7 +107,19 @@ def in_child(work: Callable[[], Any]) -> int:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return pid
+
+
+def running(pid: int) -> bool:
+    """Tell whether a child still runs; one that has ended must have succeeded."""
+    done, status = os.waitpid(pid, os.WNOHANG)
+    assert not done or status == 0
+    return not done
+
+
+def in_child(work: Callable[[], Any]) -> int:
+    """Run ``work`` in a forked child and return how it ended."""
+    return os.waitstatus_to_exitcode(os.waitpid(start(work), 0)[1])
 
 
 FOREIGN = {"README.md": "mine", "logs/today.txt": "mine too", "n/notes.txt": "mine as well"}
@@ -440,7 +456,7 @@ def test_durable_saves_sync_before_they_are_published(
             log.append(("write", os.readlink(f"/proc/self/fd/{args[0]}")))
         elif name == "fsync":
             log.append(("sync", os.readlink(f"/proc/self/fd/{args[0]}")))
-        elif name == "open" and args[1] & os.O_CREAT:
+        elif name == "open" and args[1] & os.O_CREAT and not args[0].endswith(".td-lock"):
             folder = os.readlink(f"/proc/self/fd/{kwargs['dir_fd']}")
             log.append(("create", f"{folder}/{args[0]}"))
         elif name in ("mkdir", "link"):
@@ -483,15 +499,9 @@ def test_a_reader_sees_one_version_while_a_writer_replaces_it(tmp_path: Path) ->
         for i in range(2, 102):
             make(i, more=i % 2 == 1).memmap(prefix)
 
-    pid = os.fork()
-    if pid == 0:
-        try:
-            write()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
+    pid = start(write)
     seen = set()
-    while not seen or os.waitpid(pid, os.WNOHANG) == (0, 0):
+    while running(pid):
         found = content(prefix)
         assert found is not None
         seen.add(found)
@@ -500,30 +510,83 @@ def test_a_reader_sees_one_version_while_a_writer_replaces_it(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_of_two_writers_one_wins_completely(tmp_path: Path) -> None:
+@pytest.mark.parametrize("delays", [False, True], ids=["fast", "delayed"])
+@pytest.mark.parametrize("values", [(2, 3), (2, 3, 4)], ids=["two", "three"])
+def test_of_several_writers_one_wins_completely(
+    values: tuple[int, ...], delays: bool, tmp_path: Path
+) -> None:
     prefix = tmp_path / "save"
     make(1, more=True).memmap(prefix)
     put_foreign(prefix)
-    children = []
-    for value in (2, 3):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                for _ in range(40):
-                    make(value, more=value % 2 == 1).memmap(prefix)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        children.append(pid)
+
+    def write(value: int) -> None:
+        chance = random.Random(value)
+
+        def see(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
+            # So that each writer stands still at every place of the protocol while the others go on.
+            if delays and chance.random() < 0.05:
+                time.sleep(chance.random() * 0.005)
+
+        with pytest.MonkeyPatch.context() as patch:
+            watch(patch, see)
+            for _ in range(20 if delays else 40):
+                make(value, more=value % 2 == 1).memmap(prefix)
+
+    children = [start(functools.partial(write, value)) for value in values]
     while children:
-        assert content(prefix) in (1, 2, 3)
-        for pid in list(children):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                assert status == 0
-                children.remove(pid)
-    make(5, more=True).memmap(prefix)
-    assert content(prefix) == 5
+        assert content(prefix) in (1, *values)
+        children = [pid for pid in children if running(pid)]
+    # Nobody but the last of them cleans up, so there is nothing left to do for the next save.
     assert os.listdir(tmp_path) == ["save"]
+    assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())
+
+
+def test_threads_that_save_at_one_prefix_take_turns(tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda value: make(value, more=value % 2 == 1).memmap(prefix), range(40)))
+    assert content(prefix) in range(40)
+    assert os.listdir(tmp_path) == ["save"]
+
+
+def test_a_lock_file_that_a_killed_save_left_keeps_nobody_out(tmp_path: Path) -> None:
+    (tmp_path / ".save.td-lock").touch()
+    make(1, more=True).memmap(tmp_path / "save")
+    assert os.listdir(tmp_path) == ["save"]
+
+
+def test_a_fork_in_the_middle_of_a_save_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = tmp_path / "save"
+    make(1, more=True).memmap(prefix)
+    ready, go = os.pipe()
+    forked: list[int] = []
+
+    def see(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
+        if name == "renameat2" and not forked:
+            # It has the lock file open, and lives on until the pipe is closed.
+            forked.append(start(lambda: (os.close(go), os.read(ready, 1))))
+
+    with pytest.MonkeyPatch.context() as patch:
+        watch(patch, see)
+        make(2).memmap(prefix)
+    make(3, more=True).memmap(prefix)
+    os.close(go)
+    assert os.waitpid(forked[0], 0)[1] == 0
+    os.close(ready)
+    assert content(prefix) == 3
+
+
+def test_file_systems_without_locks_can_be_saved_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(_fs.fcntl, "flock", flock)
+    prefix = tmp_path / "save"
+    for value in (1, 2, 3):
+        make(value, more=value % 2 == 1).memmap(prefix)
+        put_foreign(prefix)
+        assert content(prefix) == value
+        assert os.listdir(tmp_path) == ["save"]
     assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())

@@ -14,7 +14,7 @@ from td_core._collection import Core, show_path
 from td_core.errors import FormatError
 
 from . import _fs, _names
-from ._commit import Staging
+from ._commit import Staging, alone
 from ._errors import AppendError
 from ._fs import Parts, Tree
 from ._load import Loading, Node, read_levels
@@ -54,7 +54,7 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
     if _fs.is_file(path):
         raise AppendError(f"cannot append to {path}: an archive cannot grow; unpack_memmap() it first")
     # Two processes that append must not write to the same place behind the same rows.
-    with _fs.locked_directory(path) as tree:
+    with alone(path), Tree.at_path(path) as tree:
         _append(tree, path, rows, Loading(allow_pickle=bool(allow_pickle)))
 
 
@@ -152,7 +152,7 @@ def _publish(
         if not node.level.sized and tree.stat(node.level.parts, name) is not None
     ]
     places = [place for place, file, size in grown if size or file.nbytes]
-    with Staging(path, [*metas, *sidecars, *places], locked=tree) as staging:
+    with Staging(path, [*metas, *sidecars, *places], alone=True) as staging:
         if staging.in_place:
             raise FormatError(f"cannot append to {path}: it cannot be replaced in one step")
         for node in nodes[1:]:

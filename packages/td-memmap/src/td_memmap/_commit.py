@@ -4,8 +4,12 @@ A save is built in a directory beside its prefix, ``.<name>.td-new-<random>``. W
 ``.<name>.td-old-<random>`` and then exchanged with the prefix in one step; what was at the prefix, now under that other
 name, is removed. Whatever stops the process leaves a complete save at the prefix, the old one or the new one, and
 litter that the next save at that prefix removes: of a directory called ``new`` everything is ours, from one called
-``old`` files that belong to no save are first brought back to the prefix, which makes a ``new`` one of it. The process
-that works on such a directory holds a lock on it.
+``old`` files that belong to no save are first brought back to the prefix, which makes a ``new`` one of it.
+
+One process at a time looks for litter, publishes, and removes what it replaced: the one that holds the lock on
+``.<name>.td-lock``, a file that is there only meanwhile. Building needs no such lock, and two processes may do it at
+once; who builds holds a lock on its directory, so that nobody takes it for litter. What is called ``old`` is only in use
+while its user holds the first lock.
 
 Where the prefix is itself a mount point, or its parent must not be written to, the save is built in place, the
 ``meta.json`` of the root last, and the file ``%saving`` says what is unfinished. This is refused where a save is already
@@ -14,12 +18,12 @@ there, since that one would be lost on failure.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 from . import _fs, _names
@@ -27,11 +31,24 @@ from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._owned import Owned, foreign, owned
 
-__all__ = ["Staging"]
+__all__ = ["Staging", "alone"]
 
 _STATE = re.compile("(new|old)-([0-9a-f]{8})")
-_LITTER = re.compile(r"^\..*\.td-(new|old)-[0-9a-f]{8}$")
-_CANNOT = (errno.EACCES, errno.EPERM, errno.EROFS)
+_LITTER = re.compile(r"^\..*\.td-((new|old)-[0-9a-f]{8}|lock)$")
+
+
+def _litter(name: str) -> str:
+    """Return how the names beside a prefix begin that are ours."""
+    short = name if len(os.fsencode(name)) <= 200 else hashlib.sha1(os.fsencode(name)).hexdigest()
+    return f".{short}.td-"
+
+
+@contextlib.contextmanager
+def alone(prefix: str) -> Iterator[None]:
+    """Keep other processes from replacing a save; a :class:`Staging` in this context is told so."""
+    parent, name = os.path.split(_fs.real_path(prefix))
+    with Tree.at_path(parent) as tree, _fs.exclusive(tree.root, f"{_litter(name)}lock"):
+        yield
 
 
 class Staging:
@@ -41,7 +58,7 @@ class Staging:
         prefix: where it shall appear.
         files: what will be written, as paths below the prefix.
         durable: make everything durable, in order.
-        locked: the directory at the prefix, where the caller holds the lock on it.
+        alone: whether the caller is :func:`alone` at the prefix.
 
     Raises:
         FileTakenError: a file that belongs to no save is in the way, or a save that cannot be replaced in one step.
@@ -54,9 +71,8 @@ class Staging:
     """
 
     def __init__(
-        self, prefix: str, files: Iterable[Parts], *, durable: bool = False, locked: Tree | None = None
+        self, prefix: str, files: Iterable[Parts], *, durable: bool = False, alone: bool = False
     ) -> None:
-        self._locked = locked
         self.prefix = _fs.real_path(prefix)
         self._durable = durable
         self._name = os.path.basename(self.prefix)
@@ -67,34 +83,37 @@ class Staging:
         parent = os.path.dirname(self.prefix)
         self.previous: Tree | None = None
         self.in_place = False
-        self._published = False
-        short = (
-            self._name
-            if len(os.fsencode(self._name)) <= 200
-            else hashlib.sha1(os.fsencode(self._name)).hexdigest()
-        )
-        self._litter = f".{short}.td-"
+        self._finished = False
+        self._litter = _litter(self._name)
+        self._alone = alone
         self._token = self._temporary = ""
         _fs.make_directories(parent)
         self._parent = Tree.at_path(parent)
         try:
-            self._begin(set(files))
+            with self._exclusive() as excluded:
+                self._begin(set(files), excluded)
         except BaseException:
             self._close()
             raise
 
-    def _begin(self, files: set[Parts]) -> None:
+    def _exclusive(self) -> contextlib.AbstractContextManager[bool]:
+        if self._alone:
+            return contextlib.nullcontext(True)
+        return _fs.exclusive(self._parent.root, f"{self._litter}lock")
+
+    def _begin(self, files: set[Parts], excluded: bool) -> None:
         self._directories = {path[:depth] for path in files for depth in range(1, len(path))}
-        self._clear_litter()
-        if _fs.status(self.prefix) is not None:
-            self.previous = Tree.at_path(self.prefix)
+        if excluded:
+            self._clear_litter()
+        self._look()
+        if self.previous is not None:
             self._check_conflicts(self.previous, files)
             self.in_place = _fs.is_mount(self.prefix)
         if not self.in_place:
             try:
                 self.tree = self._make_temporary()
             except OSError as error:
-                if error.errno not in _CANNOT or self.previous is None:
+                if error.errno not in _fs.NOT_WRITABLE or self.previous is None:
                     raise
                 self.in_place = True
         if self.in_place:
@@ -102,31 +121,32 @@ class Staging:
         elif self.previous is not None:
             _fs.set_mode(self.tree.root, _fs.mode(self.previous.root))
 
+    def _look(self) -> None:
+        """Open what is at the prefix now."""
+        if self.previous is not None:
+            self.previous.close()
+        self.previous = Tree.at_path(self.prefix) if _fs.status(self.prefix) is not None else None
+
     def _make_temporary(self) -> Tree:
         """Create the directory to build in, and lock it."""
-        while True:
-            self._token = secrets.token_hex(4)
-            self._temporary = f"{self._litter}new-{self._token}"
-            _fs.make_directory(self._temporary, self._parent.root)
-            # Until it is locked, another process may take it for litter.
-            try:
-                tree = Tree.at_path(self._temporary, self._parent.root)
-            except FileNotFoundError:
-                continue
-            if _fs.take(tree.root, without_locks=True) and not _fs.is_gone(tree.root):
-                tree.path = f"{self._parent.path}/{self._temporary}"
-                return tree
-            tree.close()
+        self._token = secrets.token_hex(4)
+        self._temporary = f"{self._litter}new-{self._token}"
+        _fs.make_directory(self._temporary, self._parent.root)
+        tree = Tree.at_path(self._temporary, self._parent.root)
+        tree.path = f"{self._parent.path}/{self._temporary}"
+        _fs.take(tree.root, without_locks=True)
+        return tree
 
     def _begin_in_place(self, files: set[Parts]) -> None:
-        assert self.previous is not None
-        if self.previous.stat((), _names.META) is not None:
+        self.tree = Tree.at_path(self.prefix)
+        if not _fs.take(self.tree.root, without_locks=True):
+            raise FileTakenError(f"cannot save at {self.prefix}: another process does")
+        if self.tree.stat((), _names.META) is not None:
             raise FileTakenError(
                 f"cannot replace the save at {self.prefix} in one step: it is a mount point, or its parent directory "
                 "is not writable, and a failure on the way would lose it; save into a directory below it, or remove "
                 "it first"
             )
-        self.tree = Tree.at_path(self.prefix)
         unfinished = owned(self.tree)
         unfinished.files.discard((_names.SAVING,))
         for path in unfinished.files:
@@ -164,11 +184,22 @@ class Staging:
     def publish(self) -> None:
         """Let the directory, which is complete but for nothing, take the place of the prefix."""
         if self.in_place:
-            self._published = True
+            self._finished = True
             self.tree.remove((), _names.SAVING)
             if self._durable:
                 self.tree.sync()
             return
+        with self._exclusive():
+            try:
+                self._publish()
+            except BaseException:
+                # As long as nobody else can take the complete directory for a replaced one.
+                if not self._finished:
+                    self._abort()
+                raise
+
+    def _publish(self) -> None:
+        self._look()
         if self.previous is not None:
             self._carry(self.previous)
         if self._durable:
@@ -177,14 +208,15 @@ class Staging:
         _fs.rename(self._parent.root, self._temporary, self._parent.root, complete)
         self._temporary = complete
         replaced = self._swap()
-        self._published = True
+        self._finished = True
         if self.previous is not None:
             _fs.follow(self.previous.root, self.tree.root)
         self.tree.path = self.prefix
         if self._durable:
             self._parent.sync()
         if replaced:
-            self._retire(self._token)
+            with Tree.at_path(f"{self._litter}old-{self._token}", self._parent.root) as old:
+                self._retire(old, self._token)
 
     def _swap(self) -> bool:
         """Take the place of the prefix; tell whether something was there, which now has the temporary name."""
@@ -224,54 +256,41 @@ class Staging:
                 if error.errno not in _fs.NO_LINKS:
                     raise
 
-    def _retire(self, token: str) -> None:
-        """Remove a replaced save, unless another process does."""
-        name = f"{self._litter}old-{token}"
-        try:
-            old = Tree.at_path(name, self._parent.root)
-        except FileNotFoundError:
-            return
-        with old:
-            held = self._locked is not None and _fs.same(
-                _fs.status_of(self._locked.root), _fs.status_of(old.root)
-            )
-            if not held and not _fs.take(old.root, without_locks=True):
-                return
-            mine = owned(old)
-            parent, doomed = self._parent.root, f"{self._litter}new-{token}"
-            with Tree.at_path(self.prefix) as now:
-                clean = _rescue_all(old, now, mine)
-            if clean:
-                _fs.rename(parent, name, parent, doomed)
-            # The metadata goes last, so that it still says what is ours if this is interrupted.
-            last = [path for path in mine.files if path[-1] in (_names.META, _names.MANIFEST, _names.SAVING)]
-            for path in (*mine.files.difference(last), *sorted(last, key=len, reverse=True)):
-                old.remove_path(path)
-            for parts in sorted(mine.directories - {()}, key=len, reverse=True):
-                old.remove_directory_path(parts)
-            if not _fs.remove_directory(doomed if clean else name, parent) and clean:
-                # Somebody put a file there meanwhile.
-                _fs.rename(parent, doomed, parent, name)
+    def _retire(self, old: Tree, token: str) -> None:
+        """Remove a replaced save."""
+        mine = owned(old)
+        parent, name, doomed = self._parent.root, f"{self._litter}old-{token}", f"{self._litter}new-{token}"
+        with Tree.at_path(self.prefix) as now:
+            clean = _rescue_all(old, now, mine)
+        if clean:
+            _fs.rename(parent, name, parent, doomed)
+        # The metadata goes last, so that it still says what is ours if this is interrupted.
+        last = [path for path in mine.files if path[-1] in (_names.META, _names.MANIFEST, _names.SAVING)]
+        for path in (*mine.files.difference(last), *sorted(last, key=len, reverse=True)):
+            old.remove_path(path)
+        for parts in sorted(mine.directories - {()}, key=len, reverse=True):
+            old.remove_directory_path(parts)
+        if not _fs.remove_directory(doomed if clean else name, parent) and clean:
+            # Somebody put a file there meanwhile.
+            _fs.rename(parent, doomed, parent, name)
 
     def _clear_litter(self) -> None:
-        for name in _fs.names(self._parent.root, self._litter):
+        parent = self._parent.root
+        for name in _fs.names(parent, self._litter):
             state = _STATE.fullmatch(name[len(self._litter) :])
             if state is None:
                 continue
             try:
-                tree = Tree.at_path(name, self._parent.root)
+                tree = Tree.at_path(name, parent)
             except OSError:
                 continue
             with tree:
-                if not _fs.take(tree.root, without_locks=False):
-                    continue
-                if state[1] == "new":
+                if state[1] == "old":
+                    if not _fs.rename_new(parent, name, parent, self._name):
+                        self._retire(tree, state[2])
+                elif _fs.take(tree.root, without_locks=False):
                     tree.remove_all()
-                    _fs.remove_directory(name, self._parent.root)
-                    continue
-                restored = _fs.rename_new(self._parent.root, name, self._parent.root, self._name)
-            if not restored:
-                self._retire(state[2])
+                    _fs.remove_directory(name, parent)
 
     def __enter__(self) -> Staging:
         return self
@@ -280,12 +299,13 @@ class Staging:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if not self._published:
+            if not self._finished:
                 self._abort()
         finally:
             self._close()
 
     def _abort(self) -> None:
+        self._finished = True
         if self.in_place:
             for path in self._files:
                 self.tree.remove_path(path)
@@ -321,10 +341,10 @@ def _rescue_all(old: Tree, now: Tree, mine: Owned) -> bool:
 
 def _rescue(old: Tree, now: Tree, path: Parts) -> bool:
     """Move something from a replaced directory to the prefix; False where its name is taken."""
-    for depth in range(1, len(path)):
-        if now.stat_path(path[:depth]) is None:
-            now.make(path[:depth])
     try:
+        for depth in range(1, len(path)):
+            if now.stat_path(path[:depth]) is None:
+                now.make(path[:depth])
         return now.move(old, path[:-1], path[-1])
     except (FileNotFoundError, NotADirectoryError):
         return False

@@ -548,24 +548,48 @@ def take(fd: int, *, without_locks: bool) -> bool:
 
 
 @contextlib.contextmanager
-def locked_directory(path: str) -> Iterator[Tree]:
-    """Open a directory and keep other processes that do so waiting.
+def exclusive(dir_fd: int, name: str) -> Iterator[bool]:
+    """Let one process (and thread) at a time in, by a lock on a file that is there only meanwhile.
 
-    Raises:
-        FileNotFoundError: nothing is there.
+    Others wait. Where the file system has no locks, or the directory must not be written to, all go in, with False.
     """
     while True:
-        with Tree.at_path(path) as tree:
-            fcntl.flock(tree.root, fcntl.LOCK_EX)
-            # Who held the lock before may have put another directory in this place.
-            if not tree.replaced():
-                yield tree
-                return
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | _FILE, 0o666, dir_fd=dir_fd)
+        except OSError as error:
+            if error.errno not in NOT_WRITABLE:
+                raise
+            yield False
+            return
+        try:
+            locked = _locks(fd)
+            # Who held the lock before has removed the file; it keeps nobody out any more.
+            if locked and not _is_named(fd, name, dir_fd):
+                continue
+            try:
+                yield locked
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=dir_fd)
+                if locked:
+                    # A process that was forked meanwhile has the file open too, so closing it here would not do.
+                    fcntl.flock(fd, fcntl.LOCK_UN)
+            return
+        finally:
+            os.close(fd)
 
 
-def is_gone(fd: int) -> bool:
-    """Tell whether an open directory was removed."""
-    return os.fstat(fd).st_nlink == 0
+def _locks(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError:
+        return False
+    return True
+
+
+def _is_named(fd: int, name: str, dir_fd: int) -> bool:
+    found = status(name, dir_fd)
+    return found is not None and same(found, os.fstat(fd))
 
 
 def real_path(path: str) -> str:

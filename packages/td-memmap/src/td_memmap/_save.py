@@ -229,6 +229,8 @@ class _Writer:
     def _link(self, source: Tree, path: Parts, file: LeafFile) -> bool:
         try:
             self.staging.tree.link(source, path[:-1], file.parts, path[-1], file.name)
+        except FileNotFoundError:
+            return False  # the save that had it was replaced meanwhile
         except OSError as error:
             if error.errno in _fs.NO_LINKS:
                 return False
