@@ -204,8 +204,10 @@ def test_joining() -> None:
     out = torch.stack([td, td])
     assert torch.stack([td, td + 1], out=out) is out
     torch.testing.assert_close(out[1]["a"], td["a"] + 1)
-    with pytest.raises(TypeError, match="collections and tensors do not join: item 1 is a Tensor"):
+    with pytest.raises(TypeError, match="cannot stack: item 1 is no collection but a Tensor"):
         torch.stack([td, torch.zeros(2, 3)])
+    with pytest.raises(TypeError, match="item 0 is no collection but item 1 is a TensorDict"):
+        torch.cat([torch.zeros(2, 3), td])
 
 
 def test_unbind(td: TensorDict) -> None:

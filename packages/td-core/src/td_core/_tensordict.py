@@ -263,7 +263,7 @@ class TensorDict(TensorDictBase):
                 self._data.get(key) if type(key) is str else self._follow(key) if type(key) is tuple else None
             )
             if found is not None:
-                return found
+                return found if isinstance(found, Tensor) or not found._shows_tensor else found._unwrap()
         return super().get(key, *args, **kwargs)
 
     def set(
@@ -535,7 +535,7 @@ class TensorDict(TensorDictBase):
                         target[key] = leaf(values)
                     except (RuntimeError, TypeError) as error:
                         raise _why_not_joined(values, (*at, key), error) from error
-                elif all([type(value) is TensorDict for value in values]):  # noqa: C419  a list is faster than a generator
+                elif _DENSE.issuperset(map(type, values)):
                     data: dict[str, Child] = {}
                     target[key] = TensorDict._make(
                         data,
@@ -556,17 +556,14 @@ class TensorDict(TensorDictBase):
 
 def _rows(columns: list[Mapping[str, Child]], at: tuple[str, ...]) -> Iterator[tuple[str, Sequence[Child]]]:
     """Return each key with the entry that each mapping has under it; KeyMismatchError where one has none."""
-    first = columns[0]
-    order = list(first)
-    for column in columns:
-        if column is not first and list(column) != order:
-            break
-    else:
+    orders = list(map(list, columns))
+    if orders.count(orders[0]) == len(orders):
         # Mappings of one order, the usual case, need no look-ups. zip(strict=) would take as long as two leaves.
-        return zip(order, zip(*[column.values() for column in columns]))
+        return zip(orders[0], zip(*[column.values() for column in columns]))
+    first = columns[0]
     for column in columns:
         check_same_keys(first, column, at)
-    return ((key, [column[key] for column in columns]) for key in order)
+    return ((key, [column[key] for column in columns]) for key in orders[0])
 
 
 def _shell(cls: type[SelfT], like: TensorDict) -> SelfT:
@@ -621,6 +618,8 @@ def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
             raise BatchSizeError(f"a batch size has no negative dim; got {list(batch_size)}")
     return batch_size
 
+
+_DENSE = frozenset({TensorDict})
 
 register_mapping(TensorDict)
 set_dense(TensorDict._make)

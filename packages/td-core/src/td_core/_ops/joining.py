@@ -47,7 +47,7 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     items = input if type(input) is list else list(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
-        return torch.stack(items, dim, out=out)
+        return torch.stack(_tensors(items, "stack"), dim, out=out)
     sizes = _batch_sizes(items, "stack")
     size = sizes[0]
     if sizes.count(size) != len(sizes):
@@ -82,7 +82,7 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     items = input if type(input) is list else list(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
-        return torch.cat(items, dim, out=out)
+        return torch.cat(_tensors(items, "concatenate"), dim, out=out)
     sizes = _batch_sizes(items, "concatenate")
     size = sizes[0]
     at = wrap_dim(dim, len(size))
@@ -120,7 +120,7 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
         raise TypeError(f"lazy_stack() takes strict_shape and stack_dim_name; got {', '.join(kwargs)}")
     items = list(input)
     if items and isinstance(items[0], Tensor):
-        return torch.stack(items, dim, out=out)
+        return torch.stack(_tensors(items, "stack"), dim, out=out)
     sizes = _batch_sizes(items, "stack")
     size = sizes[0]
     for i, other in enumerate(sizes):
@@ -365,18 +365,30 @@ class Joining(Shaping):
         return lazy_stack(self.unbind(dim), wrap_dim(dim, len(self.batch_size)))
 
 
+def _tensors(items: list[Any], what: str) -> list[Tensor]:
+    """Return the items, the first of which is a tensor; none may be a collection."""
+    for i, item in enumerate(items):
+        if isinstance(item, Core):
+            raise TypeError(f"cannot {what}: item 0 is no collection but item {i} is a {type(item).__name__}")
+    return items
+
+
 def _batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
     """Return the batch size of each item; every one must be a collection."""
     if not items:
         raise StructureError(f"cannot {what}: there is nothing in the list; give at least one collection")
+    sizes: list[torch.Size] = []
     checked: type | None = None
-    for i, item in enumerate(items):
+    for item in items:
         # Most items have the class of the first: asking an abstract class about each takes longer than the rest.
         if type(item) is not checked:
             if not isinstance(item, Core):
-                raise TypeError(f"cannot {what}: item {i} is no collection but a {type(item).__name__}")
+                raise TypeError(
+                    f"cannot {what}: item {len(sizes)} is no collection but a {type(item).__name__}"
+                )
             checked = type(item)
-    return [item.batch_size for item in items]
+        sizes.append(item.batch_size)
+    return sizes
 
 
 def _joined(items: list[Any], plan: Join, out: Any) -> Any:

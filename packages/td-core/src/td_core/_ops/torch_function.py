@@ -6,7 +6,7 @@ A function that is not in the table has no meaning for a collection of leaves of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .._collection import Core
 from .._devices import as_device
+from .joining import cat, stack
 from .moving import relabel
 
 Handler = Callable[..., Any]
@@ -227,22 +228,6 @@ def _unbind(input: Any, dim: int = 0) -> Any:
     return input.unbind(dim)
 
 
-def _stack(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
-    return _first(tensors).stack(tensors, dim, out=out)
-
-
-def _cat(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
-    return _first(tensors).cat(tensors, dim, out=out)
-
-
-def _first(tensors: Sequence[Any]) -> Any:
-    """Return the class that joins the items; all must be collections."""
-    for i, item in enumerate(tensors):
-        if not isinstance(item, Core):
-            raise TypeError(f"collections and tensors do not join: item {i} is a {type(item).__name__}")
-    return type(tensors[0])
-
-
 def _where(condition: Tensor, input: Any, other: Any, *, out: Any = None) -> Any:
     if isinstance(input, Core):
         return input.where(condition, other, out=out)  # type: ignore[attr-defined]
@@ -265,8 +250,8 @@ def _table() -> dict[Any, Handler]:
     for name in _LIKE:
         table[getattr(torch, name)] = partial(_like, getattr(torch, name))
     for joiner in (torch.cat, torch.concat, torch.concatenate):
-        table[joiner] = _cat
-    table[torch.stack] = _stack
+        table[joiner] = cat
+    table[torch.stack] = stack
     table[torch.unbind] = _unbind
     table[torch.where] = _where
     return table
