@@ -2,31 +2,164 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 
-from td_core import TensorDict
-from td_core.errors import StructureError
+from td_core import TensorDict, TensorDictParams
+from td_core.errors import CodecError, StructureError
 from td_distributed import DistributedStateful
 
+HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
 )
 
+DTYPES = (
+    torch.float64,
+    torch.bfloat16,
+    torch.complex64,
+    torch.int8,
+    torch.uint16,
+    torch.bool,
+    torch.float8_e5m2,
+)
+#: Built for a number, so that what was loaded can be told from what was there.
+TREES: dict[str, Callable[[int], Any]] = {
+    "nested": lambda n: TensorDict({"a": torch.full((3,), n), "n": {"b": torch.full((2, 2), n), "e": {}}}),
+    "dtypes": lambda n: TensorDict({str(dtype): torch.full((3,), n).to(dtype) for dtype in DTYPES}),
+    "lazy": lambda n: TensorDict.lazy_stack([TensorDict({"a": torch.full((3,), n + i)}) for i in range(2)]),
+    "params": lambda n: TensorDictParams(
+        TensorDict({"w": torch.full((3,), float(n)), "n": {"b": torch.ones(2)}})
+    ),
+    "consolidated": lambda n: TensorDict({"a": torch.full((3,), n), "b": torch.ones(2)}).consolidate(),
+    "scalar": lambda n: TensorDict({"a": torch.tensor(n), "z": torch.zeros(0, 3)}),
+}
+if HAS_TENSORCLASS:
+    from td_tensorclass import MetaData, NonTensorStack, tensorclass
 
-def test_a_checkpoint_loads_into_the_leaves_of_another_collection(tmp_path):
-    source = TensorDict({"a": torch.arange(3.0), "n": {"b": torch.ones(2, 2)}})
-    target = source.clone().zero_()
-    leaf = target["n", "b"]
+    @tensorclass
+    class Sample:
+        x: torch.Tensor
+        y: str = "none"
+
+    TREES |= {
+        "values": lambda n: TensorDict(
+            {
+                "s": f"text {n}",
+                "l": NonTensorStack((n, 2.5), {"k": n}),
+                "m": MetaData({n, 2}),
+                "a": torch.ones(2),
+            },
+            [2],
+        ),
+        "tensorclass": lambda n: TensorDict(
+            {"c": Sample(x=torch.full((2,), n), y=str(n), batch_size=[2])}, [2]
+        ),
+        "root tensorclass": lambda n: Sample(x=torch.full((2,), n), y=str(n), batch_size=[2]),
+    }
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_every_kind_loads_into_the_leaves_of_another(name: str, tmp_path: Path) -> None:
+    source, target = TREES[name](1), TREES[name](0)
+    before: list[torch.Tensor] = []
+    target._collect(before)
     checkpoint.save({"td": DistributedStateful(source)}, checkpoint_id=tmp_path)
     checkpoint.load({"td": DistributedStateful(target)}, checkpoint_id=tmp_path)
-    assert target["n", "b"] is leaf and torch.equal(leaf, source["n", "b"])
-    assert torch.equal(target["a"], source["a"])
+    after: list[torch.Tensor] = []
+    wanted: list[torch.Tensor] = []
+    target._collect(after)
+    source._collect(wanted)
+    for one, other, old in zip(after, wanted, before, strict=True):
+        assert one is old and one.dtype == other.dtype and one.tolist() == other.tolist()
+    assert repr(target.to_dict()) == repr(source.to_dict())
 
 
-def test_a_state_of_another_structure_is_refused_and_nothing_changes():
-    target = TensorDict({"a": torch.zeros(3)})
-    with pytest.raises(StructureError, match=r"unexpected keys: \['b'\]; missing keys: \['a'\]"):
-        DistributedStateful(target).load_state_dict({"b": torch.ones(3)})
+@pytest.mark.parametrize(
+    ("make", "state", "message"),
+    [
+        (
+            lambda: TensorDict({"a": torch.zeros(3)}),
+            {"b": torch.ones(3)},
+            r"unexpected keys: \['b'\]; missing keys: \['a'\]",
+        ),
+        (
+            lambda: TensorDict({"a": torch.zeros(3)}),
+            {"a": torch.ones(2)},
+            r"'a' has shape \(3,\), given \(2,\)",
+        ),
+        (
+            lambda: TensorDict({"a": torch.zeros(3)}),
+            {"a": torch.ones(3), "<values>": '{"s": [{"data": 1}, null]}'},
+            r"non-tensor data is at \[\], in the checkpoint at \['s'\]",
+        ),
+    ],
+)
+def test_a_state_of_another_structure_is_refused_and_nothing_changes(
+    make: Any, state: Any, message: str
+) -> None:
+    target = make()
+    with pytest.raises(StructureError, match=message):
+        DistributedStateful(target).load_state_dict(state)
     assert target["a"].sum() == 0
+
+
+def test_what_a_checkpoint_cannot_hold_is_named() -> None:
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with pytest.raises(StructureError, match="key 'j' is a nested tensor"):
+        DistributedStateful(TensorDict({"j": jagged})).state_dict()
+    if HAS_TENSORCLASS:
+        with pytest.raises(CodecError, match=r"key \('n', 'o'\): cannot store"):
+            DistributedStateful(TensorDict({"n": {"o": object()}})).state_dict()
+
+
+def sharded(value: float) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    rows = torch.arange(21.0).view(7, 3) * value  # no number of ranks but one divides them evenly
+    leaves = {
+        "rows": distribute_tensor(rows, mesh, [Shard(0)]),
+        "n": {"columns": distribute_tensor(rows.clone(), mesh, [Shard(1)])},
+        "whole": distribute_tensor(rows.clone(), mesh, [Replicate()]),
+        "plain": torch.full((2,), value),
+    }
+    return TensorDict({**leaves, "s": f"value {value:g}"} if HAS_TENSORCLASS else leaves)
+
+
+def saves(rank: int, folder: str) -> None:
+    checkpoint.save({"td": DistributedStateful(sharded(1))}, checkpoint_id=folder)
+
+
+def loads(rank: int, folder: str) -> None:
+    target, wanted = sharded(0), sharded(1)
+    before = target["rows"]
+    checkpoint.load({"td": DistributedStateful(target)}, checkpoint_id=folder)
+    assert target["rows"] is before
+    for key in ("rows", ("n", "columns"), "whole"):
+        assert target[key].placements == wanted[key].placements
+        assert torch.equal(target[key].full_tensor(), wanted[key].full_tensor()), key
+    assert target["plain"].tolist() == [1, 1]
+    assert not HAS_TENSORCLASS or target["s"] == "value 1"
+
+
+def test_two_ranks_save_what_two_four_and_one_load(two: Any, four: Any, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    assert two.run(saves, folder) == [None, None]
+    assert two.run(loads, folder) == [None, None]
+    assert four.run(loads, folder) == [None] * 4
+    rows = torch.arange(21.0).view(7, 3)
+    leaves = {"rows": torch.zeros(7, 3), "n": {"columns": torch.zeros(7, 3)}, "plain": torch.zeros(2)}
+    alone = TensorDict({**leaves, "s": "nothing"} if HAS_TENSORCLASS else leaves)
+    checkpoint.load({"td": DistributedStateful(alone)}, checkpoint_id=folder)
+    assert torch.equal(alone["rows"], rows) and torch.equal(alone["n", "columns"], rows)
+    assert alone["plain"].tolist() == [1, 1]
+    assert not HAS_TENSORCLASS or alone["s"] == "value 1"

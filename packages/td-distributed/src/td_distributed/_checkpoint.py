@@ -1,16 +1,31 @@
 """Collections in ``torch.distributed.checkpoint``.
 
-That engine plans which rank writes and reads what, and keeps a pickled index beside the tensors: its files are to be
-trusted as pickles are.
+That engine plans which rank writes and reads which part of each tensor, so what two ranks saved, any number of them can
+load. It keeps pickles beside the tensors: its files are to be trusted as pickles are.
 """
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
+from functools import partial
 from typing import Any
+
+from td_core._collection import show_path
+from td_core._values import join
+from td_core.errors import StructureError
+
+from ._file import split_at
+
+#: Key of the values of non-tensor data: one text, as :mod:`td_core` writes values into files.
+VALUES = "<values>"
 
 
 class DistributedStateful:
     """What ``torch.distributed.checkpoint`` saves and loads in the place of a collection.
+
+    Leaves are entries under dotted keys, as in the checkpoint of a module; a ``DTensor`` is written and read by the ranks
+    that hold its parts, whatever its mesh and placements were when it was saved. Non-tensor data is one entry more.
 
     Args:
         collection: any collection; loading writes into its leaves.
@@ -31,13 +46,37 @@ class DistributedStateful:
         self.collection = collection
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the leaves under dotted keys."""
-        return dict(self.collection.state_dict())
+        """Return the leaves under dotted keys, and the values of non-tensor data as a text.
+
+        Raises:
+            StructureError: a leaf is a nested tensor, which the engine cannot take apart; names its key.
+            CodecError: a value that no registered serializer stores; names its key.
+        """
+        state = self.collection.state_dict()
+        for key, leaf in state.items():
+            if leaf.is_nested:
+                raise StructureError(
+                    f"key {key!r} is a nested tensor: a checkpoint holds its values() and offsets()"
+                )
+        values = {
+            level: split_at(meta["_non_tensor"], partial(show_path, tuple(level.split("."))))
+            for level, meta in state._metadata.items()
+            if "_non_tensor" in meta
+        }
+        return {**state, VALUES: json.dumps(values)} if values else dict(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy leaves under dotted keys into the collection.
+        """Copy what :meth:`state_dict` gave into the collection.
 
         Raises:
             StructureError: keys are missing or unexpected, or a shape differs; nothing was changed.
         """
-        self.collection.load_state_dict(state_dict, from_flatten=True)
+        state: Any = OrderedDict(state_dict)
+        values = json.loads(state.pop(VALUES, "{}"))
+        state._metadata = self.collection.state_dict()._metadata
+        held = [level for level, meta in state._metadata.items() if "_non_tensor" in meta]
+        if set(held) != set(values):
+            raise StructureError(f"non-tensor data is at {held}, in the checkpoint at {list(values)}")
+        for level in held:
+            state._metadata[level]["_non_tensor"] = join(*values[level])
+        self.collection.load_state_dict(state, from_flatten=True)

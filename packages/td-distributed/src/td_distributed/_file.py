@@ -169,11 +169,11 @@ def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
     Raises:
         CodecError: a value that no registered serializer stores; names its key.
     """
-    values = [_split(value, partial(_paths.of_value, encoded, i)) for i, value in enumerate(encoded.values)]
+    values = [split_at(value, partial(_paths.of_value, encoded, i)) for i, value in enumerate(encoded.values)]
     return {"nodes": encoded.nodes, "leaves": [_leaf_to(leaf) for leaf in layout.leaves], "values": values}
 
 
-def _split(value: Any, where: Callable[[], str]) -> tuple[Any, Any]:
+def split_at(value: Any, where: Callable[[], str]) -> tuple[Any, Any]:
     try:
         return split(value)
     except CodecError as error:
@@ -232,7 +232,7 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
             if below.values:
                 if set(below.values) != {"data"} or below_name not in ("NonTensorData", "MetaData"):
                     raise UnsayableError
-                value, types = _split(below.values["data"], partial(show_path, (*path, key)))
+                value, types = split_at(below.values["data"], partial(show_path, (*path, key)))
                 if types is not None and not readable(types):
                     raise UnsayableError
                 ranks.append(0)

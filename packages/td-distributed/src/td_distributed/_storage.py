@@ -162,7 +162,7 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
     """Return the dense tensors that make a leaf, and the ragged dim of a jagged one.
 
     Raises:
-        StructureError: a layout that has no dense pieces (sparse, strided nested, meta).
+        StructureError: no dense pieces (sparse, strided nested, meta, DTensor).
     """
     if leaf.is_nested:
         if leaf.layout is not torch.jagged:
@@ -180,6 +180,11 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
         )
     if leaf.is_meta:
         raise StructureError("a tensor on the meta device has no data to consolidate")
+    if leaf.__class__ is not Tensor and hasattr(leaf, "__tensor_flatten__"):
+        raise StructureError(
+            f"a {type(leaf).__name__} has no bytes of its own; take what it is made of first, of a DTensor its "
+            "to_local() or full_tensor()"
+        )
     return (leaf,), None
 
 

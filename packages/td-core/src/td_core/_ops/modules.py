@@ -95,6 +95,7 @@ class Modules(Core):
 
         Raises:
             KeyPathError: the module has no such parameter, buffer or submodule; nothing was changed.
+            StructureError: the module is under ``fully_shard``, which needs ``use_state_dict``; nothing was changed.
 
         >>> from td_core import TensorDict
         >>> model = nn.Linear(2, 1)
@@ -140,6 +141,11 @@ class Modules(Core):
         todo: list[tuple[Core, nn.Module, Any, tuple[str, ...]]] = [(self, module, swap, ())]
         while todo:
             node, owner, old, path = todo.pop()
+            if _is_sharded(owner):
+                raise StructureError(
+                    f"{type(owner).__name__} is under fully_shard, which keeps its parameters elsewhere too: "
+                    "call to_module() with use_state_dict=True"
+                )
             parameters, buffers, modules = owner._parameters, owner._buffers, owner._modules
             for key, child in node._children().items():
                 if isinstance(child, Tensor):
@@ -266,7 +272,15 @@ def _take(root: nn.Module, filter_empty: bool) -> Any:
     return dense(top, size)
 
 
-def _tensors(module: nn.Module) -> dict[str, Child]:
+def _is_sharded(module: Any) -> bool:
+    """Tell whether ``torch.distributed.fsdp.fully_shard`` was applied to a module, without importing it."""
+    return getattr(type(module), "reshard", None) is not None
+
+
+def _tensors(module: Any) -> dict[str, Child]:
+    if _is_sharded(module):
+        # Between a forward and a backward pass a module may hold whole parameters, whose memory is soon taken away.
+        module.reshard()
     tensors: dict[str, Child] = {key: value for key, value in module._parameters.items() if value is not None}
     if module._buffers:
         tensors.update((key, value) for key, value in module._buffers.items() if value is not None)

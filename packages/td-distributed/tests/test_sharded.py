@@ -1,0 +1,165 @@
+"""Leaves that are parts of a tensor on each rank: DTensor, and the parameters of modules under fully_shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from td_core import TensorDict
+
+pytest.importorskip("torch.distributed.tensor", reason="this torch has no public DTensor")
+
+
+def mesh() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+
+
+def whole(tree: Any) -> list[torch.Tensor]:
+    out: list[Any] = []
+    tree._collect(out)
+    return [leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf for leaf in out]
+
+
+def kinds(tree: Any) -> set[str]:
+    out: list[Any] = []
+    tree._collect(out)
+    return {type(leaf).__name__ for leaf in out}
+
+
+def close(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def computes(rank: int) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    full = torch.arange(24.0).view(8, 3)
+    plain = TensorDict({"w": full, "n": {"b": torch.ones(8)}}, batch_size=[8])
+    tree = plain.replace({"w": distribute_tensor(full, mesh(), [Shard(0)])})
+    for change in (
+        lambda td: td.clone(),
+        lambda td: td * 2 + 1,
+        lambda td: td.apply(torch.sqrt),
+        lambda td: td.to(torch.float64),
+        lambda td: td.reshape(2, 4),
+        lambda td: torch.stack([td, td]),
+        lambda td: td.clone().zero_(),
+        lambda td: td.clone().zero_().update_(td),
+        lambda td: td.clone().zero_().load_state_dict(td.state_dict()),
+        lambda td: td.clone().zero_().load_state_dict(td.state_dict(flatten=False)),
+    ):
+        result = change(tree)
+        assert kinds(result) == {"DTensor", "Tensor"}
+        close(whole(result), whole(change(plain)))
+
+
+def test_operations_keep_a_leaf_distributed(two: Any) -> None:
+    assert two.run(computes) == [None, None]
+
+
+def swaps(rank: int) -> None:
+    from torch.distributed.tensor import Replicate, distribute_module, distribute_tensor
+
+    module = distribute_module(model(), mesh())
+    inputs = distribute_tensor(torch.ones(3, 8), mesh(), [Replicate()])
+    held = list(module.parameters())
+    params = TensorDict.from_module(module)
+    assert kinds(params) == {"DTensor"}
+    wanted = model()(torch.ones(3, 8))
+    zeros = params.data.clone().zero_()
+    for options in ({}, {"inplace": True}, {"use_state_dict": True}):
+        with zeros.to_module(module, **options):
+            assert not module(inputs).full_tensor().any()
+        torch.testing.assert_close(module(inputs).full_tensor(), wanted)
+    assert all(one is other for one, other in zip(module.parameters(), held, strict=True))
+
+
+def test_distributed_parameters_pass_through_modules(two: Any) -> None:
+    assert two.run(swaps) == [None, None]
+
+
+def trains(rank: int) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    module, plain = model(), model()
+    fully_shard(module[0], mesh=mesh())
+    fully_shard(module, mesh=mesh())
+    params, other = TensorDict.from_module(module), TensorDict.from_module(plain)
+    assert kinds(params) == {"DTensor"}
+    inputs = torch.arange(24.0).view(3, 8)
+    for _ in range(2):
+        for network, leaves in ((module, params), (plain, other)):
+            network.zero_grad()
+            network(inputs).square().mean().backward()
+            leaves.data.sub_(leaves.grad * 1e-3)
+    close(whole(params.data), whole(other.data))
+
+    # A forward pass leaves the outermost module with whole parameters; what is taken and saved is sharded.
+    module(inputs)
+    assert kinds(TensorDict.from_module(module)) == {"DTensor"}
+    assert kinds(TensorDict.from_module(module, use_state_dict=True)) == {"DTensor"}
+    module(inputs)
+    with params.data.clone().zero_().to_module(module, use_state_dict=True):
+        assert not module(inputs).any()
+    torch.testing.assert_close(module(inputs), plain(inputs))
+    kept = list(TensorDict.from_module(module).values(True, True))
+    try:
+        params.data.clone().to_module(module)
+    except RuntimeError as error:
+        message = f"{type(error).__name__}: {error}"
+    assert all(one is other for one, other in zip(kept, module.parameters(), strict=True))
+    return message
+
+
+def test_parameters_under_fully_shard(two: Any) -> None:
+    if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("needs torch 2.6")
+    message = (
+        "StructureError: FSDPSequential is under fully_shard, which keeps its parameters elsewhere too: call "
+        "to_module() with use_state_dict=True"
+    )
+    assert two.run(trains) == [message] * 2
+
+
+def refused(rank: int) -> Any:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    tree = TensorDict({"a": torch.ones(2), "n": {"w": distribute_tensor(torch.ones(4), mesh(), [Shard(0)])}})
+    messages = []
+    for call in (
+        lambda: tree.consolidate(),
+        lambda: tree.send(1 - rank),
+        lambda: tree.all_reduce(),
+        lambda: tree.all_gather(),
+        lambda: tree.broadcast(0),
+        lambda: tree.clone().recv(1 - rank) if rank else TensorDict({"a": torch.ones(2)}).send(1),
+    ):
+        try:
+            call()
+            messages.append("")
+        except RuntimeError as error:
+            messages.append(f"{type(error).__name__}: {error}")
+    tree.apply(lambda leaf: getattr(leaf, "to_local", leaf.clone)()).all_reduce()
+    return messages
+
+
+def test_what_needs_the_bytes_of_a_leaf_names_one_that_is_distributed(two: Any) -> None:
+    for messages, received in zip(two.run(refused), ("", "key ('n', 'w')"), strict=True):
+        *messages, last = messages
+        for message in messages:
+            assert (
+                message.startswith("StructureError") and "key ('n', 'w'): a DTensor has no bytes" in message
+            )
+        assert received in last
