@@ -38,7 +38,7 @@ LAYERS = [
     ],
     ["_ops", "_from_python", "_convert", "_repr", "_serializers", "plugins.siblings"],
     ["_base"],
-    ["_tensordict", "_lazy_assign", "_lazy_stack", "_params"],
+    ["_tensordict", "_lazy_stack", "_params"],
     ["_kinds", "_functions", "_repr_parser"],
     ["plugins"],
     ["__init__"],

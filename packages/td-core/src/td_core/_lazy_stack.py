@@ -16,10 +16,10 @@ from torch import Tensor
 from ._base import TensorDictBase
 from ._collection import Child, Core, missing_key, same, set_lazy_stack, show_path
 from ._indexing import plan_index
-from ._lazy_assign import assign_members
 from ._locking import refuse_if_locked
 from ._names import Names, check_names
 from ._nodes import dense
+from ._ops.member_writes import member_parts
 from ._pytree import register
 from ._ragged import nested_tensor, padded_tensor, ragged_error
 from ._shape_plans import stack_plan, unbind_plan
@@ -564,7 +564,14 @@ class LazyStackedTensorDict(TensorDictBase):
         return self._like(parts if picks is None else [parts[i] for i in picks], plans[0].stack_dim)
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
-        assign_members(self, index, value, non_blocking)
+        # Every member checks its part before the first one is written.
+        parts = list(member_parts(self, index, value))
+        if len(parts) == 1:
+            ((member, at, part),) = parts
+            member._assign(at, part, non_blocking=non_blocking)
+            return
+        for write in [w for member, at, part in parts for w in member._writes(at, part, non_blocking)]:
+            write.apply()
 
     def append(self, tensordict: Any) -> None:
         """Add a member at the end.

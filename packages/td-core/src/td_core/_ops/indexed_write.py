@@ -1,6 +1,7 @@
 """The plan of ``td[index] = value``: every value is checked and listed first, then all are written.
 
-Entries that are missing are made, zero elsewhere; they join the collection after everything was written.
+Entries that are missing are made, zero elsewhere; they join the collection after everything was written. A lazy stack
+is written through plans of its members.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._nodes import dense
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import check_fits, check_writable, copy_all
+from .leaf_writes import check_fits, copy_all, refuse_expanded, refuse_grad
 
 Path = tuple[str, ...]
 
@@ -28,10 +29,22 @@ _BASIC = {int, slice, type(None)}
 class IndexedWrite:
     """The plan of one ``td[index] = value``."""
 
-    __slots__ = ("index", "lead", "made", "n", "non_blocking", "others", "targets", "values")
+    __slots__ = (
+        "basic",
+        "index",
+        "lead",
+        "made",
+        "members",
+        "n",
+        "non_blocking",
+        "others",
+        "targets",
+        "values",
+    )
 
     def __init__(self, plan: IndexPlan, batch_size: torch.Size, non_blocking: bool) -> None:
         self.index = plan.index
+        self.basic = is_basic(plan.index)
         self.lead = (*plan.lead, *batch_size[plan.n :])
         self.n = len(batch_size)
         self.non_blocking = non_blocking
@@ -39,6 +52,7 @@ class IndexedWrite:
         self.values: list[Any] = []
         self.made: list[tuple[Core, str, Child]] = []
         self.others: list[tuple[Core, str, Core, Any]] = []
+        self.members: list[IndexedWrite] = []
 
     def read(self, root: Core, value: Any) -> None:
         """Check ``value`` against ``root`` and list what is to be written."""
@@ -53,13 +67,13 @@ class IndexedWrite:
                 f"a collection takes a collection, a mapping or a number at an index; got {what}"
             )
         lead, n = self.lead, self.n
-        targets, values = self.targets, self.values
         fitting: set[tuple[torch.Size, torch.Size]] = set()
         todo: list[tuple[Any, Any, Path]] = [(root, value, ())]
         while todo:
             node, source, at = todo.pop()
             children = node._children()
-            for key, entry in (source._children() if isinstance(source, Core) else source).items():
+            entries = source._children() if isinstance(source, Core) else source
+            for key, entry in list(entries.items()):
                 if type(key) is not str:
                     key, *rest = unravel_key_to_tuple(key)
                     for part in reversed(rest):
@@ -72,29 +86,50 @@ class IndexedWrite:
                     if shapes not in fitting:
                         check_fits(entry, torch.Size(lead + tuple(target.shape[n:])), (*at, key))
                         fitting.add(shapes)
-                    if target.requires_grad:
-                        check_writable(target, (*at, key))
-                    targets.append(target)
-                    values.append(entry)
+                    self._list(target, entry, (*at, key))
                 elif target is None:
                     refuse_if_locked(node, f"make {show_path((*at, key))}")
                     self._make(node, key, entry, (*at, key), todo)
                 else:
                     self._read_level(node, key, target, entry, (*at, key), todo)
 
-    def _fill(self, node: Core, value: Any) -> None:
-        leaves: list[Tensor] = []
-        node._collect(leaves)
-        for leaf in leaves:
-            check_writable(leaf, ())
-        self.targets += leaves
-        self.values += [value] * len(leaves)
+    def _fill(self, root: Core, value: Any, path: Path = ()) -> None:
+        todo: list[tuple[Any, Path]] = [(root, path)]
+        taken: set[torch.dtype] = set()
+        while todo:
+            node, at = todo.pop()
+            for key, child in list(node._children().items()):
+                if isinstance(child, Tensor):
+                    if child.dtype not in taken and isinstance(value, NUMBERS) and not child.is_quantized:
+                        _as_number(value, child.dtype, None, (*at, key))
+                        taken.add(child.dtype)
+                    self._list(child, value, (*at, key))
+                elif child._opaque:
+                    continue
+                elif child._stacked() is not None:
+                    self.members += child._writes(self.index, value, self.non_blocking)
+                else:
+                    todo.append((child, (*at, key)))
+
+    def _list(self, target: Tensor, value: Any, path: Path) -> None:
+        """List one write into a leaf: into a view of it where the index gives one."""
+        if target.requires_grad:
+            refuse_grad(target, path)
+        if self.basic:
+            target = target[self.index]
+            refuse_expanded(target, path)
+        self.targets.append(target)
+        self.values.append(value)
 
     def _read_level(
         self, node: Core, key: str, target: Any, entry: Any, path: Path, todo: list[tuple[Any, Any, Path]]
     ) -> None:
+        stacked = target._stacked() is not None
         if isinstance(entry, NUMBERS) and not target._opaque:
-            self._fill(target, entry)
+            if stacked:
+                self.members += target._writes(self.index, entry, self.non_blocking)
+            else:
+                self._fill(target, entry, path)
             return
         if not isinstance(entry, (Core, Mapping)):
             entry = coerce(entry, torch.Size(self.lead), target.device, path)
@@ -103,8 +138,11 @@ class IndexedWrite:
                 f"cannot write {show_path(path)} at an index: it is a {type(target).__name__}, the value a "
                 f"{type(entry).__name__}"
             )
-        if target._opaque or target._stacked() is not None:
+        if target._opaque:
+            check_fits(entry, torch.Size((*self.lead, *target.batch_size[self.n :])), path)
             self.others.append((node, key, target, entry))
+        elif stacked:
+            self.members += target._writes(self.index, entry, self.non_blocking)
         else:
             todo.append((target, entry, path))
 
@@ -122,7 +160,7 @@ class IndexedWrite:
 
     def _as_leaf(self, entry: Any, target: Tensor, path: Path) -> Tensor:
         if isinstance(entry, NUMBERS):
-            return torch.as_tensor(entry, dtype=target.dtype, device=target.device)
+            return _as_number(entry, target.dtype, target.device, path)
         leaf = (
             entry if isinstance(entry, (Core, Mapping)) else coerce(entry, torch.Size(self.lead), None, path)
         )
@@ -144,8 +182,7 @@ class IndexedWrite:
             tail = tuple(entry.shape[len(self.lead) :])
             if isinstance(entry, Tensor):
                 made = entry.new_zeros(batch + tail)
-                self.targets.append(made)
-                self.values.append(entry)
+                self._list(made, entry, path)
             elif entry._opaque:
                 made = entry._with_children(entry._children(), batch_size=batch + tail, names=None)
             else:
@@ -158,23 +195,33 @@ class IndexedWrite:
     def apply(self) -> None:
         """Do what was listed."""
         index, targets, values = self.index, self.targets, self.values
-        if is_basic(index) and not any(isinstance(value, NUMBERS) for value in values):
-            views = [target[index] for target in targets]
-            copy_all(views, values, self.non_blocking)
+        if self.basic and not any(isinstance(value, NUMBERS) for value in values):
+            copy_all(targets, values, self.non_blocking)
         else:
+            place = () if self.basic else index
             for target, value in zip(targets, values, strict=True):
                 # torch casts and moves what it writes through a view, but not what it scatters.
                 if isinstance(value, Tensor) and (
                     value.dtype != target.dtype or value.device != target.device
                 ):
                     value = value.to(target.device, target.dtype, non_blocking=self.non_blocking)
-                target[index] = value
+                target[place] = value
+        for write in self.members:
+            write.apply()
         for node, key, made in self.made:
             node._set_child(key, made)
         for node, key, level, entry in self.others:
             written = level._written_at(index, entry)
             if written is not level:
                 node._set_child(key, written)
+
+
+def _as_number(value: Any, dtype: torch.dtype, device: torch.device | None, path: Path) -> Tensor:
+    """Return a number as an element of a leaf; StructureError where its dtype cannot hold it."""
+    try:
+        return torch.as_tensor(value, dtype=dtype, device=device)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        raise StructureError(f"cannot write {show_path(path)} at an index: {error}") from error
 
 
 def is_basic(index: Any) -> bool:

@@ -27,9 +27,9 @@ def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = F
         foreach(COPY, targets, values)
 
 
-def check_fits(value: Tensor, shape: torch.Size, path: Path) -> None:
+def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
     """Raise StructureError unless a value can be broadcast to the shape of its entry."""
-    theirs = value.shape
+    theirs: torch.Size = value.shape  # type: ignore[union-attr]
     if theirs == shape:
         return
     ndim = len(theirs)
@@ -43,12 +43,38 @@ def check_fits(value: Tensor, shape: torch.Size, path: Path) -> None:
 
 
 def check_writable(target: Tensor, path: Path) -> None:
+    """Raise StructureError where torch would refuse to write into an entry."""
+    refuse_grad(target, path)
+    refuse_expanded(target, path)
+
+
+def refuse_grad(target: Tensor, path: Path) -> None:
     """Raise StructureError where autograd forbids to write into an entry."""
     if target.requires_grad and target.is_leaf and torch.is_grad_enabled():
         raise StructureError(
             f"cannot write {show_path(path)} in place: it is a leaf that requires grad; write under torch.no_grad(), "
             "or into td.data"
         )
+
+
+def refuse_expanded(target: Tensor, path: Path) -> None:
+    """Raise StructureError where several elements of an entry are one in memory."""
+    if is_expanded(target):
+        raise StructureError(
+            f"cannot write {show_path(path)} in place: it is expanded, so several of its elements are one in memory; "
+            "clone() the collection first"
+        )
+
+
+def is_expanded(leaf: Tensor) -> bool:
+    """Tell whether several elements of a leaf are one in memory.
+
+    >>> is_expanded(torch.zeros(1).expand(3)), is_expanded(torch.zeros(3))
+    (True, False)
+    """
+    if leaf.layout is not torch.strided or leaf.is_contiguous() or leaf.is_nested:
+        return False
+    return any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True))
 
 
 def copied_whole(
@@ -98,6 +124,9 @@ def copied_whole(
     if any(each.written(target, source, targets, values, non_blocking) for each in attachments(target)):
         return True
     try:
+        # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
+        if not all(map(Tensor.is_contiguous, targets)) and any(map(is_expanded, targets)):
+            return False
         COPY.fused(targets, values, non_blocking)
     except RuntimeError:
         # Autograd protects an entry. torch looks at all of them first; the careful way says which it is.

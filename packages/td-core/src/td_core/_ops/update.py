@@ -23,6 +23,7 @@ from .entries import NOT_GIVEN, Entries
 from .indexed_write import IndexedWrite, is_basic
 from .key_trees import only, shallow, wanted_tree
 from .leaf_writes import copied_whole
+from .member_writes import member_parts
 from .update_plan import UpdatePlan, merged_at_once
 
 SelfT = TypeVar("SelfT", bound="Updating")
@@ -353,6 +354,16 @@ class Updating(Entries):
         write = IndexedWrite(plan, size, non_blocking)
         write.read(self, value)
         write.apply()
+
+    def _writes(self, index: Any, value: Any, non_blocking: bool) -> list[IndexedWrite]:
+        """Return the checked plans of ``self[index] = value``: one, or one for each member of a lazy stack."""
+        if self._stacked() is not None:
+            parts = member_parts(self, index, value)
+            return [write for member, at, part in parts for write in member._writes(at, part, non_blocking)]
+        size = self.batch_size
+        write = IndexedWrite(plan_index(index, size), size, non_blocking)
+        write.read(self, value)
+        return [write]
 
 
 def _refuse_new(root: Core, source: Any) -> None:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ._coerce import nest
-from ._collection import Core
-from ._indexing import plan_index
-from .errors import BatchSizeError, StructureError
+from .._coerce import nest
+from .._collection import Core
+from .._indexing import plan_index
+from ..errors import BatchSizeError, StructureError
+
+Part = tuple[Any, Any, Any]
 
 
-def assign_members(stack: Any, index: Any, value: Any, non_blocking: bool = False) -> None:
-    """Write ``stack[index] = value`` into the members.
+def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
+    """Iterate over what ``stack[index] = value`` writes: each time a member, the index in it, and its value.
 
     Raises:
         BatchSizeError: the value's batch size cannot be broadcast to the indexed one.
         StructureError: the members' batch sizes differ, and the index names more than one of them.
     """
-    members, dim, size = stack._members, stack._stack_dim, stack.batch_size
+    size = stack.batch_size
+    found = stack._stacked()
+    if found is None:
+        plan_index(index, size)
+        return
+    members, dim = found
     if -1 in size:
         along: Any = plan_index(
             index, (*members[0].batch_size[:dim], len(members), *members[0].batch_size[dim:])
@@ -30,23 +36,21 @@ def assign_members(stack: Any, index: Any, value: Any, non_blocking: bool = Fals
             raise StructureError(
                 f"members of different batch sizes can be written one at a time only; got the index {index!r}"
             )
-        members[along.picks]._assign(
-            () if along.plan is None else along.plan.index, value, non_blocking=non_blocking
-        )
+        yield members[along.picks], () if along.plan is None else along.plan.index, value
         return
     plan = plan_index(index, size)
     lead = torch.Size((*plan.lead, *size[plan.n :]))
     along = plan.along(dim)
     inner: Any = () if along is None or along.plan is None else along.plan.index
     if along is not None and isinstance(along.picks, int):
-        members[along.picks]._assign(inner, value, non_blocking=non_blocking)
+        yield members[along.picks], inner, value
         return
     value = _fitted(value, lead, index, stack.device)
     if along is not None:
         picked = members if along.picks is None else [members[i] for i in along.picks]
         parts = value.unbind(along.stack_dim) if isinstance(value, Core) else [value] * len(picked)  # type: ignore[attr-defined]
         for member, part in zip(picked, parts, strict=True):
-            member._assign(inner, part, non_blocking=non_blocking)
+            yield member, inner, part
         return
     # The positions that the index names tell which member, and where in it, each element of the value belongs.
     chosen = plan.leaf(torch.arange(size.numel()).view(size))
@@ -58,11 +62,7 @@ def assign_members(stack: Any, index: Any, value: Any, non_blocking: bool = Fals
         if bool(here.any()):
             part = value._index(here) if isinstance(value, Core) else value
             inner = tuple(where[here] for j, where in enumerate(coordinates) if j != dim)
-            member._assign(
-                inner,
-                part if inner or not isinstance(part, Core) else part._index(-1),
-                non_blocking=non_blocking,
-            )
+            yield member, inner, part if inner or not isinstance(part, Core) else part._index(-1)
 
 
 def _fitted(value: Any, lead: torch.Size, index: Any, device: torch.device | None) -> Any:
@@ -76,8 +76,4 @@ def _fitted(value: Any, lead: torch.Size, index: Any, device: torch.device | Non
             raise BatchSizeError(
                 f"the value has batch size {list(value.batch_size)}, the index {index!r} gives {list(lead)}"
             ) from error
-    if isinstance(value, Tensor) and value.ndim:
-        raise StructureError(
-            "a collection takes a collection, a mapping or a number at an index, not a tensor"
-        )
     return value
