@@ -64,6 +64,8 @@ assert tensordict.memmap is td.memmap and tensordict.tensorclass is td.tensorcla
 import tensordict.utils as utils
 from tensordict import *
 from tensordict.functional import *
+from tensordict._td import MemoryMappedTensor as Again
+assert Again is MemoryMappedTensor
 print(utils.is_tensorclass is td.is_tensorclass, pad is td.pad, TensorDict is td.TensorDict)
 """
     assert output(code, tmp_path) == ["True True True"]

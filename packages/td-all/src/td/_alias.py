@@ -26,29 +26,25 @@ ROOT = "tensordict"
 #: The release whose interface and files the packages follow; programs ask for it to choose what they call.
 RELEASE = "0.15.3"
 
-_DENSE = ("TensorDict", "TensorDictBase", "TensorCollection", "LazyStackedTensorDict")
-_KEYS = ("KEY_SEPARATOR", "NestedKey", "unravel_key", "unravel_key_list", "unravel_key_to_tuple")
-_FUNCTIONAL = (
-    "collate", "dense_stack_tds", "group_by", "make_tensordict", "merge_tensordicts", "pad", "pad_sequence",
-    "unpad_sequence",
-)  # fmt: skip
-
-#: By module, the names of td that it shows.
-NAMES: dict[str, tuple[str, ...]] = {
-    "_lazy": ("LazyStackedTensorDict",),
-    "_nestedkey": ("NestedKey",),
+#: The modules, and what a star import from each gives. Asked by name, every module gives every name of td.
+MODULES: dict[str, tuple[str, ...]] = {
+    "_lazy": (),
+    "_nestedkey": (),
     "_pytree": (),
     "_reductions": (),
-    "_td": ("TensorDict", "LazyStackedTensorDict", "cat", "lazy_stack", "stack", "is_tensor_collection"),
+    "_td": (),
     "_unbatched": (),
     "base": (
-        *_DENSE, "NO_DEFAULT", "default_is_leaf", "from_any", "from_dict", "from_namedtuple", "from_struct_array",
-        "from_tuple", "get_defaults_to_none", "is_tensor_collection", "set_get_defaults_to_none",
+        "NO_DEFAULT", "TensorDictBase", "from_any", "from_dict", "from_namedtuple", "from_struct_array", "from_tuple",
+        "get_defaults_to_none", "is_tensor_collection", "set_get_defaults_to_none",
     ),
-    "functional": _FUNCTIONAL,
+    "functional": (
+        "collate", "dense_stack_tds", "group_by", "make_tensordict", "merge_tensordicts", "pad", "pad_sequence",
+        "unpad_sequence",
+    ),
     "memmap": ("MemoryMappedTensor",),
     "nn": ("TensorDictParams", "make_tensordict"),
-    "nn.params": ("Buffer", "TensorDictParams"),
+    "nn.params": ("TensorDictParams",),
     "persistent": (),
     "prototype": (),
     "store": (),
@@ -56,14 +52,19 @@ NAMES: dict[str, tuple[str, ...]] = {
         "MetaData", "NonTensorData", "NonTensorDataBase", "NonTensorStack", "TensorAttrs", "TensorClass",
         "from_dataclass", "is_non_tensor", "tensorclass",
     ),
-    "tensordict": (*_DENSE, *_FUNCTIONAL, *_KEYS, "is_tensor_collection"),
+    "tensordict": (
+        "LazyStackedTensorDict", "MemoryMappedTensor", "NO_DEFAULT", "NestedKey", "TensorDict", "TensorDictBase",
+        "assert_allclose_td", "dense_stack_tds", "expand_as_right", "expand_right", "is_tensor_collection",
+        "is_tensorclass", "make_tensordict", "merge_tensordicts", "pad", "pad_sequence",
+    ),
     "typedtensordict": ("TypedTensorDict",),
     "utils": (
-        *_KEYS, "Buffer", "DeviceType", "IndexType", "LinkedList", "TensorDictFuture", "assert_allclose_td",
-        "assert_close", "capture_non_tensor_stack", "expand_as_right", "expand_right", "get_printoptions", "is_bool",
-        "is_floating", "is_inexact", "is_integer", "is_non_tensor", "is_tensorclass", "isin", "lazy_legacy",
-        "list_to_stack", "parse_tensor_dict_string", "print_directory_tree", "remove_duplicates",
-        "set_capture_non_tensor_stack", "set_lazy_legacy", "set_list_to_stack", "set_printoptions",
+        "KEY_SEPARATOR", "NestedKey", "unravel_key", "unravel_key_list", "unravel_key_to_tuple", "Buffer", "DeviceType",
+        "IndexType", "LinkedList", "TensorDictFuture", "assert_allclose_td", "assert_close",
+        "capture_non_tensor_stack", "expand_as_right", "expand_right", "get_printoptions", "is_bool", "is_floating",
+        "is_inexact", "is_integer", "is_non_tensor", "is_tensorclass", "isin", "lazy_legacy", "list_to_stack",
+        "parse_tensor_dict_string", "print_directory_tree", "remove_duplicates", "set_capture_non_tensor_stack",
+        "set_lazy_legacy", "set_list_to_stack", "set_printoptions",
     ),
 }  # fmt: skip
 
@@ -73,8 +74,10 @@ ELSEWHERE = {
     ("_reductions", "_rebuild_tensordict_files_consolidated"): ("td._foreign_pickles", "make_consolidated"),
     ("_unbatched", "UnbatchedTensor"): ("td._foreign_pickles", "make_unbatched"),
     ("tensorclass", "_reconstruct_typed_metadata"): ("td._foreign_pickles", "make_metadata"),
+    ("base", "CompatibleType"): ("typing", "Any"),
     ("utils", "DeviceType"): ("td_core.typing", "DeviceType"),
     ("utils", "IndexType"): ("typing", "Any"),
+    ("utils", "prod"): ("math", "prod"),
     ("utils", "_LockedSchema"): ("td._foreign_pickles", "LockedSchema"),
     ("utils", "_StringOnlyDict"): ("builtins", "dict"),
 }
@@ -95,7 +98,7 @@ class Alias(ModuleType):
         if (self._home, name) in ELSEWHERE:
             module, there = ELSEWHERE[self._home, name]
             value = getattr(import_module(module), there)
-        elif name in self.__all__:
+        elif name in td.__all__:
             value = getattr(td, name)
         else:
             raise AttributeError(_absent(self.__name__, name))
@@ -151,7 +154,7 @@ def install_as_tensordict() -> None:
     root = Alias(ROOT, "", [*(name for name in td.__all__ if name != "install_as_tensordict")])
     root.__dict__["__version__"] = RELEASE
     modules = {ROOT: root}
-    for home, names in NAMES.items():
+    for home, names in MODULES.items():
         modules[f"{ROOT}.{home}"] = module = Alias(f"{ROOT}.{home}", home, names)
         parent, _, last = module.__name__.rpartition(".")
         # memmap and tensorclass are also functions, and a function is what the attribute gives.
@@ -163,6 +166,7 @@ def install_as_tensordict() -> None:
     torch.serialization.add_safe_globals(
         [(getattr(modules[f"{ROOT}.{home}"], name), f"{ROOT}.{home}.{name}") for home, name in _SAFE]
     )
+    torch.serialization.add_safe_globals([getattr(torch.return_types, name) for name in _SAFE_OF_TORCH])
 
 
 _SAFE = (
@@ -177,3 +181,4 @@ _SAFE = (
     ("utils", "_LockedSchema"),
     ("utils", "_StringOnlyDict"),
 )
+_SAFE_OF_TORCH = ("max", "min", "cummax", "cummin")

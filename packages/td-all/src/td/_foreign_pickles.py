@@ -41,6 +41,8 @@ def make(cls: Any, state: Mapping[str, Any]) -> Any:
     """
     if "_param_td" in state:
         return cls(state["_param_td"], no_convert=state["no_convert"], lock=bool(state.get("_lock_content")))
+    if "_source" in state:
+        return cls.from_tensordict(state["_source"])
     if "_tensordict" in state:
         made = cls(
             state["_tensordict"],

@@ -1,0 +1,67 @@
+"""The alias has every public name of the reference implementation, save those that the packages leave out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+MODULES = (
+    "", ".base", ".functional", ".memmap", ".nn", ".nn.params", ".tensorclass", ".tensordict", ".typedtensordict",
+    ".utils",
+)  # fmt: skip
+
+#: Modules of neural networks, persistent stores, files of other formats, and tools that are not about tensors.
+LEFT_OUT = {
+    "AddStateIndependentNormalScale", "CompositeDistribution", "CudaGraphModule", "EnsembleModule", "InteractionType",
+    "LazyStackedTensorDictStore", "NormalParamExtractor", "OneHotCategorical", "PersistentTensorDict",
+    "ProbabilisticTensorDictModule", "ProbabilisticTensorDictSequential", "TensorClassModuleBase",
+    "TensorClassModuleWrapper", "TensorDictModule", "TensorDictModuleBase", "TensorDictModuleWrapper",
+    "TensorDictSequential", "TensorDictStore", "TruncatedNormal", "WrapModule", "add_custom_mapping",
+    "as_tensordict_module", "biased_softplus", "composite_lp_aggregate", "dispatch", "from_arrow", "from_csv",
+    "from_h5", "from_json", "from_pandas", "from_parquet", "from_safetensors", "from_zarr", "interaction_type",
+    "inv_softplus", "logger", "mappings", "rand_one_hot", "set_composite_lp_aggregate", "set_interaction_type",
+    "set_skip_existing", "skip_existing", "timeit", "to_arrow", "to_safetensors",
+}  # fmt: skip
+
+PUBLISHED = """
+import importlib, json, sys, warnings
+warnings.simplefilter("ignore")
+names = {home: importlib.import_module("tensordict" + home).__all__ for home in json.loads(sys.argv[1])}
+print(json.dumps(names))
+"""
+LACKING = """
+import importlib, json, sys, td
+td.install_as_tensordict()
+modules = {home: importlib.import_module("tensordict" + home) for home in json.loads(sys.argv[1])}
+lacking = {home: [n for n in names if not hasattr(modules[home], n)] for home, names in json.loads(sys.argv[1]).items()}
+print(json.dumps(lacking))
+"""
+
+
+def answer(code: str, question: Any) -> dict[str, list[str]]:
+    """Run a program in a process of its own and return what it prints."""
+    command = [sys.executable, "-c", code, json.dumps(question)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, list[str]]:
+    return answer(PUBLISHED, MODULES)
+
+
+def test_the_alias_lacks_only_what_is_left_out(published: dict[str, list[str]]) -> None:
+    lacking = answer(LACKING, published)
+    assert {name for names in lacking.values() for name in names} == LEFT_OUT
+
+
+def test_a_star_import_gives_nothing_that_the_reference_would_not(published: dict[str, list[str]]) -> None:
+    from td._alias import MODULES as OURS
+
+    strange = {home: sorted(set(OURS[home[1:]]) - set(published[home])) for home in MODULES if home}
+    assert strange == {home: [] for home in MODULES if home}
