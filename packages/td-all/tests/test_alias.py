@@ -194,8 +194,9 @@ def test_a_program_runs_unchanged_and_so_do_its_children(words, tmp_path):
     assert done.stdout == "['--flag', 'x'] td_core [1.0, 1.0]\n", done.stderr
 
 
-def test_run_without_a_program_says_what_it_needs(tmp_path):
-    done = run("-m", "td", "run", cwd=tmp_path)
+@pytest.mark.parametrize("words", [[], ["-m"], ["--help"]], ids=str)
+def test_run_without_a_program_says_what_it_needs(words, tmp_path):
+    done = run("-m", "td", "run", *words, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr == "python -m td run: needs a script or -m and a module, then their arguments\n"
 

@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> None:
     """Run ``script.py [args]`` or ``-m module [args]`` with td in the place of the reference implementation."""
     is_module = arguments[:1] == ["-m"]
     words = arguments[1:] if is_module else arguments
-    if not words:
+    if not words or words[0].startswith("-"):
         raise SystemExit("python -m td run: needs a script or -m and a module, then their arguments")
     install_as_tensordict()
     # A child process takes the import path of its parent, or what the environment says.
