@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,8 +40,51 @@ def deliver(collection: Any, message: Message, storage: Tensor) -> None:
             # The same structure was checked before, and lies in both storages in the same way.
             state.storage.copy_(storage)
             return
-    _check_same(encoded, layout or _storage.plan(encoded), message)
-    jobs, order = _match(encoded, message, storage)
+    layout = layout or _storage.plan(encoded)
+    views = _storage.Views(storage)
+    order = _write(
+        collection,
+        encoded,
+        layout,
+        message,
+        lambda i: [views.of(span) for span in message.layout.leaves[i].spans],
+    )
+    if state is not None:
+        same_places = all(
+            [span[:3] for span in layout.leaves[mine].spans]
+            == [span[:3] for span in message.layout.leaves[theirs].spans]
+            for mine, theirs in order
+        )
+        state.received = (message.header, layout, encoded.nodes) if same_places else None
+
+
+def deliver_files(collection: Any, saved: Any) -> None:
+    """Copy a collection that was loaded from files into one of its structure; errors as for :func:`deliver`."""
+    encoded, theirs = encode(collection), encode(saved)
+    message = Message(b"", _storage.plan(theirs), theirs.nodes, theirs.values, True)
+    _write(
+        collection,
+        encoded,
+        _storage.plan(encoded),
+        message,
+        lambda i: _storage.pieces_of(theirs.leaves[i])[0],
+    )
+
+
+def _write(
+    collection: Any,
+    encoded: Encoded,
+    layout: _storage.Layout,
+    message: Message,
+    pieces: Callable[[int], Sequence[Tensor]],
+) -> list[tuple[int, int]]:
+    """Write the leaves and values of a message, whose leaves consist of ``pieces``, once everything is known to fit.
+
+    Returns:
+        (our position, theirs) of every leaf.
+    """
+    _check_same(encoded, layout, message)
+    jobs, order = _match(encoded, message, pieces)
     for target, piece in jobs:
         target.copy_(piece)
     if message.values:
@@ -49,13 +93,7 @@ def deliver(collection: Any, message: Message, storage: Tensor) -> None:
             leaves[theirs] = encoded.leaves[mine]
         with torch.no_grad():
             collection.update_(decode(Encoded(message.nodes, leaves, message.values)))
-    if state is not None and layout is not None:
-        same_places = all(
-            [span[:3] for span in layout.leaves[mine].spans]
-            == [span[:3] for span in message.layout.leaves[theirs].spans]
-            for mine, theirs in order
-        )
-        state.received = (message.header, layout, encoded.nodes) if same_places else None
+    return order
 
 
 def _check_same(encoded: Encoded, layout: _storage.Layout, message: Message) -> None:
@@ -69,11 +107,10 @@ def _check_same(encoded: Encoded, layout: _storage.Layout, message: Message) -> 
 
 
 def _match(
-    encoded: Encoded, message: Message, storage: Tensor
+    encoded: Encoded, message: Message, pieces: Callable[[int], Sequence[Tensor]]
 ) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[int, int]]]:
     """Return (what is written, with what) and (our position, theirs) of every leaf."""
     places = {path: found for path, found in _paths.walk(message.nodes) if isinstance(found, int)}
-    views = _storage.Views(storage)
     jobs: list[tuple[Tensor, Tensor]] = []
     order: list[tuple[int, int]] = []
     for path, mine in _paths.walk(encoded.nodes):
@@ -81,7 +118,7 @@ def _match(
             continue
         order.append((mine, places[path]))
         target, *fixed = _storage.pieces_of(encoded.leaves[mine])[0]
-        piece, *rows = [views.of(span) for span in message.layout.leaves[places[path]].spans]
+        piece, *rows = pieces(places[path])
         if any(not torch.equal(one, other.to(one.device)) for one, other in zip(fixed, rows, strict=True)):
             raise StructureError(
                 f"cannot receive: the rows of {show_path(path)} have other lengths in the message; nothing was changed"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from td_core.errors import FormatError
 
-from . import _reference, _wire
-from ._delivery import deliver
+from . import _mapped, _reference, _wire
+from ._delivery import deliver, deliver_files
 from ._group import MARK, device_of
 
 WIRES = ("td", "reference")
@@ -101,23 +102,20 @@ class Receiving:
     """A collection that is being received: nothing is written before ``wait``.
 
     Attributes:
-        target: the collection.
-        peer: who sends.
+        take: takes the messages and writes them; None once that was done.
     """
 
-    target: Any
-    peer: Peer
-    _done: bool = field(default=False)
+    take: Callable[[], None] | None
 
     def wait(self) -> None:
         """Block until everything has arrived, then write it."""
-        if not self._done:
-            self._done = True
-            _receive(self.target, self.peer)
+        take, self.take = self.take, None
+        if take is not None:
+            take()
 
     def is_completed(self) -> bool:
         """Tell whether :meth:`wait` has run."""
-        return self._done
+        return self.take is None
 
 
 def send(
@@ -132,6 +130,8 @@ def send(
     wire: str = "td",
 ) -> None:
     """Send this collection to a process that calls :meth:`recv`.
+
+    Of a memory-mapped collection only the path is sent, if it lies below the ``root`` that the receiver gave.
 
     Args:
         self: the collection.
@@ -153,10 +153,10 @@ def send(
     """
     peer = Peer(dst, group, group_dst, _tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
-        for message in _reference.outgoing(self, consolidated, peer.device()):
-            peer.send(message)
-        return
-    for message in _messages(self, consolidated, peer):
+        messages = _reference.outgoing(self, consolidated, peer.device())
+    else:
+        messages = _named(self, peer) or _messages(self, consolidated, peer)
+    for message in messages:
         peer.send(message)
 
 
@@ -174,7 +174,8 @@ def isend(
 ) -> Any:
     """Start to send this collection; arguments as for :meth:`send`.
 
-    With ``return_early`` return a list of handles to ``wait()`` on; otherwise wait, and return the last tag.
+    With ``return_early`` return a list of handles to ``wait()`` on; otherwise wait, and return the last tag. The bytes of
+    a memory-mapped collection are sent.
     """
     peer = Peer(dst, group, group_dst, _tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
@@ -212,7 +213,8 @@ def recv(
         pseudo_rand: as the sender.
         consolidated: needed with ``wire="reference"`` only; otherwise the message says it.
         wire: as the sender.
-        root: folder below which the sender may name a file; no message of this version names one.
+        root: folder, seen by both processes, below which the sender of a memory-mapped collection may name its files
+            instead of sending their bytes; they are read from there.
 
     Returns:
         The last tag.
@@ -220,7 +222,8 @@ def recv(
     Raises:
         StructureError: the announced structure differs; names the first key. The collection is unchanged, and the
             announced bytes were taken off the wire.
-        FormatError: what arrived is no message of :meth:`send`.
+        FormatError: what arrived is no message of :meth:`send`, or names files elsewhere than below ``root``.
+        MissingPluginError: it names files, and td-memmap is not installed.
 
     >>> from td_core import TensorDict
     >>> TensorDict({"a": torch.zeros(3)}).recv(src=0)  # doctest: +SKIP
@@ -230,7 +233,7 @@ def recv(
     if _check_wire(wire) == "reference":
         _reference.receive(self, consolidated, peer)
     else:
-        _receive(self, peer)
+        _receive(self, peer, root)
     return peer.last
 
 
@@ -254,31 +257,49 @@ def irecv(
     """
     peer = Peer(src, group, group_src, _tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
-        handles = [_reference.Receiving(self, consolidated, peer)]
+        handle = Receiving(partial(_reference.receive, self, consolidated, peer))
     else:
-        handles = [Receiving(self, peer)]  # type: ignore[list-item]
+        handle = Receiving(partial(_receive, self, peer, root))
     if return_premature:
-        return handles
-    handles[0].wait()
+        return [handle]
+    handle.wait()
     return None
 
 
 def _messages(collection: Any, together: bool, peer: Peer) -> list[Tensor]:
     device = peer.device()
     message, payload = _wire.outgoing(collection, together)
-    header = torch.frombuffer(bytearray(message.header), dtype=torch.uint8)
-    return [tensor.to(device) for tensor in (message.front(), header, *payload)]
+    return [tensor.to(device) for tensor in (message.front(), _as_tensor(message.header), *payload)]
 
 
-def _receive(collection: Any, peer: Peer) -> None:
+def _named(collection: Any, peer: Peer) -> list[Tensor] | None:
+    """Return the messages that name the files of a mapped collection, if the receiver wants that."""
+    header = _mapped.ask(collection, peer) if _mapped.is_saved(collection) else None
+    if header is None:
+        return None
     device = peer.device()
-    mark, length, count, nbytes = peer.recv(torch.zeros(4, dtype=torch.int64, device=device)).tolist()
+    return [torch.tensor([MARK, len(header), 0, 0], device=device), _as_tensor(header).to(device)]
+
+
+def _as_tensor(header: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(header), dtype=torch.uint8)
+
+
+def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
+    device = peer.device()
+    mark, length, count, nbytes = peer.recv(_front(device)).tolist()
+    if mark == _mapped.ASKS:
+        _mapped.answer(root, peer)
+        mark, length, count, nbytes = peer.recv(_front(device)).tolist()
     if mark != MARK or not 0 < length <= _wire.LARGEST_HEADER:
         raise FormatError(
             "what arrived is no message of send(); does the peer use the same wire= and init_tag=?"
         )
-    header = peer.recv(torch.empty(length, dtype=torch.uint8, device=device))
-    message = _wire.incoming(bytes(header.cpu().numpy()))
+    header = bytes(peer.recv(torch.empty(length, dtype=torch.uint8, device=device)).cpu().numpy())
+    if not count and (named := _mapped.named(header)) is not None:
+        deliver_files(collection, _mapped.load(root, named))
+        return
+    message = _wire.incoming(header)
     parts = message.parts()
     if len(parts) != count or sum(stop - start for start, stop in parts) != nbytes:
         raise FormatError(f"a message announced {count} parts of {nbytes} bytes, its header {parts!r:.100}")
@@ -286,6 +307,10 @@ def _receive(collection: Any, peer: Peer) -> None:
     for start, stop in parts:
         peer.recv(storage[start:stop])
     deliver(collection, message, storage)
+
+
+def _front(device: torch.device) -> Tensor:
+    return torch.zeros(4, dtype=torch.int64, device=device)
 
 
 def _tags(first: int, pseudo_rand: bool) -> Iterator[int]:

@@ -7,7 +7,6 @@ member, non-tensor data sends nothing. No message says what comes, so a mismatch
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -112,23 +111,3 @@ def _buffer(collection: Any) -> Tensor:
     storage = torch.empty(layout.nbytes, dtype=torch.uint8)
     _storage.fill(storage, layout, _storage.Views(storage).pieces(layout), leaves)
     return storage
-
-
-@dataclass(slots=True)
-class Receiving:
-    """A collection that is being received on the wire of the reference; ``wait`` takes the messages."""
-
-    target: Any
-    consolidated: bool
-    peer: Any
-    _done: bool = field(default=False)
-
-    def wait(self) -> None:
-        """Block until everything has arrived and is written."""
-        if not self._done:
-            self._done = True
-            receive(self.target, self.consolidated, self.peer)
-
-    def is_completed(self) -> bool:
-        """Tell whether :meth:`wait` has run."""
-        return self._done

@@ -1,0 +1,80 @@
+"""A memory-mapped collection sent as a path, over a file system that both processes see.
+
+The sender asks, the receiver answers with the folder it gave as ``root=``, or with nothing. Only where the save lies in
+that folder does its path go out, relative to it; otherwise the bytes do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from td_core import TensorDict
+from td_core.errors import FormatError
+
+#: The mark of a question: "td_root".
+ASKS = 0x74645F726F6F74
+LONGEST = 1 << 16
+
+
+def is_saved(collection: Any) -> bool:
+    """Tell whether the files of a collection could be named instead of sending its bytes."""
+    return getattr(collection, "saved_path", None) is not None
+
+
+def ask(collection: Any, peer: Any) -> bytes | None:
+    """Ask for a root, and return the header that names the save below it; None if it is not there."""
+    device = peer.device()
+    peer.send(torch.tensor([ASKS, 0, 0, 0], dtype=torch.int64, device=device))
+    length = int(peer.recv(torch.zeros(1, dtype=torch.int64, device=device)).item())
+    if not 0 <= length <= LONGEST:
+        raise FormatError(f"the peer answered with a root of {length} bytes")
+    if not length:
+        return None
+    root = bytes(peer.recv(torch.empty(length, dtype=torch.uint8, device=device)).cpu().numpy()).decode()
+    saved = Path(collection.saved_path).resolve()
+    if not saved.is_relative_to(root):
+        return None
+    return json.dumps({"path": saved.relative_to(root).as_posix()}).encode()
+
+
+def answer(root: str | Path | None, peer: Any) -> None:
+    """Answer a question with the root of this process."""
+    text = b"" if root is None else str(Path(root).resolve()).encode()
+    device = peer.device()
+    peer.send(torch.tensor([len(text)], dtype=torch.int64, device=device))
+    if text:
+        peer.send(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device))
+
+
+def named(header: bytes) -> Any:
+    """Return what a header names as a path; None if it announces bytes."""
+    with contextlib.suppress(ValueError):
+        given = json.loads(header)
+        return given.get("path") if isinstance(given, dict) else None
+    return None
+
+
+def load(root: str | Path | None, path: Any) -> Any:
+    """Return the save that a message names, mapped so that nothing written to it reaches the files.
+
+    Raises:
+        FormatError: no root was given, or the path leaves it; nothing was opened.
+        MissingPluginError: td-memmap is not installed.
+    """
+    if root is None:
+        raise FormatError(
+            f"the message names files at {path!r}, but this process gave no root= to look below"
+        )
+    base = Path(root).resolve()
+    try:
+        place = (base / path).resolve()
+    except (TypeError, ValueError, OSError, RuntimeError) as error:
+        raise FormatError(f"the message names files at {path!r}, which is no path: {error}") from error
+    if not place.is_relative_to(base):
+        raise FormatError(f"the message names files at {path!r}, outside of the root {base}")
+    return TensorDict.load_memmap(place, mode="r")

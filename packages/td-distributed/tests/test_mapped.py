@@ -1,0 +1,171 @@
+"""Memory-mapped collections sent as a path below a root, and what a path must not do."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from td_core import TensorDict
+from td_distributed import _group, _mapped
+
+HAS_MEMMAP = importlib.util.find_spec("td_memmap") is not None
+HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
+needs_memmap = pytest.mark.skipif(not HAS_MEMMAP, reason="needs td-memmap")
+
+TREES: dict[str, Callable[[], Any]] = {
+    "nested": lambda: TensorDict({"a": torch.arange(3), "n": {"b": torch.ones(2), "z": torch.zeros(0, 2)}}),
+    "lazy": lambda: TensorDict.lazy_stack([TensorDict({"a": torch.full((i + 1,), i)}) for i in range(3)]),
+}
+if HAS_TENSORCLASS:
+    from td_tensorclass import NonTensorStack, tensorclass
+
+    @tensorclass
+    class Sample:
+        x: torch.Tensor
+        y: str = "none"
+
+    TREES |= {
+        "values": lambda: TensorDict({"s": "text", "l": NonTensorStack("x", "y"), "a": torch.ones(2)}, [2]),
+        "tensorclass": lambda: Sample(x=torch.ones(2), y="text", batch_size=[2]),
+    }
+
+
+def transmits(rank: int, name: str, folder: str, root: Any, how: str) -> Any:
+    """Return (bytes that went out, what arrived, the last tag)."""
+    tree = TREES[name]()
+    if rank == 1:
+        target = tree.clone().zero_()
+        if how == "irecv":
+            for work in target.irecv(0, return_premature=True, root=root):
+                work.wait()
+        else:
+            target.recv(0, root=root)
+        assert repr(target.to_dict()) == repr(tree.to_dict())
+        assert not target.is_memmap()
+        return None
+    sent: list[int] = []
+    original = dist.isend
+
+    def isend(tensor: torch.Tensor, *args: Any) -> Any:
+        sent.append(tensor.numel() * tensor.itemsize)
+        return original(tensor, *args)
+
+    dist.isend = isend
+    saved = tree.memmap(folder)
+    try:
+        if how == "isend":
+            for work in saved.isend(1, return_early=True):
+                work.wait()
+        else:
+            saved.send(1)
+    finally:
+        dist.isend = original
+    return sent
+
+
+@needs_memmap
+@pytest.mark.parametrize("how", ["recv", "irecv"])
+@pytest.mark.parametrize("name", TREES)
+def test_below_the_root_of_the_receiver_only_the_path_travels(
+    two: Any, name: str, how: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "deep" / "save"
+    sent, _ = two.run(transmits, name, str(folder), str(tmp_path), how)
+    assert sent == [32, 32, len('{"path": "deep/save"}')]
+
+
+@needs_memmap
+@pytest.mark.parametrize("how", ["no root", "another root", "isend"])
+def test_otherwise_the_bytes_travel(two: Any, how: str, tmp_path: Path) -> None:
+    roots = {"no root": None, "another root": str(tmp_path / "other"), "isend": str(tmp_path)}
+    sent, _ = two.run(transmits, "nested", str(tmp_path / "save"), roots[how], how)
+    assert sent[-1] == 24 + 8 and len(sent) == (3 if how == "isend" else 4)
+
+
+def names(rank: int, path: Any, root: Any) -> Any:
+    """Send a path as a hostile peer might, unasked; return what the receiver says and has then."""
+    if rank == 0:
+        header = json.dumps({"path": path}).encode()
+        dist.send(torch.tensor([_group.MARK, len(header), 0, 0]), 1, tag=0)
+        dist.send(torch.frombuffer(bytearray(header), dtype=torch.uint8), 1, tag=1)
+        TensorDict({"a": torch.ones(2)}).send(1)
+        return None
+    target = TensorDict({"a": torch.zeros(2)})
+    try:
+        target.recv(0, root=root)
+        message = ""
+    except (ValueError, RuntimeError, OSError, AttributeError) as error:
+        message = f"{type(error).__name__}: {error}"
+    assert not target["a"].any()
+    target.recv(0)
+    assert target["a"].tolist() == [1, 1]
+    return message
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("../outside", "FormatError: the message names files at '../outside', outside of the root"),
+        ("in/../../outside", "outside of the root"),
+        ("{folder}/outside", "outside of the root"),
+        ("link", "outside of the root"),
+        ("/etc", "outside of the root"),
+        ("a\0b", "which is no path"),
+        (["x"], "which is no path"),
+        (7, "which is no path"),
+        ("nothing", "FileNotFoundError" if HAS_MEMMAP else "MissingPluginError"),
+    ],
+)
+def test_a_path_must_not_leave_the_root(two: Any, path: Any, message: str, tmp_path: Path) -> None:
+    for name in ("root", "outside"):
+        (tmp_path / name).mkdir()
+    if HAS_MEMMAP:
+        TensorDict({"a": torch.full((2,), 7.0)}).memmap(tmp_path / "outside")
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
+    path = path.format(folder=tmp_path) if isinstance(path, str) else path
+    assert message in two.run(names, path, str(tmp_path / "root"))[1]
+
+
+def test_without_a_root_a_path_is_refused(two: Any, tmp_path: Path) -> None:
+    message = (
+        f"FormatError: the message names files at '{tmp_path}', but this process gave no root= to look below"
+    )
+    assert two.run(names, str(tmp_path), None)[1] == message
+
+
+@pytest.mark.skipif(HAS_MEMMAP, reason="td-memmap is installed")
+def test_without_the_package_that_reads_it_a_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError, match="pip install td-memmap"):
+        _mapped.load(tmp_path, "save")
+
+
+def mismatches(rank: int, folder: str) -> Any:
+    if rank == 0:
+        saved = TREES["nested"]().memmap(folder + "/save")
+        saved.send(1)
+        saved.send(1)
+        return None
+    target = TREES["nested"]().zero_().set(("n", "b"), torch.zeros(3))
+    before = target.clone()
+    try:
+        target.recv(0, root=folder)
+    except RuntimeError as error:
+        message = str(error)
+    assert bool((target == before).all())
+    TREES["nested"]().recv(0)
+    return message
+
+
+@needs_memmap
+def test_files_of_another_structure_are_refused(two: Any, tmp_path: Path) -> None:
+    assert two.run(mismatches, str(tmp_path))[1] == (
+        "cannot receive: key ('n', 'b') is torch.float32 of shape [3] here, torch.float32 of shape [2] in the message; "
+        "nothing was changed"
+    )
