@@ -209,15 +209,16 @@ def nest(
         for key, value in mapping.items():
             if type(key) is not str:
                 node._set_path(key, value, at)
-            elif (
-                isinstance(value, Tensor)
-                and type(value) not in WRAPPED
-                and device is None
-                and not value.is_nested
-                and (value.shape == fitting or value.shape[:ndim] == batch_size)
-            ):
-                entries[key] = value
-                fitting = value.shape
+            elif isinstance(value, Tensor) and type(value) not in WRAPPED and device is None:
+                try:
+                    shape = value.shape
+                except RuntimeError:
+                    shape = None  # a nested tensor of strided layout has none
+                if shape is not None and (shape == fitting or shape[:ndim] == batch_size):
+                    entries[key] = value
+                    fitting = shape
+                else:
+                    node._set_path(key, value, at)
             elif type(value) is dict:
                 below: dict[str, Child] = {}
                 entries[key] = child = dense(below, batch_size, device)

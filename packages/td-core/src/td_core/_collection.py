@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -58,6 +58,9 @@ class Core(ABC):
 
     #: True for kinds that hold a value and no entries: key iteration never descends into them.
     _opaque: ClassVar[bool] = False
+
+    #: True for opaque kinds that stand for one tensor: readers get it, from ``_unwrap``, and count it as a leaf.
+    _shows_tensor: ClassVar[bool] = False
 
     #: True for kinds whose declarations convert tensors too, see ``_declared``.
     _declares: ClassVar[bool] = False
@@ -181,7 +184,7 @@ class Core(ABC):
         """
         if self.batch_size[: len(batch_size)] == batch_size:
             return self
-        fitted = self._map(same)
+        fitted = self._shallow()
         fitted._change_batch_size(batch_size)
         return fitted
 
@@ -200,7 +203,7 @@ class Core(ABC):
         todo: list[tuple[Core, tuple[str, ...]]] = [(self, path)]
         while todo:
             node, at = todo.pop()
-            for key, child in node._children().items():
+            for key, child in list(node._children().items()):
                 if isinstance(child, Tensor):
                     if lead_of(child, ndim) != batch_size:
                         raise BatchSizeError(
@@ -222,13 +225,14 @@ class Core(ABC):
             todo.extend(child for child in node._nested() if child.batch_size[:ndim] != batch_size)
             node._set_batch_size(batch_size)
 
-    def _collect(self, out: list[Tensor]) -> None:
-        """Append every tensor leaf to ``out``."""
+    def _collect(self, out: list[Tensor]) -> bool | None:
+        """Append every tensor leaf to ``out``; True tells that there are no levels below, see ``_with_leaves``."""
         for child in self._children().values():
             if isinstance(child, Tensor):
                 out.append(child)
             else:
                 child._collect(out)
+        return None
 
     def _collect_like(self, ref: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         """Append the leaves of this node in the order in which ``ref`` collects its own.
@@ -254,8 +258,10 @@ class Core(ABC):
 
     def _collect_both(
         self, other: Core, mine: list[Tensor], theirs: list[Tensor], foreign: list[Core] | None = None
-    ) -> None:
+    ) -> bool | None:
         """Append the leaves of this node to ``mine`` and those of ``other``, in the same order, to ``theirs``.
+
+        True tells that there are no levels below.
 
         Nodes met that are no plain mappings, which may hold values beside leaves, are appended to ``foreign``.
 
@@ -264,8 +270,9 @@ class Core(ABC):
         """
         if foreign is not None:
             foreign.append(self)
-        self._collect(mine)
+        flat = self._collect(mine)
         other._collect_like(self, theirs)
+        return flat
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         """Return the same structure around new leaves, taken in the order of ``_collect``."""
@@ -276,8 +283,10 @@ class Core(ABC):
             }
         )
 
-    def _with_leaves(self: SelfT, leaves: Iterable[Tensor]) -> SelfT:
+    def _with_leaves(self: SelfT, leaves: Sequence[Tensor], flat: bool | None = None) -> SelfT:
         """Return the same structure around new leaves, one for each that ``_collect`` gave.
+
+        ``flat`` is what ``_collect`` told: without levels below, no entry has to be looked at.
 
         Raises:
             StructureError: their number differs, since another thread changed the structure in between.
@@ -290,6 +299,10 @@ class Core(ABC):
         if next(given, None) is not None:
             raise changed_meanwhile(self)
         return result
+
+    def _shallow(self: SelfT) -> SelfT:
+        """Return the same structure around the same leaves."""
+        return self._map(same)
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         """Return the same structure around ``fn(leaf)``."""
@@ -371,7 +384,7 @@ def lead_of(leaf: Tensor, ndim: int) -> torch.Size:
 
 
 def same(leaf: Tensor) -> Tensor:
-    """Return a leaf as it is: ``node._map(same)`` copies the levels and shares the leaves."""
+    """Return a leaf as it is."""
     return leaf
 
 

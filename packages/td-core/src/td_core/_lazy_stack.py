@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._base import TensorDictBase
-from ._collection import Child, Core, missing_key, same, set_lazy_stack, show_path
+from ._collection import Child, Core, missing_key, set_lazy_stack, show_path
 from ._indexing import plan_index
 from ._locking import refuse_if_locked
 from ._names import Names, check_names
@@ -477,7 +477,7 @@ class LazyStackedTensorDict(TensorDictBase):
             except StructureError:
                 pass
         result = self._like(
-            [member._map(same) if inner is None else member._transform(inner) for member in members],
+            [member._shallow() if inner is None else member._transform(inner) for member in members],
             stack_dim,
         )
         if not members:

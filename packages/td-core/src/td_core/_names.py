@@ -63,10 +63,6 @@ def take_names(entry: Any, names: Names, path: str) -> Any:
                     "rename() it first"
                 )
     rest = (None,) * (len(entry.batch_size) - ndim) if mine is None else mine[ndim:]
-    named = entry._map(_same)
+    named = entry._shallow()
     named._set_names(names + rest)
     return named
-
-
-def _same(leaf: Any) -> Any:
-    return leaf

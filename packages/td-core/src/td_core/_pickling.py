@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._attachments import attachments
 from ._buffers import Leaves
-from ._collection import Core, same
+from ._collection import Core
 from ._nodes import Encoded, decode, encode
 
 SelfT = TypeVar("SelfT", bound="Pickling")
@@ -84,7 +84,7 @@ class Pickling(Core):
 
     def __copy__(self: SelfT) -> SelfT:
         """Return a shallow copy: new levels, the same leaves."""
-        return self._map(same)
+        return self._shallow()
 
 
 torch.serialization.add_safe_globals([rebuild])

@@ -21,7 +21,7 @@ from ._keys import unravel_key_to_tuple
 from ._names import Names, check_names, move_names
 from ._nodes import set_dense
 from ._pytree import register_mapping
-from ._views import CollectionItems, CollectionKeys, IsLeaf
+from ._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, stores_what_is_shown
 from .errors import BatchSizeError, KeyTakenError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
@@ -120,10 +120,13 @@ class TensorDict(TensorDictBase):
                     if ndim == 0:
                         data[key] = value
                         continue
-                    # A nested tensor of strided layout has no shape. Leaves often follow leaves of their own shape,
-                    # and to compare two sizes is cheaper than to slice one.
-                    if not value.is_nested:
+                    # Leaves often follow leaves of their own shape, and to compare two sizes is cheaper than to slice
+                    # one.
+                    try:
                         shape = value.shape
+                    except RuntimeError:
+                        pass  # a nested tensor of strided layout has none
+                    else:
                         if shape == fitting or shape[:ndim] == size:
                             data[key] = value
                             fitting = shape
@@ -229,7 +232,7 @@ class TensorDict(TensorDictBase):
         )
 
     def _nested(self) -> Iterator[Core]:
-        return iter([child for child in self._data.values() if not isinstance(child, Tensor)])
+        return iter([child for child in list(self._data.values()) if not isinstance(child, Tensor)])
 
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or the collection of all entries indexed along the batch dims."""
@@ -303,7 +306,11 @@ class TensorDict(TensorDictBase):
                 and node._device is None
             ):
                 size = node._batch_size
-                if not size or (not value.is_nested and value.shape[: len(size)] == size):
+                try:
+                    fits = not size or value.shape[: len(size)] == size
+                except RuntimeError:
+                    fits = False  # a nested tensor of strided layout has no shape
+                if fits:
                     node._data[name] = value
                     return
         super()._set_path(key, value, at, non_blocking=non_blocking)
@@ -330,21 +337,38 @@ class TensorDict(TensorDictBase):
         sort: bool = False,
     ) -> Any:
         """Return a live view of (key, entry) pairs; see :meth:`TensorCollection.items`."""
-        if include_nested or leaves_only or sort:
+        if include_nested or leaves_only or sort or not stores_what_is_shown(self._data):
             return CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
         return self._data.items()
 
-    def _collect(self, out: list[Tensor]) -> None:
+    def values(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        """Return a live view of the entries; see :meth:`TensorCollection.values`."""
+        if include_nested or leaves_only or sort or not stores_what_is_shown(self._data):
+            return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)
+        return self._data.values()
+
+    def _collect(self, out: list[Tensor]) -> bool:
         append = out.append
+        flat = True
         todo = [self._data]
         while todo:
             for child in todo.pop().values():
                 if isinstance(child, Tensor):
                     append(child)
-                elif type(child) is TensorDict:
+                    continue
+                flat = False
+                if type(child) is TensorDict:
                     todo.append(child._data)
                 else:
                     child._collect(out)
+        return flat
 
     def _spread(self, value: Tensor, out: list[Tensor]) -> None:
         shaped: dict[int, Tensor] = {}
@@ -392,10 +416,11 @@ class TensorDict(TensorDictBase):
 
     def _collect_both(
         self, other: Core, mine: list[Tensor], theirs: list[Tensor], foreign: list[Core] | None = None
-    ) -> None:
+    ) -> bool | None:
         if not isinstance(other, TensorDict):
             return super()._collect_both(other, mine, theirs, foreign)
         add, add_other = mine.append, theirs.append
+        flat = True
         todo = [(self._data, other._data)]
         while todo:
             data, data_other = todo.pop()
@@ -408,7 +433,9 @@ class TensorDict(TensorDictBase):
                         break
                     add(child)
                     add_other(found)
-                elif type(child) is TensorDict is type(found):
+                    continue
+                flat = False
+                if type(child) is TensorDict is type(found):
                     todo.append((child._data, found._data))
                 elif isinstance(found, Core):
                     child._collect_both(found, mine, theirs, foreign)
@@ -418,9 +445,16 @@ class TensorDict(TensorDictBase):
                 continue
             break
         else:
-            return None
+            return flat
         # The walk that keeps track of key paths says what is wrong.
-        return other._collect_like(self, [])
+        other._collect_like(self, [])
+        return None
+
+    def _with_leaves(self: SelfT, leaves: Sequence[Tensor], flat: bool | None = None) -> SelfT:
+        data = self._data
+        if flat and len(leaves) == len(data):
+            return type(self)._make(dict(zip(data, leaves)), self._batch_size, self._device, self._names)
+        return super()._with_leaves(leaves)
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         following = leaves.__next__
@@ -436,6 +470,22 @@ class TensorDict(TensorDictBase):
                     todo.append((child._data, node._data))
                 else:
                     target[key] = child._rebuild(leaves)
+        return root
+
+    def _shallow(self: SelfT) -> SelfT:
+        root = type(self)._make(self._data.copy(), self._batch_size, self._device, self._names)
+        todo = [root._data]
+        while todo:
+            level = todo.pop()
+            for key, child in level.items():
+                if isinstance(child, Tensor):
+                    continue
+                if type(child) is TensorDict:
+                    data = child._data.copy()
+                    level[key] = TensorDict._make(data, child._batch_size, child._device, child._names)
+                    todo.append(data)
+                else:
+                    level[key] = child._shallow()
         return root
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from td_core import TensorDict
 from td_core._coerce import WRAPPED
-from td_core._collection import Child, Core, same
+from td_core._collection import Child, Core
 from td_core._devices import as_device
 from td_core._keys import unravel_key_to_tuple
 from td_core._locking import lock as lock_nodes
@@ -359,7 +359,7 @@ class TensorClass(Wrapper):
         """
         if not self._schema.options.frozen:
             return super().replace(*args, **kwargs)
-        copy = self._bare(self._tensordict._map(same))
+        copy = self._bare(self._tensordict._shallow())
         return self._wrap(copy.update(*args, **kwargs)._tensordict)
 
     def extend(self, tensordict: Any) -> None:

@@ -156,14 +156,20 @@ class Wrapper(TensorCollection):
                     "from_tensordict() or to_tensordict()"
                 )
 
-    def _collect(self, out: list[Tensor]) -> None:
-        self._tensordict._collect(out)
+    def _collect(self, out: list[Tensor]) -> bool | None:
+        return self._tensordict._collect(out)  # type: ignore[no-any-return]
 
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         self._tensordict._collect_other(other._inner(), out, path)
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         return self._wrap(self._tensordict._rebuild(leaves))
+
+    def _with_leaves(self: SelfT, leaves: Sequence[Tensor], flat: bool | None = None) -> SelfT:
+        return self._wrap(self._tensordict._with_leaves(leaves, flat))
+
+    def _shallow(self: SelfT) -> SelfT:
+        return self._wrap(self._tensordict._shallow())
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         return self._wrap(self._tensordict._map(fn))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import default_collate
 
 from .._collection import Core
@@ -79,7 +78,7 @@ def _collate_collections(
     if nested_keys:
         samples = [sample.exclude(*nested_keys) for sample in samples]
     if pad_keys:
-        samples = [sample._map(_same) for sample in samples]
+        samples = [sample._shallow() for sample in samples]
     for key, value in pad_keys.items():
         path = unravel_key_to_tuple(key)
         leaves = [sample[key] for sample in samples]
@@ -101,10 +100,6 @@ def _collate_collections(
     for key, leaves in columns.items():
         result.set(key, torch.nested.as_nested_tensor(leaves, layout=torch.jagged))
     return result
-
-
-def _same(leaf: Tensor) -> Tensor:
-    return leaf
 
 
 def _collate_for_torch(batch: Any, *, collate_fn_map: Any = None) -> Any:

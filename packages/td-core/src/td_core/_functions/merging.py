@@ -44,7 +44,7 @@ def merge_tensordicts(
         todo: list[tuple[tuple[str, ...], Core]] = [((), td)]
         while todo:
             at, node = todo.pop()
-            for key, child in node._children().items():
+            for key, child in list(node._children().items()):
                 path = (*at, key)
                 leaf = isinstance(child, Tensor) or child._opaque
                 if path in (levels if leaf else found):
@@ -55,7 +55,7 @@ def merge_tensordicts(
                 else:
                     levels.setdefault(path, child)
                     todo.append((path, child))
-    result = tensordicts[0]._map(_same)
+    result = tensordicts[0]._shallow()
     for path, level in levels.items():
         if path not in result.keys(True):
             result._set_path(path, level._with_children({}))
@@ -66,7 +66,3 @@ def merge_tensordicts(
         elif path not in result.keys(True):
             result._set_path(path, entries[0])
     return result
-
-
-def _same(leaf: Tensor) -> Tensor:
-    return leaf

@@ -67,14 +67,15 @@ class Casting(Moving):
             return self._map(partial(torch.clone, **kwargs))
         if kwargs:
             raise TypeError(f"clone(recurse=False) copies no leaf, so it takes no {', '.join(kwargs)}")
-        if recurse:
-            for attachment in attachments(self):
-                copied: Any = attachment.cloned(self)
-                if copied is not None:
-                    return copied  # type: ignore[no-any-return]
+        if not recurse:
+            return self._shallow()
+        for attachment in attachments(self):
+            copied: Any = attachment.cloned(self)
+            if copied is not None:
+                return copied  # type: ignore[no-any-return]
         leaves: list[Tensor] = []
-        self._collect(leaves)
-        return self._with_leaves(foreach(_CLONE, leaves) if recurse else leaves)
+        flat = self._collect(leaves)
+        return self._with_leaves(foreach(_CLONE, leaves), flat)
 
     def copy(self: SelfT) -> SelfT:
         """Return a new collection around the same leaves: ``clone(recurse=False)``.

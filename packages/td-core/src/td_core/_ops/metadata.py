@@ -157,7 +157,7 @@ class Metadata(Core):
         >>> TensorDict(batch_size=[2, 3], names=["a", "b"]).rename(a="time").names
         ['time', 'b']
         """
-        return self._map(_same).rename_(*names, **rename_map)
+        return self._shallow().rename_(*names, **rename_map)
 
     def rename_(self: SelfT, *names: str | None, **rename_map: str) -> SelfT:
         """Change the dim names in place; arguments as for :meth:`rename`.
@@ -374,7 +374,7 @@ class Metadata(Core):
                 node = node._stand_in(part)
             except KeyError:
                 raise missing_key(node, part, path[:depth]) from None
-        return type(node)
+        return type(node._unwrap() if not isinstance(node, Tensor) and node._shows_tensor else node)
 
     def get_item_shape(self, key: NestedKey) -> torch.Size:
         """Return the shape of an entry; -1 stands for a dim that differs between the members of a lazy stack.
@@ -421,7 +421,7 @@ class Metadata(Core):
         levels: list[Core] = [self]
         for node in levels:
             stacked = node._stacked()
-            below = node._children().values() if stacked is None else stacked[0]
+            below = list(node._children().values()) if stacked is None else stacked[0]
             levels.extend(child for child in below if not isinstance(child, Tensor))
         for node in reversed(levels):
             stacked = node._stacked()
@@ -429,7 +429,7 @@ class Metadata(Core):
                 continue
             found = {
                 child.device
-                for child in node._children().values()
+                for child in list(node._children().values())
                 if isinstance(child, Tensor) or not child._opaque
             }
             node._set_device(found.pop() if len(found) == 1 else None)
@@ -448,7 +448,9 @@ class Metadata(Core):
             stacked = node._stacked()
             if stacked is None:
                 node._set_device(None)
-                todo.extend(child for child in node._children().values() if not isinstance(child, Tensor))
+                todo.extend(
+                    child for child in list(node._children().values()) if not isinstance(child, Tensor)
+                )
             else:
                 todo.extend(stacked[0])
         return self
@@ -468,7 +470,3 @@ def _distinct(leaves: list[Tensor]) -> list[Tensor]:
     """Return the leaves without those that are the same view of the same memory."""
     found = {(leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device): leaf for leaf in leaves}
     return list(found.values())
-
-
-def _same(leaf: Tensor) -> Tensor:
-    return leaf

@@ -244,7 +244,7 @@ class Moving(Dtypes):
         return result  # type: ignore[no-any-return]
 
     def _resized(self: SelfT, batch_size: Any) -> SelfT:
-        result: Any = self._map(_same)
+        result: Any = self._shallow()
         result.batch_size = batch_size
         return result  # type: ignore[no-any-return]
 

@@ -51,6 +51,7 @@ def combine(
     ``foreign`` collects what :meth:`Core._collect_both` does.
     """
     leaves: list[Tensor] = []
+    flat: bool | None = None
     operand = other
     # A type check is several times faster than isinstance with an abstract class.
     if type(other) is type(node) or not isinstance(other, NUMBERS):
@@ -60,7 +61,7 @@ def combine(
             if other.batch_size != node.batch_size:
                 node, other = _same_batch(name, node, other)
             operand = []
-            node._collect_both(other, leaves, operand, foreign)
+            flat = node._collect_both(other, leaves, operand, foreign)
         else:
             if isinstance(other, np.ndarray):
                 other = torch.as_tensor(other)
@@ -75,9 +76,9 @@ def combine(
     elif isinstance(other, np.generic):
         operand = other.item()
     if not leaves:
-        node._collect(leaves)
+        flat = node._collect(leaves)
     try:
-        return node._with_leaves(foreach(this, leaves, operand))
+        return node._with_leaves(foreach(this, leaves, operand), flat)
     except LEAF_ERRORS as error:
         raise at_leaf(error, name, node, this, leaves, operand) from error
 
@@ -302,7 +303,7 @@ def compare_values(result: Any, first: Any, second: Any, single: Callable[..., A
             members, dim = stacked
             todo.extend(zip(target._stacked()[0], members, parts_along(theirs, dim), strict=True))
             continue
-        for key, a in mine._children().items():
+        for key, a in list(mine._children().items()):
             if isinstance(a, Tensor):
                 continue
             if a._opaque:
