@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -69,8 +70,74 @@ def test_pointwise_operations_and_casts_apply() -> None:
 
 
 def test_comparison() -> None:
-    assert (make() == make())["u"].tolist() == [[True] * 3] * 2
-    assert (make() != make() + 1)["u"].all()
+    other = make()
+    other["u"][0] = 7
+    assert (make() == make()).all()
+    assert (make() == other)["u"].tolist() == [False, True, True]
+    assert (make() != other)["u"].tolist() == [True, False, False]
+
+
+READERS: dict[str, Callable[[TensorDict], Any]] = {
+    "item": lambda td: td["u"],
+    "get": lambda td: td.get("u"),
+    "nested get": lambda td: TensorDict({"n": td}, [2, 3]).get(("n", "u")),
+    "lazy get": lambda td: LazyStackedTensorDict(td, td).get("u"),
+    "items": lambda td: dict(td.items())["u"],
+    "values": lambda td: next(iter(td.values())),
+    "leaf items": lambda td: dict(td.items(True, True))["u"],
+    "leaf values": lambda td: next(iter(td.values(True, True))),
+    "setdefault": lambda td: td.setdefault("u", 0),
+    "pop": lambda td: td.pop("u"),
+    "to_dict": lambda td: td.to_dict()["u"],
+    "get_non_tensor": lambda td: td.get_non_tensor("u"),
+    "state dict": lambda td: td.state_dict(keep_vars=True)["u"],
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_readers_get_the_tensor(name: str) -> None:
+    td = make()
+    payload = td["u"]
+    shown = READERS[name](td)
+    assert type(shown) is UnbatchedTensor
+    assert shown.data_ptr() == payload.data_ptr()
+
+
+def test_it_counts_as_a_leaf() -> None:
+    td = TensorDict({"n": make()}, [2, 3])
+    assert list(td.keys(True, True)) == [("n", "u"), ("n", "x")]
+    assert list(make().keys(leaves_only=True)) == ["u", "x"]
+    assert len(td.keys(True, True)) == 2
+    assert make().entry_class("u") is UnbatchedTensor
+    assert isinstance(make().numpy()["u"], np.ndarray)
+    assert repr(make()) == "TensorDict(batch_size=[2,3], fields={u: f32[3], x: f32[]})"
+
+
+def test_functions_of_leaves_get_it() -> None:
+    named = make().named_apply(lambda key, leaf: leaf + 1 if key == "u" else leaf)
+    assert named["u"].tolist() == [2, 3, 4]
+    assert make().apply(torch.add, make())["u"].tolist() == [2, 4, 6]
+    assert make().apply(lambda leaf: leaf.sum(), batch_size=[])["u"] == 6
+    assert "u" not in make().named_apply(lambda key, leaf: None if key == "u" else leaf)
+    td = make().lock_()
+    td.apply_(lambda leaf, other: leaf + other, make())
+    assert td["u"].tolist() == [2, 4, 6]
+
+
+def test_state_dict() -> None:
+    state = (make() + 1).state_dict()
+    assert list(state) == ["u", "x"]
+    td = make()
+    payload = td["u"]
+    td.load_state_dict(state)
+    assert payload.tolist() == td["u"].tolist() == [2, 3, 4]
+    assigned = make().load_state_dict(state, assign=True)
+    assert type(assigned["u"]) is UnbatchedTensor
+    assert assigned["u"].data_ptr() == state["u"].data_ptr()
+    with pytest.raises(StructureError, match=r"missing keys: \['u'\]"):
+        make().load_state_dict(make().exclude("u").state_dict())
+    with pytest.raises(StructureError, match="shape"):
+        make().load_state_dict({**state, "u": torch.zeros(4)})
 
 
 def test_reading_and_writing() -> None:
@@ -86,6 +153,11 @@ def test_reading_and_writing() -> None:
     assert td[0]["u"].shape == (2, 3)
     with pytest.raises(StructureError):
         td[0] = {"u": torch.zeros(3), "x": torch.zeros(3)}
+    td[0] = td[1] + 0
+    with pytest.raises(StructureError, match="written whole"):
+        td[0] = td[1] + 1
+    with pytest.raises(StructureError, match="one number for each element"):
+        td.masked_fill(torch.ones(2, 3, dtype=torch.bool), 0)
     assert td.update({"u": UnbatchedTensor(PAYLOAD)})["u"].tolist() == [1, 2, 3]
     assert td.load_state_dict(make().state_dict())["u"].tolist() == [1, 2, 3]
 

@@ -332,6 +332,8 @@ class Converting(Core):
                         todo.append((child, below))
                     continue
                 value = child._unwrap() if isinstance(child, Core) else child
+                if isinstance(value, Tensor) and convert_tensors:
+                    value = value.numpy() if convert_tensors == "numpy" else value.tolist()
                 if isinstance(value, LinkedList):
                     value = child.tolist()
                 if value is not None or retain_none:

@@ -18,6 +18,9 @@ from .errors import KeyPathError
 
 IsLeaf = Callable[[type], bool]
 
+#: The classes that show a tensor and of which there was an instance; without any, dicts need no look at their values.
+SHOWN: set[type] = set()
+
 
 def default_is_leaf(cls: type) -> bool:
     """Tell whether entries of a class are leaves: everything that is not a collection.
@@ -26,7 +29,7 @@ def default_is_leaf(cls: type) -> bool:
     >>> default_is_leaf(torch.Tensor)
     True
     """
-    return not issubclass(cls, Core)
+    return not issubclass(cls, Core) or cls._shows_tensor
 
 
 def _level(node: Core) -> Iterator[tuple[str, Child]]:
@@ -44,7 +47,7 @@ def _leaf_keys(node: Core, nested: bool) -> list[Any]:
     level = _level(node)
     while True:
         for key, child in level:
-            if isinstance(child, Tensor):
+            if isinstance(child, Tensor) or child._shows_tensor:
                 append((*prefix, key) if prefix else key)
             elif nested and not child._opaque:
                 stack.append((prefix, level))
@@ -56,6 +59,20 @@ def _leaf_keys(node: Core, nested: bool) -> list[Any]:
             prefix, level = stack.pop()
 
 
+def stores_what_is_shown(children: dict[str, Child]) -> bool:
+    """Tell whether readers get the very values of a dict of entries.
+
+    >>> import torch
+    >>> stores_what_is_shown({"a": torch.zeros(1)})
+    True
+    """
+    return not SHOWN or SHOWN.isdisjoint(map(type, children.values()))
+
+
+def _shown(child: Child) -> Child:
+    return child if isinstance(child, Tensor) or not child._shows_tensor else child._unwrap()
+
+
 def _leaf_items(node: Core, nested: bool) -> list[tuple[Any, Tensor]]:
     out: list[tuple[Any, Tensor]] = []
     append, stack = out.append, []
@@ -63,8 +80,8 @@ def _leaf_items(node: Core, nested: bool) -> list[tuple[Any, Tensor]]:
     level = iter(node._children().items())
     while True:
         for key, child in level:
-            if isinstance(child, Tensor):
-                append(((*prefix, key) if prefix else key, child))
+            if isinstance(child, Tensor) or child._shows_tensor:
+                append(((*prefix, key) if prefix else key, _shown(child)))
             elif nested and not child._opaque:
                 stack.append((prefix, level))
                 prefix, level = (*prefix, key), iter(child._children().items())
@@ -83,7 +100,7 @@ def _count_leaves(node: Core, nested: bool) -> int:
         entries = children.values() if children.__class__ is dict else map(node._stand_in, children)
         count += len(children)
         for child in entries:
-            if not isinstance(child, Tensor):
+            if not isinstance(child, Tensor) and not child._shows_tensor:
                 count -= 1
                 if nested and not child._opaque:
                     todo.append(child)
@@ -119,9 +136,12 @@ class _Walk:
             prefix, level = stack[-1]
             for key, child in level:
                 full = (*prefix, key) if prefix else key
-                leaf = isinstance(child, Tensor) if is_leaf is default_is_leaf else is_leaf(type(child))
+                if is_leaf is default_is_leaf:
+                    leaf = isinstance(child, Tensor) or child._shows_tensor
+                else:
+                    leaf = is_leaf(type(child))
                 if leaf or not leaves_only:
-                    yield full, child
+                    yield full, _shown(child)
                 if nested and not leaf and not isinstance(child, Tensor) and not child._opaque:
                     stack.append(((*prefix, key), self._ordered(child, values)))
                     break

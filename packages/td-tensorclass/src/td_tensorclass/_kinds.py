@@ -169,14 +169,6 @@ def _unflatten_unbatched(record: Record) -> UnbatchedNode:
     return _place(node, record.meta)  # type: ignore[no-any-return]
 
 
-def _state_unbatched(node: UnbatchedNode) -> Record:
-    return Record({"_type": "UnbatchedTensor"}, values={"data": node._payload})
-
-
-def _from_state_unbatched(record: Record) -> UnbatchedNode:
-    return UnbatchedNode(record.values["data"], record.batch_size)
-
-
 def _data_kind(cls: type[NonTensorDataBase]) -> NodeKind:
     name = cls.__name__
     return NodeKind(
@@ -214,6 +206,5 @@ NODE_KINDS = (
         UnbatchedNode,
         _flatten_unbatched,
         _unflatten_unbatched,
-        {"state_dict/2": Layout(_state_unbatched, _from_state_unbatched, ("UnbatchedTensor",))},
     ),
 )

@@ -17,12 +17,15 @@ from td_core import TensorCollection
 from td_core._collection import Child, Core
 from td_core._names import Names
 from td_core._pytree import register
+from td_core._repr import short_dtype
 from td_core._shape_plans import stack_plan
 from td_core._tensordict import as_batch_size
+from td_core._views import SHOWN
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
 
 from ._trees import Held
+from ._values import same_value
 
 SelfT = TypeVar("SelfT", bound="UnbatchedNode")
 
@@ -94,12 +97,14 @@ class UnbatchedNode(TensorCollection):
     )
 
     _opaque: ClassVar[bool] = True
+    _shows_tensor: ClassVar[bool] = True
 
     _payload: Tensor
     _batch_size: torch.Size
     _device: torch.device | None
 
     def __init__(self, payload: Tensor, batch_size: torch.Size, device: torch.device | None = None) -> None:
+        SHOWN.add(UnbatchedNode)
         self._payload = payload
         self._batch_size = batch_size
         self._device = device
@@ -110,6 +115,8 @@ class UnbatchedNode(TensorCollection):
     def _with(self: SelfT, payload: Tensor, batch_size: torch.Size | None = None) -> SelfT:
         """Return a node around another payload."""
         node = _new(type(self))
+        if isinstance(payload, UnbatchedTensor):
+            payload = payload.as_subclass(Tensor)
         UnbatchedNode.__init__(
             node, payload, self._batch_size if batch_size is None else batch_size, self._device
         )
@@ -204,12 +211,7 @@ class UnbatchedNode(TensorCollection):
 
     def _join(self: SelfT, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
         for i, item in enumerate(items):
-            other = _payload_of(item)
-            if other is not self._payload and not (
-                other.shape == self._payload.shape
-                and other.dtype == self._payload.dtype
-                and bool((other == self._payload).all())
-            ):
+            if not same_value(_payload_of(item), self._payload):
                 raise StructureError(
                     f"cannot join: the UnbatchedTensor at key {path or '()'} differs between items 0 and {i}, and one "
                     "tensor stands for the whole batch; set it again as a plain tensor with the dims of the batch"
@@ -220,6 +222,8 @@ class UnbatchedNode(TensorCollection):
         return self._join(items, stack_plan(self._batch_size, dim, len(items)))
 
     def _written_at(self, index: Any, value: Any) -> Core:
+        if isinstance(value, UnbatchedNode) and same_value(value._payload, self._payload):
+            return self
         if type(index) is not tuple or index or not isinstance(value, UnbatchedNode):
             raise StructureError(
                 "an UnbatchedTensor is the same for the whole batch: it is written whole, with another UnbatchedTensor"
@@ -230,16 +234,14 @@ class UnbatchedNode(TensorCollection):
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         self._written_at(index, value)
 
-    def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
-        equal = bool((self._payload == _payload_of(other)).all())
-        return torch.full(self._batch_size, equal if single is torch.eq else not equal)
+    def _compare(self: SelfT, other: Any, single: Callable[..., Any]) -> SelfT:  # type: ignore[override]
+        return self._with(single(self._payload, _payload_of(other)))
 
     def _leaf_entries(self) -> Any:
         yield self
 
     def _print_entry(self) -> str:
-        dtype = str(self._payload.dtype).removeprefix("torch.")
-        return f"UnbatchedTensor({dtype}{list(self._payload.shape)})"
+        return f"{short_dtype(self._payload.dtype)}{list(self._payload.shape)}"
 
     def __repr__(self) -> str:
         return (

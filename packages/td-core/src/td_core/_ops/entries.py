@@ -57,7 +57,7 @@ class Entries(Core):
             except KeyError:
                 break
         else:
-            return node
+            return node if isinstance(node, Tensor) or not node._shows_tensor else node._unwrap()
         return self._default(key) if default is NOT_GIVEN else default
 
     def _default(self, key: NestedKey) -> None:

@@ -251,8 +251,11 @@ class _Walk:
                             continue
                     entries[key] = self.checked(value, child, node, key, size, device, path)
                 elif child._opaque:
-                    # Most such nodes have no leaves, but one may hold a tensor of the whole batch.
-                    kept = child if others or named or not plain else child._map(fn)
+                    kept = child
+                    if child._shows_tensor:
+                        kept = self.shown(child, node, key, path, others)
+                        if kept is None:
+                            continue
                     entries[key] = (
                         kept if self.size is None else kept._with_children(kept._children(), batch_size=size)
                     )
@@ -282,6 +285,20 @@ class _Walk:
                 node, entries, items, others, path, size, device, name = above.pop()
                 if result is not None:
                     entries[key] = result
+
+    def shown(self, child: Any, node: Any, key: str, path: Path, others: tuple[Any, ...]) -> Any:
+        """Return the result for a node that stands for a tensor, as such a node; None where there is none."""
+        found = [child, *[self.other(other, key, path, child) for other in others]]
+        tensors = [each._unwrap() if isinstance(each, Core) else each for each in found]
+        name = [(*path, key) if self.nested_keys and path else key] if self.named else []
+        value = self.fn(*name, *tensors)
+        if value is None:
+            return child if self.inplace else None
+        if not self.inplace:
+            return child._rebuild(iter((value,)))
+        if value is not tensors[0]:
+            self.writes.append((node, key, tensors[0], value, (*path, key)))
+        return child
 
     def members(self, node: Any, stacked: Any, others: tuple[Any, ...], path: Path) -> Any:
         """Return the result for a lazy stack, member by member."""

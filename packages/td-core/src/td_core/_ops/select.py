@@ -109,6 +109,9 @@ class Selecting(Shaping):
             for child in node._children().values():
                 if isinstance(child, Tensor):
                     child.masked_fill_(spread(child), value)
+                elif child._opaque:
+                    # Values stay; a tensor that stands for the whole batch refuses.
+                    child._spread(part, [])
                 else:
                     todo.append((child, part))
         return self

@@ -72,6 +72,8 @@ class State(Core):
             entries, out, before = levels[-1]
             for key, child in entries:
                 name = before + key
+                if not isinstance(child, Tensor) and child._shows_tensor:
+                    child = child._unwrap()
                 if isinstance(child, Tensor):
                     if name in out:
                         raise KeyPathError(f"two leaves have the dotted key {name!r}; use flatten=False")
@@ -204,7 +206,7 @@ def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _
         node, path = todo.pop()
         known.setdefault(".".join(path), path)
         for key, child in _entries(node).items():
-            if isinstance(child, Tensor):
+            if isinstance(child, Tensor) or child._shows_tensor:
                 known.setdefault(".".join((*path, key)), (*path, key))
             else:
                 todo.append((child, (*path, key)))
@@ -259,6 +261,8 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
                 missing.extend(_leaf_names(child, at))
                 continue
             given = level.entries[key]
+            if isinstance(child, Core) and child._shows_tensor:
+                child = child._unwrap()
             if isinstance(child, Tensor) != isinstance(given, Tensor):
                 wrong.append(f"{show_path(at)} is a leaf on one side and a level on the other")
             elif not isinstance(child, Tensor):
@@ -298,7 +302,9 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
 def _stored_leaf(node: Core, key: str) -> Tensor | None:
     """Return the leaf that a write has to reach; None where the kind keeps its leaves elsewhere."""
     children = node._children()
-    found = children.get(key) if children.__class__ is dict else None
+    found: Any = children.get(key) if children.__class__ is dict else None
+    if isinstance(found, Core) and found._shows_tensor:
+        found = found._unwrap()
     return found if isinstance(found, Tensor) else None
 
 
@@ -311,7 +317,9 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
     elif isinstance(value, _Level):
         node._set_child(key, _build(node, key, value))
     elif assign or key not in node._children():
-        node._set_child(key, value)
+        held = node._children().get(key)
+        shows = isinstance(held, Core) and held._shows_tensor
+        node._set_child(key, held._rebuild(iter((value,))) if shows else value)  # type: ignore[union-attr]
     else:
         with torch.no_grad():
             node._write_child(key, value)
@@ -347,7 +355,7 @@ def _levels(target: Core, root: _Level) -> list[tuple[Core, dict[str, Any]]]:
 
 
 def _leaf_names(child: Any, path: tuple[str, ...]) -> list[str]:
-    if isinstance(child, Tensor):
+    if isinstance(child, Tensor) or child._shows_tensor:
         return [".".join(path)]
     names: list[str] = []
     todo = [(child, path)]
