@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -382,36 +383,74 @@ def test_groups_of_some_ranks(four: Any) -> None:
     assert results[3] == (4.0, 8.0, [1.0, 3.0], 1.0)
 
 
-CALLS: dict[str, Callable[[Any], Any]] = {
-    "broadcast": lambda tree: tree.broadcast(1),
-    "all_gather": lambda tree: tree.all_gather(),
-    "all_reduce": lambda tree: tree.all_reduce(),
-    "gather_and_stack": lambda tree: tree.gather_and_stack(0),
+#: Each is called where rank 1 is missing.
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "broadcast": lambda tree, group: tree.broadcast(1, group=group),
+    "scatter": lambda tree, group: tree.scatter(1, group=group),
+    "all_gather": lambda tree, group: tree.all_gather(group=group),
+    "gather_and_stack": lambda tree, group: tree.gather_and_stack(0, group=group),
+    "all_reduce": lambda tree, group: tree.all_reduce(group=group),
+    "async all_reduce": lambda tree, group: [
+        work.wait() for work in tree.all_reduce(group=group, async_op=True)
+    ],
+    "reduce": lambda tree, group: tree.reduce(0, group=group),
+    "init_remote": lambda tree, group: tree.init_remote(1, group=group),
+    "from_remote_init": lambda tree, group: tree.from_remote_init(1, group=group),
+    "from_remote_init of all": lambda tree, group: tree.from_remote_init(1, group=group, use_broadcast=True),
 }
 
 
-def dies(rank: int, call: str) -> Any:
+def alone(rank: int, dies: bool) -> Any:
+    """Return for each call what rank 0 says and whether its collection stayed as it was."""
+    groups = [dist.new_group([0, 1], timeout=timedelta(seconds=1)) for _ in CALLS]
     if rank == 1:
-        os._exit(3)
-    return caught(lambda: CALLS[call](nested(rank)))
+        return os._exit(3) if dies else None
+    tree = nested(0)
+    results = {name: caught(partial(call, tree, group)) for (name, call), group in zip(CALLS.items(), groups)}
+    assert bool((tree == nested(0)).all())
+    return results
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_a_dead_peer_is_an_error(fragile: Any, call: str) -> None:
-    message, _ = fragile.run(dies, call)
-    assert message.startswith("RuntimeError") and "onnect" in message, message
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [True, False], ids=["dead", "absent"])
+def test_a_rank_that_died_or_never_joins_is_an_error_within_the_timeout(fragile: Any, dies: bool) -> None:
+    messages, _ = fragile.run(alone, dies)
+    for name, message in messages.items():
+        assert message.startswith(("RuntimeError", "DistBackendError")), (name, message)
+        assert "onnect" in message if dies else "imed out" in message, (name, message)
 
 
-def never_joins(rank: int, call: str) -> Any:
-    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+def dies_within(rank: int, call: str, after: int) -> Any:
+    tree = nested(rank)
     if rank == 1:
-        return None
-    return caught(lambda: nested(0).all_reduce(group=group))
+        for name in ("broadcast", "scatter", "all_gather", "gather", "all_reduce", "reduce"):
+            setattr(dist, name, mortal(getattr(dist, name), after))
+    message = caught(lambda: CALLS[call](tree, None))
+    assert bool((tree == nested(rank)).all())
+    return message
 
 
-def test_a_rank_that_never_joins_is_an_error_within_the_timeout(fragile: Any) -> None:
-    message, _ = fragile.run(never_joins, "all_reduce")
-    assert message.startswith("RuntimeError") and "imed out" in message, message
+def mortal(function: Callable[..., Any], after: int) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        COUNTED.append(function)
+        if len(COUNTED) > after:
+            os._exit(3)
+        return function(*args, **kwargs)
+
+    return call
+
+
+COUNTED: list[Any] = []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "call", ["broadcast", "scatter", "all_gather", "gather_and_stack", "all_reduce", "reduce"]
+)
+def test_a_peer_that_dies_within_a_collective_is_an_error(fragile: Any, call: str) -> None:
+    message, dead = fragile.run(dies_within, call, 1)
+    assert dead.kind == "Exit"
+    assert message.startswith(("RuntimeError", "DistBackendError")) and "onnect" in message, message
 
 
 def out_of_step(rank: int) -> Any:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from td_core import TensorDict
 from td_core.errors import FormatError, MissingPluginError
-from td_distributed import from_buffer, from_consolidated, storage_of
+from td_distributed import _wire, from_buffer, from_consolidated, storage_of
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -229,6 +229,59 @@ def test_a_replaced_part_is_refused_or_harmless(data: bytes, pick: int, value: A
     except (FormatError, MissingPluginError):
         return
     use(tree)
+
+
+@pytest.mark.parametrize("name", [name for name in TREES if name != "plain"] + ["flat"])
+@given(pick=st.integers(0, 1 << 20), value=anything)
+@settings(max_examples=200)
+def test_a_replaced_part_of_a_message_is_refused_or_harmless(name: str, pick: int, value: Any) -> None:
+    tree = TensorDict({"a": torch.ones(2)}) if name == "flat" else read_buffer(TREES[name])
+    message, parts = _wire.outgoing(tree, True)
+    header = json.loads(message.header)
+    choices = spots(header)[1:]
+    *path, last = choices[pick % len(choices)]
+    target = header
+    for step in path:
+        target = target[step]
+    target[last] = value
+    try:
+        found = _wire.assemble(
+            _wire.incoming(json.dumps(header).encode()),
+            torch.cat([*parts, torch.empty(0, dtype=torch.uint8)]),
+        )
+    except (FormatError, MissingPluginError):
+        return
+    use(found)
+
+
+def read_buffer(data: bytes) -> Any:
+    return from_buffer(torch.frombuffer(bytearray(data), dtype=torch.uint8).clone())
+
+
+JAGGED = whole(
+    TensorDict(
+        {"j": torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)}, [2]
+    )
+)
+
+
+@pytest.mark.parametrize("offsets", [[0, 2, 7], [-1, 2, 6], [0, 5, 3], [1 << 62, 2, 6], [0, 6, 1 << 62]])
+def test_rows_outside_of_the_values_are_refused(offsets: list[int], tmp_path: Path) -> None:
+    storage, structure = parts(JAGGED)
+    start = structure["leaves"]["<NJT_OFFSETS>j"][2]
+    changed = storage[:start] + torch.tensor(offsets).numpy().tobytes() + storage[start + 24 :]
+    with pytest.raises(FormatError, match="rows of a jagged tensor lie outside of its 6 values"):
+        read(join(changed, structure), tmp_path)
+    message, (storage, *_) = _wire.outgoing(read_buffer(JAGGED), True)
+    storage[start : start + 24] = torch.tensor(offsets).view(torch.uint8)
+    with pytest.raises(FormatError, match="a message is damaged: the rows of a jagged tensor"):
+        _wire.assemble(message, storage)
+
+
+@pytest.mark.parametrize("header", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"[]", b"{}", b"null"])
+def test_a_damaged_header_of_a_message_is_refused(header: bytes) -> None:
+    with pytest.raises(FormatError, match="the header of a message is damaged"):
+        _wire.incoming(header)
 
 
 def test_deep_nesting_is_no_crash(tmp_path: Path) -> None:

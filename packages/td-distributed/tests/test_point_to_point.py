@@ -406,16 +406,26 @@ def test_a_peer_that_dies_is_an_error_and_changes_nothing(fragile: Any, after: i
     assert sums == [0.0] * 4
 
 
-def never_sends(rank: int) -> Any:
+def waits_in_vain(rank: int, how: str) -> Any:
     group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
-    if rank == 1:
-        target = TREES["flat"]()
-        try:
+    target = TREES["flat"]()
+    if rank == 0:
+        if how == "another tag":
+            target.isend(1, group=group, init_tag=3, return_early=True)
+        return None
+    before = target.zero_().clone()
+    try:
+        if how == "irecv":
+            for work in target.irecv(0, group=group, return_premature=True):
+                work.wait()
+        else:
             target.recv(0, group=group)
-        except RuntimeError as error:
-            return str(error)
+    except RuntimeError as error:
+        return str(error), bool((target == before).all())
     return None
 
 
-def test_a_peer_that_never_sends_is_an_error_within_the_timeout(fragile: Any) -> None:
-    assert "imed out" in fragile.run(never_sends)[1]
+@pytest.mark.parametrize("how", ["nothing is sent", "another tag", "irecv"])
+def test_what_never_comes_is_an_error_within_the_timeout(fragile: Any, how: str) -> None:
+    message, unchanged = fragile.run(waits_in_vain, how)[1]
+    assert "imed out" in message and unchanged

@@ -13,7 +13,7 @@ from td_core._collection import show_path
 from td_core._nodes import Encoded
 from td_core.errors import StructureError
 
-from . import _paths, _storage, _wire
+from . import _file, _paths, _storage, _wire
 from ._attachment import attached
 from ._wire import Message
 
@@ -85,19 +85,25 @@ def _write(
     """
     _check_same(encoded, layout, message)
     jobs, order = _match(encoded, message, pieces)
-    for target, piece in jobs:
-        target.copy_(piece)
+    source: Any = None
     if message.values:
         leaves: list[Any] = [None] * len(order)
         for mine, theirs in order:
             leaves[theirs] = encoded.leaves[mine]
-        with torch.no_grad():
-            collection.update_(decode(Encoded(message.nodes, leaves, message.values)))
+        with _file.damaged("a message"):
+            source = decode(Encoded(message.nodes, leaves, message.values))
+    with torch.no_grad():
+        for target, piece in jobs:
+            target.copy_(piece)
+        if source is not None:
+            collection.update_(source)
     return order
 
 
 def _check_same(encoded: Encoded, layout: _storage.Layout, message: Message) -> None:
-    mine, theirs = _wire.outline(encoded.nodes, layout), _wire.outline(message.nodes, message.layout)
+    mine = _wire.outline(encoded.nodes, layout)
+    with _file.damaged("the header of a message"):
+        theirs = _wire.outline(message.nodes, message.layout)
     for path in [*mine, *(path for path in theirs if path not in mine)]:
         if mine.get(path) != theirs.get(path):
             raise StructureError(

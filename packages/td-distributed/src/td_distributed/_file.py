@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,15 @@ def parse(data: Tensor, name: str) -> tuple[Any, Tensor, bool]:
         raise FormatError(f"{name} is damaged: its structure is no JSON: {error}") from error
     if not isinstance(structure, dict):
         raise FormatError(f"{name} is damaged: its structure is {type(structure).__name__}, not an object")
-    try:
+    with damaged(name):
         return _decode(structure, storage)
+
+
+@contextmanager
+def damaged(name: str) -> Iterator[None]:
+    """Turn what reading something damaged raises into a FormatError that says what was damaged."""
+    try:
+        yield
     except MissingPluginError:
         raise
     except (FormatError, BatchSizeError, DimNamesError) as error:
@@ -142,7 +150,7 @@ def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor, bo
     if structure.get("cls") == GENERAL:
         layout, nodes, values = from_description(structure["td"])
         _storage.check(layout, len(storage))
-        tree = decode(Encoded(nodes, views.leaves(layout), values))
+        tree = decode(Encoded(nodes, list(map(_storage.check_rows, views.leaves(layout))), values))
     else:
         reader = _Reader(views, structure.get("size"))
         tree = reader.node(structure)
@@ -195,6 +203,8 @@ def _leaf_to(leaf: Leaf) -> Any:
 
 def _leaf_from(entry: Any) -> Leaf:
     spans, ragged = entry
+    if len(spans) not in ((1,) if ragged is None else (2, 3)):
+        raise FormatError(f"a leaf consists of {len(spans)} pieces, its ragged dim is {ragged!r}")
     return Leaf(tuple(_span(*span) for span in spans), ragged)
 
 
@@ -342,7 +352,7 @@ class _Reader:
         for key, entry in level.get("non_tensors", {}).items():
             children[key] = self._value(entry, (*path, key))
         for key, leaf in leaves.items():
-            children[key] = leaf.made_of([self.views.of(span) for span in leaf.spans])
+            children[key] = _storage.check_rows(leaf.made_of([self.views.of(span) for span in leaf.spans]))
         for key, below in level.items():
             if key not in RESERVED and isinstance(below, dict):
                 children[key] = built[id(below)]

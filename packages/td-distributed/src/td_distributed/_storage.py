@@ -337,3 +337,34 @@ def check(layout: Layout, nbytes: int) -> None:
         if start < end:
             raise FormatError(f"leaves overlap: bytes {owner[0]} to {owner[1]} and {start} to {stop}")
         end, owner = stop, (start, stop)
+
+
+def check_rows(leaf: Tensor) -> Tensor:
+    """Return a leaf that was read; torch itself does not look where the rows of a jagged tensor lie.
+
+    Raises:
+        FormatError: they lie outside of its values.
+
+    >>> check_rows(torch.ones(2))
+    tensor([1., 1.])
+    """
+    if not leaf.is_nested:
+        return leaf
+    (values, offsets, *rest), ragged = pieces_of(leaf)
+    if any(piece.dim() != 1 or piece.dtype not in (torch.int64, torch.int32) for piece in (offsets, *rest)):
+        raise FormatError("the offsets or lengths of a jagged tensor are no vector of integers")
+    if ragged is None or not 1 <= ragged <= values.dim():
+        raise FormatError(f"the ragged dim of a jagged tensor is {ragged}, of {values.dim() + 1} dims")
+    starts, size = offsets[:-1], values.shape[ragged - 1]
+    lengths = rest[0] if rest else offsets.diff()
+    if (
+        len(offsets) < 1
+        or len(lengths) != len(starts)
+        or bool((starts < 0).any())
+        or bool((lengths < 0).any())
+        or bool((starts > size - lengths).any())
+    ):
+        raise FormatError(
+            f"the rows of a jagged tensor lie outside of its {size} values: {offsets.tolist()!r:.60}"
+        )
+    return leaf

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from td_core import decode, encode
 from td_core._nodes import Encoded
-from td_core.errors import FormatError
 
 from . import _file, _paths, _storage
 from ._attachment import attached
@@ -135,16 +134,12 @@ def incoming(header: bytes) -> Message:
     Raises:
         FormatError: the header is damaged.
     """
-    try:
+    with _file.damaged("the header of a message"):
         given = json.loads(header)
         layout, nodes, values = _file.from_description(given)
         layout = Layout(layout.leaves, int(given["nbytes"]))
         _storage.check(layout, layout.nbytes)
         return Message(header, layout, nodes, values, bool(given["together"]), bool(given["consolidated"]))
-    except FormatError:
-        raise
-    except _file.DAMAGE as error:
-        raise FormatError(f"the header of a message is damaged: {type(error).__name__}: {error}") from error
 
 
 def assemble(message: Message, storage: Tensor) -> Any:
@@ -153,9 +148,11 @@ def assemble(message: Message, storage: Tensor) -> Any:
     Raises:
         FormatError: the storage is shorter than announced, or leaves contradict batch sizes.
     """
-    _storage.check(message.layout, len(storage))
-    result = decode(Encoded(message.nodes, _storage.Views(storage).leaves(message.layout), message.values))
-    _file.check_shapes(result)
+    with _file.damaged("a message"):
+        _storage.check(message.layout, len(storage))
+        leaves = list(map(_storage.check_rows, _storage.Views(storage).leaves(message.layout)))
+        result = decode(Encoded(message.nodes, leaves, message.values))
+        _file.check_shapes(result)
     return result.unlock_() if message.consolidated else result
 
 
