@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import sys
 import threading
 import weakref
 
@@ -86,36 +87,75 @@ def test_a_hundred_thousand_keys():
     assert len(td.keys()) == 100_000 and len(list(td[0].keys())) == 100_000
 
 
+READS = {
+    "clone": lambda td: td.clone(),
+    "shallow": lambda td: td.clone(False),
+    "exp": lambda td: td.exp(),
+    "add": lambda td: td + td,
+    "index": lambda td: td[0],
+    "fill": lambda td: td.__setitem__(0, 0),
+    "unbind": lambda td: td.unbind(0),
+    "stack": lambda td: torch.stack([td, td]),
+    "lazy": lambda td: LazyStackedTensorDict(td, td)["t0"].densify(),
+    "lock": lambda td: td.clone(False).lock_().unlock_(),
+    "keys": lambda td: list(td.keys(True)),
+    "leaf keys": lambda td: list(td.keys(True, True)),
+    "sorted": lambda td: list(td.keys(True, sort=True)),
+    "items": lambda td: list(td.items(True, True)),
+    "values": lambda td: list(td.values(True)),
+    "missing key": lambda td: td["missing"],
+    "flatten": lambda td: td.flatten_keys("."),
+    "update": lambda td: TensorDict(batch_size=[2]).update(td),
+    "to_dict": lambda td: td.to_dict(),
+    "state_dict": lambda td: td.state_dict(),
+    "repr": repr,
+    "pickle": lambda td: pickle.dumps(td),
+    "sum": lambda td: td.sum(),
+    "batch size": lambda td: setattr(td, "batch_size", [2]),
+}
+
+
 def test_threads_that_set_distinct_keys_lose_none_and_readers_raise_nothing_obscure():
-    td = TensorDict({f"t{i}": {} for i in range(8)})
-    failures: list[BaseException] = []
+    td = TensorDict({f"t{i}": {} for i in range(8)}, batch_size=[2])
+    failures: list[str] = []
     start = threading.Barrier(10)
+    done = threading.Event()
 
     def write(i: int) -> None:
         start.wait()
         for j in range(300):
-            td[f"t{i}", f"k{j}"] = torch.zeros(1)
+            td[f"t{i}", f"k{j}"] = torch.zeros(2)
+            td[f"r{i}", f"k{j}"] = torch.zeros(2)
+            td[f"gone{i}"] = torch.zeros(2)
+            del td[f"gone{i}"]
 
-    def read() -> None:
+    def read(names: list[str]) -> None:
         start.wait()
-        for _ in range(60):
-            try:
-                td.clone(), td.exp()
-            except (TensorDictError, RuntimeError) as error:
-                # A dict that changes while it is walked says so; anything else would be obscure.
-                if not isinstance(error, TensorDictError) and "changed size during iteration" not in str(
-                    error
-                ):
-                    failures.append(error)
+        while not done.is_set():
+            for name in names:
+                try:
+                    READS[name](td)
+                except TensorDictError:
+                    pass  # says that another thread changed the structure
+                except Exception as error:
+                    failures.append(f"{name}: {error!r}")
 
-    threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
-    threads += [threading.Thread(target=read) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        writers = [threading.Thread(target=write, args=(i,)) for i in range(8)]
+        readers = [threading.Thread(target=read, args=(list(READS)[i::2],)) for i in range(2)]
+        for thread in (*writers, *readers):
+            thread.start()
+        for thread in writers:
+            thread.join()
+        done.set()
+        for thread in readers:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert failures == []
-    assert all(len(td[f"t{i}"].keys()) == 300 for i in range(8))
+    assert all(len(td[f"{name}{i}"].keys()) == 300 for i in range(8) for name in "tr")
 
 
 RESULTS = {

@@ -110,7 +110,7 @@ class Converting(Core):
         )
         levels: list[tuple[Any, Core, Any, str]] = [(result, self, None, "")]
         for node, kind, _, _ in levels:
-            for key, child in node._children().items():
+            for key, child in list(node._children().items()):
                 other = kind._children().get(key)
                 if (
                     isinstance(child, Core)
@@ -435,7 +435,7 @@ class Converting(Core):
             return self
         levels: list[tuple[Core, dict[str, Any], dict[str, Any] | None, str]] = [(self, {}, None, "")]
         for node, out, _, _ in levels:
-            for key, child in node._children().items():
+            for key, child in list(node._children().items()):
                 out[key] = child if isinstance(child, Tensor) else child._unwrap()
                 if isinstance(child, Core) and (
                     PYTREE_TYPE in child._children() or key.startswith(NON_STRING_KEY)
@@ -522,7 +522,7 @@ def _columns(node: Core, ndim: int) -> tuple[list[Any], list[tuple[tuple[str, ..
     """Return the dtype of a structured array of ``node``, and its columns by path."""
     fields: list[Any] = []
     columns: list[tuple[tuple[str, ...], Any]] = []
-    for key, child in node._children().items():
+    for key, child in list(node._children().items()):
         if isinstance(child, Tensor):
             array = child.detach().cpu().numpy()
             fields.append(

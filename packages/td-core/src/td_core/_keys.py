@@ -84,7 +84,7 @@ def join_key(prefix: tuple[str, ...], key: str) -> str | tuple[str, ...]:
 
 def closest(key: str, existing: Iterable[str]) -> str:
     """Say which existing keys resemble ``key``: the tail of an error message."""
-    names = [str(name) for name in existing]
+    names = [str(name) for name in list(existing)]
     near = difflib.get_close_matches(key, names, n=3)
     if near:
         return f"did you mean {' or '.join(map(repr, near))}?"

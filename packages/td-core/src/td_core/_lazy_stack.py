@@ -271,7 +271,7 @@ class LazyStackedTensorDict(TensorDictBase):
         if not members:
             return []
         first, others = members[0]._children(), [member._children() for member in members[1:]]
-        return [key for key in first if all(key in other for other in others)]
+        return [key for key in list(first) if all(key in other for other in others)]
 
     def _children(self) -> Mapping[str, Child]:
         return _Stacked(self)

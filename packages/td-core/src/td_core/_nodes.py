@@ -221,7 +221,7 @@ def encode(tree: Core, subclasses: list[type] | None = None) -> Encoded:
         if subclasses is not None and (kind.with_class or type(node) is not kind.type):
             subclasses.append(type(node))
         for place, group in ((row["entries"], record.entries), (row["members"], record.members)):
-            for key, child in group.items():
+            for key, child in list(group.items()):
                 if isinstance(child, Tensor):
                     place.append([key, [len(leaves)]])
                     leaves.append(child)
@@ -289,11 +289,16 @@ def module_name(cls: type) -> str:
 
 
 def find_subclass(base: type, name: Any) -> type | None:
-    """Return the subclass of ``base`` of that name, among those defined in this process; nothing is imported."""
+    """Return the subclass of ``base`` of that name, among those defined in this process; nothing is imported.
+
+    Args:
+        base: the class.
+        name: as :func:`class_name` or ``str`` writes it.
+    """
     todo: list[Any] = [base]
     while todo:
         for cls in todo.pop().__subclasses__():
-            if class_name(cls) == name:
+            if name in (class_name(cls), f"<class '{module_name(cls)}.{cls.__qualname__}'>"):
                 return cls  # type: ignore[no-any-return]
             todo.append(cls)
     return None

@@ -16,6 +16,7 @@ from torch.utils import _pytree as torch_pytree
 
 from ._collection import Core
 from ._names import Names
+from ._nodes import NodeKind, Record
 
 Context = tuple[Any, ...]
 
@@ -52,7 +53,7 @@ def has_leaves(node: Core) -> bool:
     """Tell whether any leaf is below a node."""
     todo = [node]
     while todo:
-        for child in todo.pop()._children().values():
+        for child in list(todo.pop()._children().values()):
             if not isinstance(child, Core):
                 return True
             todo.append(child)
@@ -125,3 +126,47 @@ def register_mapping(cls: Any) -> None:
         return cls._make(dict(zip(keys, children)), batch_size, device, names_for(names, batch_size))
 
     register(cls, flatten, unflatten, lambda context: context[0])
+
+
+class Shell:
+    """A node without entries, in a context; two are equal where their kind says the same of both."""
+
+    __slots__ = ("meta", "node", "values")
+
+    def __init__(self, node: Core, record: Record) -> None:
+        self.node = node
+        self.meta = record.meta
+        self.values = record.values
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shell) and (self.meta, self.values) == (other.meta, other.values)
+
+    # A header is JSON, which has no hash.
+    __hash__ = None  # type: ignore[assignment]
+
+
+def register_kind(kind: NodeKind) -> None:
+    """Register the class of a kind whose package has not registered it by itself."""
+    if kind.type in torch_pytree.SUPPORTED_NODES:
+        return
+    # What a leaf can tell is taken off, so that it is not compared.
+    bare: dict[str, Any] = {"batch_size": torch.Size(), "device": None, "names": None}
+
+    def flatten(node: Any) -> tuple[list[Any], Context]:
+        children = node._children()
+        values = list(children.values())
+        shell = Shell(node._with_children({}, **bare), kind.flatten(node._with_children(children, **bare)))
+        return values, (tuple(children), sizes_of(node, values), node.device, node._names, shell)
+
+    def unflatten(values: Iterable[Any], context: Context) -> Any:
+        keys, sizes, device, names, shell = context
+        children = list(values)
+        batch_size = batch_size_of(children, sizes)
+        return shell.node._with_children(
+            dict(zip(keys, children)),
+            batch_size=batch_size,
+            device=device,
+            names=names_for(names, batch_size),
+        )
+
+    register(kind.type, flatten, unflatten, lambda context: context[0])

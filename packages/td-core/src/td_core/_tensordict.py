@@ -1,7 +1,8 @@
 """TensorDict: the canonical kind, a dict of tensors and collections with a batch size.
 
 Walks are iterative over nodes that are exactly TensorDicts, so that nesting may be as deep as memory allows; nodes of
-another kind are asked to walk themselves.
+another kind are asked to walk themselves. Each level is read in one go, from a copy of its dict, so that a writer in
+another thread does not disturb the walk.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ._base import TensorDictBase
 from ._coerce import WRAPPED, nest
-from ._collection import Child, Core, Plan, check_same_keys, leaf_against_node, show_path
+from ._collection import Child, Core, Plan, changed_meanwhile, check_same_keys, leaf_against_node, show_path
 from ._devices import as_device
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
@@ -91,7 +92,7 @@ class TensorDict(TensorDictBase):
         elif isinstance(source, Core):
             if names is None and batch_size is not None and as_batch_size(batch_size) == source.batch_size:
                 names = source._names
-            source = source._children()
+            source = dict(source._children())
         elif not isinstance(source, Mapping):
             raise ValueError(
                 f"the source of a TensorDict is a mapping or a collection; got {type(source).__name__}"
@@ -286,7 +287,7 @@ class TensorDict(TensorDictBase):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Store an entry by key, or write ``value`` into all entries at an index."""
-        if type(index) is str:
+        if type(index) is str or (type(index) is tuple and index and type(index[0]) is str):
             self._set_path(index, value)
         else:
             super().__setitem__(index, value)
@@ -359,7 +360,7 @@ class TensorDict(TensorDictBase):
         flat = True
         todo = [self._data]
         while todo:
-            for child in todo.pop().values():
+            for child in list(todo.pop().values()):
                 if isinstance(child, Tensor):
                     append(child)
                     continue
@@ -375,7 +376,7 @@ class TensorDict(TensorDictBase):
         ndim = len(self._batch_size)
         todo = [self._data]
         while todo:
-            for child in todo.pop().values():
+            for child in list(todo.pop().values()):
                 if type(child) is TensorDict:
                     todo.append(child._data)
                     continue
@@ -397,12 +398,12 @@ class TensorDict(TensorDictBase):
             mine, theirs, at = todo.pop()
             if len(mine) != len(theirs):
                 check_same_keys(mine, theirs, at)
-            for key, wanted in mine.items():
+            for key, wanted in mine.copy().items():
                 try:
                     child = theirs[key]
                 except KeyError:
                     check_same_keys(mine, theirs, at)
-                    raise
+                    raise changed_meanwhile(other) from None
                 if isinstance(wanted, Tensor):
                     if not isinstance(child, Tensor):
                         raise leaf_against_node(wanted, child, (*at, key))
@@ -426,7 +427,7 @@ class TensorDict(TensorDictBase):
             data, data_other = todo.pop()
             if len(data) != len(data_other):
                 break
-            for key, child in data.items():
+            for key, child in data.copy().items():
                 found = data_other.get(key)
                 if isinstance(child, Tensor):
                     if not isinstance(found, Tensor):
@@ -462,7 +463,7 @@ class TensorDict(TensorDictBase):
         todo = [(self._data, root._data)]
         while todo:
             source, target = todo.pop()
-            for key, child in source.items():
+            for key, child in source.copy().items():
                 if isinstance(child, Tensor):
                     target[key] = following()
                 elif type(child) is TensorDict:
@@ -493,7 +494,7 @@ class TensorDict(TensorDictBase):
         todo = [(self._data, root._data)]
         while todo:
             source, target = todo.pop()
-            for key, child in source.items():
+            for key, child in source.copy().items():
                 if isinstance(child, Tensor):
                     target[key] = fn(child)
                 elif type(child) is TensorDict:
@@ -513,7 +514,7 @@ class TensorDict(TensorDictBase):
         source = self._data
         todo: list[tuple[dict[str, Child], dict[str, Child]]] = []
         while True:
-            for key, child in source.items():
+            for key, child in source.copy().items():
                 if isinstance(child, Tensor):
                     target[key] = leaf(child)
                 elif type(child) is TensorDict:
@@ -538,7 +539,7 @@ class TensorDict(TensorDictBase):
         todo = [(self._data, [root._data for root in roots])]
         while todo:
             source, targets = todo.pop()
-            for key, child in source.items():
+            for key, child in source.copy().items():
                 if isinstance(child, Tensor):
                     for target, piece in zip(targets, leaf(child)):
                         target[key] = piece
@@ -606,6 +607,7 @@ class TensorDict(TensorDictBase):
 
 def _rows(columns: list[Mapping[str, Child]], at: tuple[str, ...]) -> Iterator[tuple[str, Sequence[Child]]]:
     """Return each key with the entry that each mapping has under it; KeyMismatchError where one has none."""
+    columns = [column.copy() if type(column) is dict else column for column in columns]
     orders = list(map(list, columns))
     if orders.count(orders[0]) == len(orders):
         # Mappings of one order, the usual case, need no look-ups. zip(strict=) would take as long as two leaves.

@@ -7,6 +7,7 @@ A parent comes before its children in all three views. Non-tensor entries are no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
@@ -34,10 +35,11 @@ def default_is_leaf(cls: type) -> bool:
 
 def _level(node: Core) -> Iterator[tuple[str, Child]]:
     children = node._children()
-    # A dict is the storage itself; another mapping may build each entry that it is asked for.
-    return (
-        iter(children.items()) if children.__class__ is dict else ((k, node._stand_in(k)) for k in children)
-    )
+    # A dict is the storage itself, read in one go: a writer in another thread does not disturb the walk.
+    if children.__class__ is dict:
+        return iter(list(children.items()))
+    # Another mapping may build each entry that it is asked for.
+    return ((key, node._stand_in(key)) for key in children)
 
 
 def _leaf_keys(node: Core, nested: bool) -> list[Any]:
@@ -66,7 +68,7 @@ def stores_what_is_shown(children: dict[str, Child]) -> bool:
     >>> stores_what_is_shown({"a": torch.zeros(1)})
     True
     """
-    return not SHOWN or SHOWN.isdisjoint(map(type, children.values()))
+    return not SHOWN or SHOWN.isdisjoint(map(type, list(children.values())))
 
 
 def _shown(child: Child) -> Child:
@@ -77,14 +79,14 @@ def _leaf_items(node: Core, nested: bool) -> list[tuple[Any, Tensor]]:
     out: list[tuple[Any, Tensor]] = []
     append, stack = out.append, []
     prefix: tuple[str, ...] = ()
-    level = iter(node._children().items())
+    level = iter(list(node._children().items()))
     while True:
         for key, child in level:
             if isinstance(child, Tensor) or child._shows_tensor:
                 append(((*prefix, key) if prefix else key, _shown(child)))
             elif nested and not child._opaque:
                 stack.append((prefix, level))
-                prefix, level = (*prefix, key), iter(child._children().items())
+                prefix, level = (*prefix, key), iter(list(child._children().items()))
                 break
         else:
             if not stack:
@@ -97,7 +99,7 @@ def _count_leaves(node: Core, nested: bool) -> int:
     while todo:
         node = todo.pop()
         children = node._children()
-        entries = children.values() if children.__class__ is dict else map(node._stand_in, children)
+        entries = list(children.values()) if children.__class__ is dict else map(node._stand_in, children)
         count += len(children)
         for child in entries:
             if not isinstance(child, Tensor) and not child._shows_tensor:
@@ -120,10 +122,10 @@ class _Walk:
         self._plain = leaves_only and is_leaf is None and not sort
 
     def _flat(self) -> dict[str, Any] | None:
-        """Return the storage where it holds plain tensors alone."""
-        children = self._node._children()
-        if children.__class__ is dict and PLAIN.issuperset(map(type, children.values())):
-            return children
+        """Return the entries where they are plain tensors alone."""
+        children: Any = self._node._children()
+        if children.__class__ is dict and PLAIN.issuperset(map(type, (entries := children.copy()).values())):
+            return entries  # type: ignore[no-any-return]
         return None
 
     def _walk(self, *, values: bool) -> Iterator[tuple[Any, Child]]:
@@ -150,9 +152,8 @@ class _Walk:
 
     def _ordered(self, node: Core, values: bool) -> Iterator[tuple[str, Child]]:
         children = node._children()
-        if self._how[3]:
-            return ((key, children[key] if values else node._stand_in(key)) for key in sorted(children))
-        return iter(children.items()) if values else _level(node)
+        level = iter(children.items()) if values and children.__class__ is not dict else _level(node)
+        return iter(sorted(level, key=itemgetter(0))) if self._how[3] else level
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)})"  # type: ignore[call-overload]
@@ -166,7 +167,7 @@ class CollectionKeys(_Walk, Set[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._plain:
             flat = self._flat()
-            return iter(_leaf_keys(self._node, self._how[0]) if flat is None else list(flat))
+            return iter(_leaf_keys(self._node, self._how[0]) if flat is None else flat)
         return (key for key, _ in self._walk(values=False))
 
     def __len__(self) -> int:
@@ -208,7 +209,7 @@ class CollectionValues(_Walk):
         if self._plain:
             flat = self._flat()
             if flat is not None:
-                return iter(list(flat.values()))
+                return iter(flat.values())
         return (child for _, child in self._walk(values=True))
 
     def __contains__(self, value: object) -> bool:
@@ -223,7 +224,7 @@ class CollectionItems(_Walk):
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         if self._plain:
             flat = self._flat()
-            return iter(_leaf_items(self._node, self._how[0]) if flat is None else list(flat.items()))
+            return iter(_leaf_items(self._node, self._how[0]) if flat is None else flat.items())
         return self._walk(values=True)
 
     def __contains__(self, pair: object) -> bool:

@@ -22,7 +22,7 @@ def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: b
         if node._stacked() is None:
             levels.extend(
                 (child, at)
-                for child in node._children().values()
+                for child in list(node._children().values())
                 if not isinstance(child, Tensor) and not child._opaque
             )
     shapes: list[list[tuple[int, ...]]] = [[] for _ in levels]
@@ -34,7 +34,7 @@ def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: b
             size: tuple[int, ...] | None = current
         else:
             shapes[at] += [
-                tuple(child.shape) for child in node._children().values() if isinstance(child, Tensor)
+                tuple(child.shape) for child in list(node._children().values()) if isinstance(child, Tensor)
             ]
             size = common_prefix(shapes[at], batch_dims) if shapes[at] else None
             if (

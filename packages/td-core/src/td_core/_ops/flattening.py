@@ -45,7 +45,7 @@ def _flat_collision(root: Core, separator: str, is_leaf: IsLeaf | None) -> KeyTa
     todo: list[tuple[tuple[str, ...], Core]] = [((), root)]
     while todo:
         at, node = todo.pop()
-        for key, child in node._children().items():
+        for key, child in list(node._children().items()):
             path = (*at, key)
             if isinstance(child, Tensor) or child._opaque or (is_leaf is not None and is_leaf(type(child))):
                 other = seen.setdefault(separator.join(path), path)
@@ -67,7 +67,7 @@ def nested_entries(root: Core, separator: str) -> dict[str, Child]:
     # Levels are plain dicts until all keys are placed: no entry of a collection is one.
     top: dict[str, Child] = {}
     levels: list[tuple[dict[str, Child], str, dict[str, Child], Core | None]] = []
-    for key, child in root._children().items():
+    for key, child in list(root._children().items()):
         if separator not in key:
             if key not in top:
                 top[key] = child
@@ -101,7 +101,7 @@ def nested_entries(root: Core, separator: str) -> dict[str, Child]:
 
 
 def _add_all(level: dict[str, Child], node: Core, key: str) -> None:
-    for part, child in node._children().items():
+    for part, child in list(node._children().items()):
         if part in level:
             raise _taken(key, part)
         level[part] = child

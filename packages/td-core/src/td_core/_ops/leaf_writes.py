@@ -91,42 +91,45 @@ def copied_whole(
         mine, theirs = todo.pop()
         if mine.__class__ is not dict or theirs.__class__ is not dict:
             return False
-        if PLAIN.issuperset(map(type, mine.values())) and list(mine) == list(theirs):
-            # A level of leaves in the same order, the usual case, needs no look-ups.
-            if not PLAIN.issuperset(map(type, theirs.values())):
-                return False
-            targets += mine.values()
-            values += theirs.values()
-            continue
-        for key, value in theirs.items():
-            held: Any = mine.get(key)
-            if type(held) in PLAIN:
-                if type(value) not in PLAIN:
+        # Levels of the same order, the usual case, need no look-ups.
+        held: list[Any] = list(mine.values()) if list(mine) == list(theirs) else list(map(mine.get, theirs))
+        given: list[Any] = list(theirs.values())
+        if not PLAIN.issuperset(map(type, held)):
+            for at in [at for at, entry in enumerate(held) if type(entry) not in PLAIN][::-1]:
+                entry, value = held.pop(at), given.pop(at)
+                if (
+                    entry is None
+                    or isinstance(entry, Tensor)
+                    or isinstance(value, Tensor)
+                    or entry._opaque
+                    or value._opaque
+                ):
                     return False
-                targets.append(held)
-                values.append(value)
-            elif (
-                held is None
-                or isinstance(held, Tensor)
-                or isinstance(value, Tensor)
-                or held._opaque
-                or value._opaque
-            ):
-                return False
-            else:
-                todo.append((held._children(), value._children()))
-    if COPY.fused is None or not targets or functorch_level() is not None:
+                todo.append((entry._children(), value._children()))
+        targets += held
+        values += given
+    if not targets or not PLAIN.issuperset(map(type, values)):
         return False
     if view is not None:
         targets = list(map(view, targets))
     if not all(map(Tensor.is_same_size, targets, values)):
         return False
-    if any(each.written(target, source, targets, values, non_blocking) for each in attachments(target)):
+    attached = attachments(target)
+    if attached and any(each.written(target, source, targets, values, non_blocking) for each in attached):
         return True
+    return copied_fused(targets, values, non_blocking)
+
+
+def copied_fused(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> bool:
+    """Copy plain tensors into others of the same shapes; False, with nothing written, where torch would refuse."""
+    # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
+    if (
+        COPY.fused is None
+        or functorch_level() is not None
+        or (not all(map(Tensor.is_contiguous, targets)) and any(map(is_expanded, targets)))
+    ):
+        return False
     try:
-        # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
-        if not all(map(Tensor.is_contiguous, targets)) and any(map(is_expanded, targets)):
-            return False
         COPY.fused(targets, values, non_blocking)
     except RuntimeError:
         # Autograd protects an entry. torch looks at all of them first; the careful way says which it is.

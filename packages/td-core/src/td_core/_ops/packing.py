@@ -127,7 +127,7 @@ class Packing(Shaping):
         if layout is not None:
             _check_layout(layout, mine)
             mine = PackLayout(layout.keys, layout.shapes, at, layout.nested, layout.device, layout.cls)
-        leaves = [self.get(key) for key in mine.keys]
+        leaves = [self[key] for key in mine.keys]
         for key, leaf in zip(mine.keys, leaves, strict=True):
             if leaf.dtype != leaves[0].dtype:
                 raise TypeError(
@@ -209,7 +209,7 @@ def _padded(node: Any, padding: float) -> Any:
         members, dim = stacked
         return _pad_and_stack([_padded(member, padding) for member in members], dim, padding)
     children: dict[str, Child] = {}
-    for key, child in node._children().items():
+    for key, child in list(node._children().items()):
         if not isinstance(child, Tensor):
             children[key] = _padded(child, padding)
         else:

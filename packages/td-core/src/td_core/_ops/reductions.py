@@ -281,7 +281,7 @@ def _with_keys(result: Any, key_transform: KeyTransform) -> Any:
     todo = [(result, renamed)]
     while todo:
         source, target = todo.pop()
-        for key, child in source._children().items():
+        for key, child in list(source._children().items()):
             if isinstance(child, Tensor) or child._opaque:
                 target._set_path(key_transform(key), child)
             else:

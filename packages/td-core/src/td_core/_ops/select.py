@@ -106,7 +106,7 @@ class Selecting(Shaping):
                 todo += zip(members, parts, strict=True)
                 continue
             spread = elements.spread_over(part)
-            for child in node._children().values():
+            for child in list(node._children().values()):
                 if isinstance(child, Tensor):
                     child.masked_fill_(spread(child), value)
                 elif child._opaque:
@@ -259,7 +259,7 @@ def _completed(node: Core, ref: Core, value: float) -> Any:
         return torch.full_like(leaf, value)
 
     children = dict(node._children())
-    for key, theirs in ref._children().items():
+    for key, theirs in list(ref._children().items()):
         mine = children.get(key)
         if mine is None:
             children[key] = fill(theirs) if isinstance(theirs, Tensor) else theirs._map(fill)

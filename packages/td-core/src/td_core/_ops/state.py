@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .._collection import Core, show_path
 from .._locking import refuse_if_locked
-from .._nodes import KINDS, Record, dense
+from .._nodes import KINDS, NodeKind, Record, dense
 from ..errors import FormatError, KeyPathError, StructureError
 from .leaf_writes import copy_all
 
@@ -144,7 +144,7 @@ def _enter(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
     out._metadata[level] = meta
     record = _record(node)
     if record is None:
-        return iter(node._children().items())
+        return iter(list(node._children().items()))
     meta.update(record.meta)
     if record.values:
         meta["_non_tensor"] = dict(record.values)
@@ -174,7 +174,8 @@ def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | Non
         nested = any(
             not isinstance(value, Tensor) and isinstance(value, Mapping) for value in state_dict.values()
         )
-        from_flatten = (
+        # Levels below are named in the metadata of the flat form only.
+        from_flatten = any(metadata or ()) or (
             differ and not nested and (metadata is not None or any("." in key for key in state_dict))
         )
     if from_flatten:
@@ -266,11 +267,12 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
             if isinstance(child, Tensor) != isinstance(given, Tensor):
                 wrong.append(f"{show_path(at)} is a leaf on one side and a level on the other")
             elif not isinstance(child, Tensor):
-                if child._opaque:
-                    if "_non_tensor" in given.meta:
-                        steps.append((node, key, given))
-                else:
+                if given.entries if child._opaque else _stored_kind(given):
+                    wrong.append(f"{show_path(at)} is a value on one side and a collection on the other")
+                elif not child._opaque:
                     todo.append((child, given, at))
+                elif "_non_tensor" in given.meta:
+                    steps.append((node, key, given))
             else:
                 if not assign and child.shape != given.shape:
                     wrong.append(
@@ -278,7 +280,7 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
                     )
                 steps.append((node, key, given))
         for key, given in level.entries.items():
-            if key not in entries and (isinstance(given, Tensor) or _has_tensor(given)):
+            if key not in entries and (isinstance(given, Tensor) or not _is_empty(given)):
                 unexpected.append(".".join((*path, key)))
                 steps.append((node, key, given))
         if not node._opaque:
@@ -329,10 +331,14 @@ def _build(parent: Core, key: str, level: _Level) -> Any:
     """Return the node that a level of the state dict describes, for a parent that holds another value or none."""
     size = torch.Size(level.meta.get("batch_size", parent.batch_size))
     held = parent._children().get(key)
-    if "_non_tensor" in level.meta and held is not None:
-        layout = KINDS.of(held).layouts.get(FORMAT)
-        unflatten = KINDS.of(held).unflatten if layout is None else layout.unflatten
-        return unflatten(Record(level.meta, {}, {}, level.meta["_non_tensor"], size))
+    kind = _stored_kind(level) or (
+        KINDS.of(held) if "_non_tensor" in level.meta and held is not None else None
+    )
+    if kind is not None:
+        layout = kind.layouts.get(FORMAT)
+        unflatten = kind.unflatten if layout is None else layout.unflatten
+        cls = type(held) if isinstance(held, kind.type) else None
+        return unflatten(Record(level.meta, {}, {}, level.meta["_non_tensor"], size, cls=cls))
     node = dense({}, size, parent.device)
     for name, value in level.entries.items():
         node._set_child(name, _build(node, name, value) if isinstance(value, _Level) else value)
@@ -354,26 +360,34 @@ def _levels(target: Core, root: _Level) -> list[tuple[Core, dict[str, Any]]]:
     return found[::-1]
 
 
+def _stored_kind(level: _Level) -> NodeKind | None:
+    """Return the kind whose value a level holds; None for a level of entries, and where the kind is not known."""
+    name = str(level.meta.get("_type")).partition("[")[0]
+    kind = KINDS.named(FORMAT, name) if "_non_tensor" in level.meta else None
+    return kind if kind is not None and kind.type._opaque else None  # type: ignore[attr-defined]
+
+
 def _leaf_names(child: Any, path: tuple[str, ...]) -> list[str]:
-    if isinstance(child, Tensor) or child._shows_tensor:
+    if isinstance(child, Tensor) or child._opaque:
         return [".".join(path)]
     names: list[str] = []
     todo = [(child, path)]
     while todo:
         node, at = todo.pop()
         for key, below in _entries(node).items():
-            if isinstance(below, Tensor):
+            if isinstance(below, Tensor) or below._opaque:
                 names.append(".".join((*at, key)))
             else:
                 todo.append((below, (*at, key)))
     return names
 
 
-def _has_tensor(level: _Level) -> bool:
+def _is_empty(level: _Level) -> bool:
     todo = [level]
-    while todo:
-        for value in todo.pop().entries.values():
-            if isinstance(value, Tensor):
-                return True
-            todo.append(value)
-    return False
+    for each in todo:
+        if _stored_kind(each) is not None or any(
+            isinstance(value, Tensor) for value in each.entries.values()
+        ):
+            return False
+        todo += each.entries.values()
+    return True

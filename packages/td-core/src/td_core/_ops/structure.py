@@ -209,7 +209,7 @@ class Structure(Updating):
             else:
                 levels.extend(
                     (child, node, key)
-                    for key, child in node._children().items()
+                    for key, child in list(node._children().items())
                     if not isinstance(child, Tensor) and not child._opaque
                 )
         for node, parent, key in reversed(levels):
@@ -254,7 +254,7 @@ class Structure(Updating):
             if size is not None:
                 result._set_batch_size(size)
         if recurse and (members is None or size is not None):
-            for key, child in self._children().items():
+            for key, child in list(self._children().items()):
                 if not isinstance(child, Tensor) and not child._opaque:
                     result._set_child(key, _empty_levels(child, size))
         if device is not NO_DEFAULT:
