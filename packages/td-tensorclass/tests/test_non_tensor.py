@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -349,3 +350,55 @@ class TestMetaData:
         assert repr(MetaData[str]("a")) == "MetaData[str](data=a, batch_size=torch.Size([]), device=None)"
         with pytest.raises(TypeError, match=r"MetaData\[str\] takes a str; got 3 of type int"):
             MetaData[str](3)
+
+
+ENTRIES: dict[str, Callable[[], Any]] = {
+    "one": lambda: NonTensorData("hi"),
+    "number": lambda: NonTensorData(3),
+    "list": lambda: NonTensorData(["p", "q"]),
+    "stack": lambda: NonTensorStack("a", "b"),
+    "meta": lambda: MetaData("m"),
+    "typed": lambda: MetaData[str]("m"),
+    "tensor": lambda: torch.zeros(2),
+    "level": lambda: TensorDict({"a": torch.zeros(2)}, [2]),
+    "nothing": lambda: None,
+}
+LEVELS = ("tensor", "level", "nothing")
+
+
+def holding(name: str) -> TensorDict:
+    entry = ENTRIES[name]()
+    return TensorDict({} if entry is None else {"k": entry}, batch_size=[2])
+
+
+class TestStateDicts:
+    @pytest.mark.parametrize("flatten", [True, False])
+    @pytest.mark.parametrize("given", [name for name in ENTRIES if name not in LEVELS])
+    @pytest.mark.parametrize("held", [name for name in ENTRIES if name not in LEVELS])
+    def test_the_target_takes_what_the_state_dict_holds(self, held: str, given: str, flatten: bool) -> None:
+        source = holding(given)
+        target = holding(held).load_state_dict(source.state_dict(flatten=flatten))
+        assert target["k"] == source["k"]
+        for cls in (NonTensorData, NonTensorStack, MetaData):
+            assert isinstance(target.get("k"), cls) == isinstance(source.get("k"), cls)
+        if held == given:
+            assert type(target.get("k")) is type(source.get("k"))
+        assert target.get("k").batch_size == source.get("k").batch_size
+
+    @pytest.mark.parametrize("strict", [True, False])
+    @pytest.mark.parametrize("other", ["tensor", "level"])
+    def test_a_value_is_no_tensor_and_no_level(self, other: str, strict: bool) -> None:
+        for held, given in ((other, "one"), ("one", other)):
+            with pytest.raises(StructureError, match="key 'k' is a .* on one side and a"):
+                holding(held).load_state_dict(holding(given).state_dict(), strict=strict)
+
+    def test_strict_names_values_that_are_missing_or_unexpected(self) -> None:
+        with pytest.raises(StructureError, match=r"missing keys: \['k'\]"):
+            holding("one").load_state_dict(holding("nothing").state_dict())
+        with pytest.raises(StructureError, match=r"unexpected keys: \['k'\]"):
+            holding("nothing").load_state_dict(holding("stack").state_dict())
+        assert holding("one").load_state_dict(holding("nothing").state_dict(), strict=False)["k"] == "hi"
+        assert holding("nothing").load_state_dict(holding("stack").state_dict(), strict=False)["k"] == [
+            "a",
+            "b",
+        ]

@@ -194,20 +194,20 @@ def _kind(
         return kind, None
     if "custom_op" in obj or "index" in obj:
         return None, None
-    stored = obj.get("_class")
-    if isinstance(stored, str):
-        for each in list(KINDS):
-            if FORMAT in each.layouts:
-                cls = find_subclass(each.type, stored)
-                if cls is not None:
-                    return KINDS.of(cls), cls
+    for each in list(KINDS):
+        if FORMAT in each.layouts:
+            cls = find_subclass(each.type, obj.get("_class", name))
+            if cls is not None:
+                return KINDS.of(cls), cls
     if _DENSE.fullmatch(name) or (not strict and isinstance(obj.get("shape"), list)):
         return KINDS["TensorDict"], None
     if name.startswith("<class 'tensordict.tensorclass."):
         # MetaData[str] and its like: a class that is made when it is first written down.
         generic = KINDS.named(FORMAT, name.partition("[")[0] + "'>")
         if "[" in name and generic is not None:
-            return generic, None
+            title = name[:-2].rpartition(".")[2]
+            made: list[type] = generic.type.__subclasses__()
+            return generic, next((cls for cls in made if cls.__qualname__ == title), None)
         raise MissingPluginError(
             f"{where}: {show_path(key)} is of the {name[1:-1]}, which is provided by {missing_package('td-tensorclass')}"
         )

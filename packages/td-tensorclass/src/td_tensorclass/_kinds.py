@@ -8,6 +8,7 @@ import torch
 
 from td_core import Layout, NodeKind, Record
 from td_core._names import check_names
+from td_core._nodes import module_name
 from td_core.errors import FormatError
 
 from ._metadata import MetaData
@@ -72,7 +73,10 @@ def _unflatten_stack(record: Record) -> NonTensorStack:
 
 
 def _data_to_directory(node: NonTensorDataBase) -> Record:
-    return Record({"_is_non_tensor": True}, values={"data": node._value, "_metadata": node._metadata})
+    cls = type(node)
+    module = _MODULE if cls.__module__.startswith(f"{__package__}.") else module_name(cls)
+    meta = {"_is_non_tensor": True, "_type": f"<class '{module}.{cls.__qualname__}'>"}
+    return Record(meta, values={"data": node._value, "_metadata": node._metadata})
 
 
 def _data_from_values(cls: type[NonTensorDataBase]) -> Any:
@@ -102,7 +106,7 @@ def _stack_from_directory(record: Record) -> NonTensorStack:
         return NonTensorStack(*(record.members[str(i)] for i in range(len(record.members))))
     if not isinstance(data, list):
         raise FormatError(f"the values of a NonTensorStack are a list; got {data!r}")
-    stack = NonTensorStack.from_list(data, _depth_of(data, record))
+    stack = (record.cls or NonTensorStack).from_list(data, _depth_of(data, record))
     return _place(stack, {"device": record.meta.get("device")})  # type: ignore[no-any-return]
 
 
@@ -154,7 +158,7 @@ def _state_stack(node: NonTensorStack) -> Record:
 
 
 def _from_state_stack(record: Record) -> NonTensorStack:
-    return NonTensorStack.from_list(record.values["data"], len(record.batch_size))
+    return (record.cls or NonTensorStack).from_list(record.values["data"], len(record.batch_size))
 
 
 def _flatten_unbatched(node: UnbatchedNode) -> Record:
