@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as torch_pytree
 
 from td_core import TensorDict, from_any, from_struct_array
+from td_tensorclass import TensorClass
 
 Pair = namedtuple("Pair", "a b")
 
@@ -68,3 +69,19 @@ def test_values_in_dicts() -> None:
     assert td.to_dict(retain_none=False) == {"a": torch.tensor(1), "s": "x", "n": {}}
     assert td.to_tensordict()["s"] == "x"
     assert td.to_namedtuple().s == "x"
+
+
+def test_none_in_copies() -> None:
+    class Point(TensorClass):
+        x: torch.Tensor
+        y: torch.Tensor = None
+
+    points = Point(torch.zeros(2), batch_size=[2])
+    for source in (points, TensorDict({"p": points}, [2])["p"], Point.lazy_stack([points])):
+        assert "y" not in source.to_tensordict().keys()
+        assert "y" not in source.to_tensordict(retain_none=False).keys()
+        copy = source.to_tensordict(retain_none=True)
+        assert copy["y"] is None or set(copy["y"]) == {None}
+        assert copy.get("y").batch_size == source.batch_size
+    # What is set to None in a plain collection is a value like any other.
+    assert TensorDict({"a": None}).to_tensordict(retain_none=False)["a"] is None

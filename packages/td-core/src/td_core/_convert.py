@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _from_python as source
+from ._coerce import coerce
 from ._collection import Child, Core
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
@@ -476,7 +477,7 @@ class Converting(Core):
         """Return a copy of plain TensorDicts all the way down: leaves are cloned, lazy stacks stacked, classes dropped.
 
         Args:
-            retain_none: False leaves out the entries whose value is None.
+            retain_none: True adds the fields of a tensorclass that are None, as such values.
 
         >>> from td_core import TensorDict
         >>> td = TensorDict({"a": 1})
@@ -488,12 +489,14 @@ class Converting(Core):
         todo: list[tuple[Core, dict[str, Child]]] = [(self, top)]
         while todo:
             node, out = todo.pop()
-            for key, child in list(node._children().items()):
+            entries = node._dict_entries() if retain_none else node._children()  # type: ignore[attr-defined]
+            for key, child in list(entries.items()):
                 if isinstance(child, Tensor):
                     out[key] = child.clone()
+                elif child is None:
+                    out[key] = coerce(None, node.batch_size, node.device, (key,))
                 elif child._opaque:
-                    if retain_none is not False or child._unwrap() is not None:
-                        out[key] = child._map(Tensor.clone)
+                    out[key] = child._map(Tensor.clone)
                 else:
                     below: dict[str, Child] = {}
                     out[key] = dense(below, child.batch_size, child.device, child._names)
