@@ -314,18 +314,19 @@ class Converting(Core):
         {'a': 1, 'b': {'c': [1, 2]}}
         """
         root: dict[str, Any] = {}
-        todo: list[tuple[Core, dict[str, Any]]] = [(self, root)]
+        todo: list[tuple[Any, dict[str, Any]]] = [(self, root)]
         below: dict[str, Any]
         while todo:
             node, out = todo.pop()
             # One copy in C, then a look at what is no plain tensor.
-            out.update(node._dict_entries())  # type: ignore[attr-defined]
+            out.update(node._dict_entries())
             for key, child in list(out.items()) if convert_tensors or not retain_none else out.items():
                 if isinstance(child, Tensor):
                     if convert_tensors:
                         out[key] = child.numpy() if convert_tensors == "numpy" else child.tolist()
                     continue
-                if isinstance(child, Core) and not child._opaque:
+                # A type check is several times faster than isinstance with an abstract class.
+                if (type(child) is type(self) or isinstance(child, Core)) and not child._opaque:
                     if tolist_first and child.batch_size:
                         out[key] = child.tolist(convert_tensors=convert_tensors, tolist_first=True)  # type: ignore[attr-defined]
                     else:

@@ -308,12 +308,11 @@ class TensorDict(TensorDictBase):
             ):
                 size = node._batch_size
                 try:
-                    fits = not size or value.shape[: len(size)] == size
+                    if not size or value.shape[: len(size)] == size:
+                        node._data[name] = value
+                        return
                 except RuntimeError:
-                    fits = False  # a nested tensor of strided layout has no shape
-                if fits:
-                    node._data[name] = value
-                    return
+                    pass  # a nested tensor of strided layout has no shape
         super()._set_path(key, value, at, non_blocking=non_blocking)
 
     def keys(

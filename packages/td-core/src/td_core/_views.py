@@ -125,7 +125,7 @@ class _Walk:
         """Return the entries where they are plain tensors alone."""
         children: Any = self._node._children()
         if children.__class__ is dict and PLAIN.issuperset(map(type, (entries := children.copy()).values())):
-            return entries  # type: ignore[no-any-return]
+            return entries
         return None
 
     def _walk(self, *, values: bool) -> Iterator[tuple[Any, Child]]:

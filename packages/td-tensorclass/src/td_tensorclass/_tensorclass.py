@@ -148,6 +148,7 @@ class TensorClass(Wrapper):
         object.__setattr__(self, "_tensordict", td)
         ndim = len(size)
         as_they_are = device is None and names is None and not self._declares
+        fitting: torch.Size | None = None
         missing: list[str] = []
         taken = 0
         init_vars: list[Any] = []
@@ -169,9 +170,12 @@ class TensorClass(Wrapper):
                 as_they_are
                 and isinstance(value, Tensor)
                 and type(value) not in WRAPPED
-                and (not ndim or value.shape[:ndim] == size)
+                # To compare two sizes is cheaper than to slice one, and most leaves follow one of their shape.
+                and (not ndim or value.shape == fitting or value.shape[:ndim] == size)
             ):
                 data[name] = value
+                if ndim:
+                    fitting = value.shape
             elif value is not None:
                 self._store(td, name, value)
         if taken != len(kwargs):

@@ -27,9 +27,13 @@ def key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
     """Return keys as a tree; of a key and a prefix of it the longer or the shorter one wins."""
     tree: KeyTree = {}
     for key in keys:
-        path = (key,) if type(key) is str else unravel_key_to_tuple(key)
+        parents: tuple[str, ...] = ()
+        last: Any = key
+        if type(key) is not str:
+            path = unravel_key_to_tuple(key)
+            parents, last = path[:-1], path[-1]
         level = tree
-        for part in path[:-1]:
+        for part in parents:
             below = level.setdefault(part, {})
             if below is None:
                 if not longest:
@@ -38,9 +42,9 @@ def key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
             level = below
         else:
             if longest:
-                level.setdefault(path[-1], None)
+                level.setdefault(last, None)
             else:
-                level[path[-1]] = None
+                level[last] = None
     return tree
 
 

@@ -86,33 +86,32 @@ def copied_whole(
     """
     targets: list[Tensor] = []
     values: list[Tensor] = []
+    add, add_value = targets.append, values.append
     todo: list[tuple[Any, Any]] = [(target._children(), source._children())]
     while todo:
         mine, theirs = todo.pop()
         if mine.__class__ is not dict or theirs.__class__ is not dict:
             return False
-        # Levels of the same order, the usual case, need no look-ups.
-        held: list[Any] = list(mine.values()) if list(mine) == list(theirs) else list(map(mine.get, theirs))
-        given: list[Any] = list(theirs.values())
-        if not PLAIN.issuperset(map(type, held)):
-            for at in [at for at, entry in enumerate(held) if type(entry) not in PLAIN][::-1]:
-                entry, value = held.pop(at), given.pop(at)
-                if (
-                    entry is None
-                    or isinstance(entry, Tensor)
-                    or isinstance(value, Tensor)
-                    or entry._opaque
-                    or value._opaque
-                ):
-                    return False
+        held = list(mine.values())
+        if PLAIN.issuperset(map(type, held)) and list(mine) == list(theirs):
+            # A level of leaves in the same order, the usual case, needs no look-ups.
+            targets += held
+            values += theirs.values()
+            continue
+        for key, value in list(theirs.items()):
+            entry: Any = mine.get(key)
+            if isinstance(entry, Tensor):
+                add(entry)
+                add_value(value)
+            elif entry is None or isinstance(value, Tensor) or entry._opaque or value._opaque:
+                return False
+            else:
                 todo.append((entry._children(), value._children()))
-        targets += held
-        values += given
-    if not targets or not PLAIN.issuperset(map(type, values)):
+    if not targets:
         return False
     if view is not None:
         targets = list(map(view, targets))
-    if not all(map(Tensor.is_same_size, targets, values)):
+    if not may_fuse(targets, values):
         return False
     attached = attachments(target)
     if attached and any(each.written(target, source, targets, values, non_blocking) for each in attached):
@@ -120,18 +119,23 @@ def copied_whole(
     return copied_fused(targets, values, non_blocking)
 
 
-def copied_fused(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> bool:
-    """Copy plain tensors into others of the same shapes; False, with nothing written, where torch would refuse."""
-    # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
-    if (
-        COPY.fused is None
-        or functorch_level() is not None
-        or (not all(map(Tensor.is_contiguous, targets)) and any(map(is_expanded, targets)))
-    ):
+def may_fuse(targets: list[Tensor], values: list[Tensor]) -> bool:
+    """Tell whether one fused call copies each value into its target, or refuses before it writes the first."""
+    if COPY.fused is None or functorch_level() is not None:
         return False
+    if not (PLAIN.issuperset(map(type, targets)) and PLAIN.issuperset(map(type, values))):
+        return False
+    if not all(map(Tensor.is_same_size, targets, values)):
+        return False
+    # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
+    return all([target.is_contiguous() for target in targets]) or not any(map(is_expanded, targets))  # noqa: C419
+
+
+def copied_fused(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> bool:
+    """Copy what :func:`may_fuse` allows; False, with nothing written, where autograd protects a target."""
     try:
-        COPY.fused(targets, values, non_blocking)
+        COPY.fused(targets, values, non_blocking)  # type: ignore[misc]
     except RuntimeError:
-        # Autograd protects an entry. torch looks at all of them first; the careful way says which it is.
+        # torch looks at all targets first; the careful way says which it is.
         return False
     return True

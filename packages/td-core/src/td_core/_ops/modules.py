@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._collection import Child, Core, show_path
+from .._foreach import PLAIN
 from .._nodes import KINDS, dense
 from .._torch_private import functorch_level
 from ..errors import KeyPathError, StructureError
@@ -281,9 +282,9 @@ def _tensors(module: Any) -> dict[str, Child]:
     if _is_sharded(module):
         # Between a forward and a backward pass a module may hold whole parameters, whose memory is soon taken away.
         module.reshard()
-    tensors: dict[str, Child] = {key: value for key, value in module._parameters.items() if value is not None}
-    if module._buffers:
-        tensors.update((key, value) for key, value in module._buffers.items() if value is not None)
+    tensors: dict[str, Child] = {**module._parameters, **module._buffers}
+    if not PLAIN.issuperset(map(type, tensors.values())):
+        tensors = {key: value for key, value in tensors.items() if value is not None}
     return tensors
 
 

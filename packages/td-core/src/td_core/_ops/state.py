@@ -22,11 +22,12 @@ from .._collection import Core, show_path
 from .._locking import refuse_if_locked
 from .._nodes import KINDS, NodeKind, Record, dense
 from ..errors import FormatError, KeyPathError, StructureError
-from .leaf_writes import copy_all
+from .leaf_writes import copied_fused, copy_all, may_fuse
 
 SelfT = TypeVar("SelfT", bound="State")
 
 FORMAT = "state_dict/2"
+_META = {"batch_size", "device"}
 _SENTINELS = ("__batch_size", "__device")
 
 
@@ -118,6 +119,8 @@ class State(Core):
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"a state dict is a mapping; got {type(state_dict).__name__}")
+        if not assign and from_flatten is not False and _loaded_whole(self, state_dict):
+            return self
         root = _parse(self, state_dict, from_flatten)
         steps = _compare(self, root, strict, assign)
         targets: list[Tensor] = []
@@ -138,13 +141,45 @@ class State(Core):
         return self
 
 
+def _loaded_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
+    """Load what ``root.state_dict()`` would give now; False, with nothing written, where the layout is another."""
+    metadata = getattr(state_dict, "_metadata", None) or {}
+    targets: dict[str, Tensor] = {}
+    leaves = 0
+    levels: list[tuple[Core, str]] = [(root, "")]
+    for node, name in levels:
+        children, meta = node._children(), metadata.get(name)
+        if (
+            children.__class__ is not dict
+            or meta is None
+            or meta.keys() != _META
+            or meta["batch_size"] != node.batch_size
+            or meta["device"] != node.device
+            or _record(node) is not None
+        ):
+            return False
+        prefix = f"{name}." if name else ""
+        for key, child in list(children.items()):
+            if isinstance(child, Tensor):
+                targets[prefix + key] = child
+                leaves += 1
+            else:
+                levels.append((child, prefix + key))
+    # Two leaves of one dotted name, or two levels, would not be told apart.
+    if not leaves == len(targets) == len(state_dict) or len(levels) != len(metadata):
+        return False
+    held, values = list(targets.values()), [state_dict.get(name) for name in targets]
+    with torch.no_grad():
+        return may_fuse(held, values) and copied_fused(held, values)  # type: ignore[arg-type]
+
+
 def _enter(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
     """Write the metadata of a level and return its entries."""
     meta: dict[str, Any] = {"batch_size": node.batch_size, "device": node.device}
     out._metadata[level] = meta
     record = _record(node)
     if record is None:
-        return iter(node._children().items())
+        return iter(list(node._children().items()))
     meta.update(record.meta)
     if record.values:
         meta["_non_tensor"] = dict(record.values)

@@ -23,11 +23,13 @@ from .._views import IsLeaf
 from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .flattening import flat_entries, nested_entries
-from .key_trees import KeyTree, Row, build, key_tree, restrict, shallow
+from .key_trees import KeyTree, Row, build, key_tree, restrict
 from .locking import source_of
 from .update import Updating
 
 SelfT = TypeVar("SelfT", bound="Structure")
+
+_STRINGS = frozenset({str})
 
 
 class Structure(Updating):
@@ -67,12 +69,11 @@ class Structure(Updating):
         result: Any
         children = self._children()
         picked: dict[Any, Child] | None = None
-        if children.__class__ is dict and not as_tensordict:
+        if children.__class__ is dict and not as_tensordict and _STRINGS.issuperset(map(type, keys)):
             try:
-                # Strings, the usual case. Tuples are in no level, so nested keys take the other way, as errors do.
                 picked = {key: children[key] for key in keys}
-            except (KeyError, TypeError):
-                picked = None
+            except KeyError:
+                picked = None  # the other way says which keys there are
         if picked is None:
             result = restrict(self, key_tree(keys, longest=True), strict, as_tensordict)
         else:
@@ -101,14 +102,13 @@ class Structure(Updating):
             _remove_in_place(self, key_tree(keys, longest=False), prune=False)
             return self
         result: Any
-        kept = None if self._stacked() is not None else dict(self._children())
-        for key in keys:
-            if kept is None or type(key) is not str:
-                result = _without(self, key_tree(keys, longest=False), prune=False)
-                break
-            kept.pop(key, None)
+        if self._stacked() is None and _STRINGS.issuperset(map(type, keys)):
+            kept = dict(self._children())
+            for key in keys:
+                kept.pop(key, None)  # type: ignore[arg-type]
+            result = self._with_children(kept)
         else:
-            result = self._with_children(kept) if kept is not None else shallow(self)
+            result = _without(self, key_tree(keys, longest=False), prune=False)
         result._undo = partial(_write_back_rest, weakref.ref(self))
         return result  # type: ignore[no-any-return]
 

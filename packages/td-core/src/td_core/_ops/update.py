@@ -138,7 +138,7 @@ class Updating(Entries):
         whole = keys_to_update is None and not kwargs
         if (
             whole
-            and isinstance(input_dict_or_td, Core)
+            and (type(input_dict_or_td) is type(self) or isinstance(input_dict_or_td, Core))
             and copied_whole(self, input_dict_or_td, non_blocking)
         ):
             return self
