@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -72,6 +73,16 @@ def test_a_masked_entry_is_encoded_with_its_origin() -> None:
     assert encoded.nodes[1]["from"] == "td-example-codec==0.1.0"
     assert json.loads(json.dumps(encoded.nodes)) == encoded.nodes
     assert type(decode(encoded)["x"]) is Masked
+
+
+@pytest.mark.parametrize("again", [lambda td: decode(encode(td)), lambda td: pickle.loads(pickle.dumps(td))])
+def test_a_masked_entry_keeps_device_names_and_lock(again: Any) -> None:
+    td = TensorDict({"x": masked_array()}, batch_size=[3], device="cpu", names=["row"]).lock_()
+    assert td["x"].names == ["row"]
+    masked = again(td["x"])
+    assert (type(masked), masked.device, masked.names) == (Masked, torch.device("cpu"), ["row"])
+    assert masked.is_locked
+    assert not decode(encode(td["x"].clone())).is_locked
 
 
 def test_saving_and_loading_through_the_methods(tmp_path: Path) -> None:
@@ -153,7 +164,7 @@ import td_core, td_example_codec
 from pathlib import Path
 try:
     td_core.load({str(path)!r})
-except td_core.MissingPluginError as error:
+except td_core.TensorDictError as error:
     print(error)
 try:
     td_example_codec.NpzSerializer().load(Path({str(path)!r}))
@@ -169,6 +180,7 @@ except td_core.MissingPluginError as error:
     )
     first, second = done.stdout.splitlines()
     assert first.startswith(("the format 'memmap' is provided by", "no registered format recognises"))
+    assert "installed but not active: 'td-example-codec'" in first
     assert second == (
         "node 1, of the kind 'td_example_codec.Masked', was written by 'td-example-codec' 0.1.0, "
         "which is installed but not active: TD_PLUGINS leaves it out"

@@ -230,6 +230,18 @@ def test_an_unknown_format(recorder: Recorder, default: Default, data: TensorDic
     )
 
 
+def test_a_package_that_might_have_the_format_is_named(
+    default: Default, data: TensorDict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(UNAVAILABLE, "td-zip", "installed but not active: TD_PLUGINS leaves it out")
+    (tmp_path / "x.zip").write_text("")
+    idle = "registered formats: 'memmap'; installed but not active: 'td-zip' (python -m td_core plugins says why)"
+    for action in (lambda: data.save(tmp_path, format="zip"), lambda: td_core.load(tmp_path / "x.zip")):
+        with pytest.raises((MissingPluginError, FormatError)) as caught:
+            action()
+        assert str(caught.value).endswith(idle)
+
+
 def test_nothing_to_load(recorder: Recorder, default: Default, tmp_path: Path) -> None:
     path = tmp_path / "gone"
     with pytest.raises(FileNotFoundError) as caught:

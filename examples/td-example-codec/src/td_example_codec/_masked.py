@@ -49,12 +49,16 @@ def coerce(value: Any, batch_size: torch.Size, device: torch.device | None) -> M
 
 def flatten(node: Masked) -> Record:
     """Take a node apart: what JSON can say, and the entries."""
-    meta = {"batch_size": list(node.batch_size), "names": list(node.names)}
+    meta = {
+        "batch_size": list(node.batch_size),
+        "device": None if node.device is None else str(node.device),
+        "names": list(node.names),
+        "locked": node.is_locked,
+    }
     return Record(meta, {"data": node.get("data"), "mask": node.get("mask")})
 
 
 def unflatten(record: Record) -> Masked:
     """Put a node together; the constructor checks shapes against the batch size."""
-    names = record.meta["names"]
-    named = names if any(name is not None for name in names) else None
-    return Masked(dict(record.entries), batch_size=record.meta["batch_size"], names=named)
+    meta = record.meta
+    return Masked(record.entries, meta["batch_size"], meta["device"], meta["names"], lock=meta["locked"])

@@ -65,11 +65,12 @@ class Core(ABC):
     #: True for kinds whose declarations convert tensors too, see ``_declared``.
     _declares: ClassVar[bool] = False
 
-    _locked: bool
-    _lock_parents: list[weakref.ref[Core]] | None
-    _attachments: dict[str, Any] | None
-    _undo: Callable[[Any], Any] | None
-    _names: Names | None
+    # A kind has nothing to do for these, unless it has slots.
+    _locked: bool = False
+    _lock_parents: list[weakref.ref[Core]] | None = None
+    _attachments: dict[str, Any] | None = None
+    _undo: Callable[[Any], Any] | None = None
+    _names: Names | None = None
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ._collection import Core
-from ._missing import missing_package
+from ._missing import UNAVAILABLE, missing_package
 from .errors import FormatError, MissingPluginError, PluginError
 
 __all__ = ["DEFAULT_FORMAT", "SERIALIZERS", "Saving", "Serializer", "load", "save"]
@@ -113,7 +113,8 @@ class Serializers:
         if found is not None:
             return found
         if name is None or name == DEFAULT_FORMAT:
-            hint = f"; registered formats, to be named by format=: {self._names()}" if self._by_name else ""
+            names = self._names()
+            hint = f"; registered formats, to be named by format=: {names}" if names != "none" else ""
             raise MissingPluginError(
                 f"the format {DEFAULT_FORMAT!r} is provided by {missing_package(_DEFAULT_PROVIDER)}{hint}"
             )
@@ -146,7 +147,11 @@ class Serializers:
         raise FormatError(message)
 
     def _names(self) -> str:
-        return ", ".join(map(repr, self._by_name)) or "none"
+        """Return what is registered, and which packages might add to it."""
+        idle = ", ".join(repr(name) for name in UNAVAILABLE if name != _DEFAULT_PROVIDER)
+        return (", ".join(map(repr, self._by_name)) or "none") + (
+            f"; installed but not active: {idle} (python -m td_core plugins says why)" if idle else ""
+        )
 
 
 SERIALIZERS = Serializers()

@@ -25,6 +25,7 @@ import pluggy
 from .._coerce import COERCERS, Coercer
 from .._missing import UNAVAILABLE
 from .._nodes import KINDS, NodeKind
+from .._pytree import register_kind
 from .._serializers import SERIALIZERS, Serializer
 from .._value_types import VALUES, LeafSerializer
 from ..errors import PluginError
@@ -279,6 +280,7 @@ def _kinds(results: list[Any], record: PluginRecord) -> Iterator[Addition]:
 
         def add(kind: NodeKind = kind) -> Callable[[], None]:
             KINDS.add(kind, provider=_provider(record))
+            register_kind(kind)
             return lambda: KINDS.remove(kind.tag)
 
         yield (kind.tag, kind.type), add
