@@ -37,7 +37,10 @@ PROGRAMS = {
     "index tensor": lambda td: td[torch.tensor([2, 0])],
     "index ellipsis": lambda td: td[..., 0],
     "index none": lambda td: td[None],
+    "index mask": lambda td: td[td["n", "b"] > 0],
+    "use what a mask gave": lambda td: part_of(td, td["n", "b"] > 0),
     "setitem by index": lambda td: setitem(td.clone(), 0, td[1]),
+    "setitem by mask": lambda td: raised(td.clone(), td["n", "b"] > 0),
     "stack": lambda td: torch.stack([td, td + 1], 0),
     "cat": lambda td: torch.cat([td, td], 0),
     "lazy stack": lambda td: LazyStackedTensorDict(td, td + 1, stack_dim=0)["n", "b"],
@@ -70,6 +73,17 @@ PROGRAMS = {
 
 def setitem(td, index, value):
     td[index] = value
+    return td
+
+
+def part_of(td, mask):
+    part = td[mask]
+    part["z"] = part["a"] + 1
+    return torch.stack([part * 2, part])
+
+
+def raised(td, mask):
+    td[mask] = td[mask] + 1
     return td
 
 

@@ -67,7 +67,8 @@ class IndexedWrite:
                 f"a collection takes a collection, a mapping or a number at an index; got {what}"
             )
         lead, n = self.lead, self.n
-        fitting: set[tuple[torch.Size, torch.Size]] = set()
+        # Leaves often follow leaves of their own shape. No set: a size that a mask gives has no hash while compiling.
+        fitting: tuple[torch.Size, torch.Size] | None = None
         todo: list[tuple[Any, Any, Path]] = [(root, value, ())]
         while todo:
             node, source, at = todo.pop()
@@ -83,9 +84,9 @@ class IndexedWrite:
                     if not isinstance(entry, Tensor):
                         entry = self._as_leaf(entry, target, (*at, key))
                     shapes = (entry.shape, target.shape)
-                    if shapes not in fitting:
+                    if shapes != fitting:
                         check_fits(entry, torch.Size(lead + tuple(target.shape[n:])), (*at, key))
-                        fitting.add(shapes)
+                        fitting = shapes
                     self._list(target, entry, (*at, key))
                 elif target is None:
                     refuse_if_locked(node, f"make {show_path((*at, key))}")
