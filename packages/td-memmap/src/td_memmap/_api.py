@@ -214,36 +214,7 @@ def load_memmap(
     return result if out is None else out.update(result)
 
 
-def load(
-    prefix: str | Path,
-    device: torch.device | None = None,
-    non_blocking: bool = False,
-    *,
-    out: Any = None,
-    robust_key: bool | None = True,
-    subpath: NestedKey | None = None,
-    mode: str | None = None,
-    num_threads: int = 0,
-    allow_pickle: bool | None = None,
-    verify: bool = False,
-    strict: bool = True,
-    progress: Progress = False,
-) -> Any:
-    """Return the collection saved at ``prefix``; see :meth:`TensorDict.load_memmap`."""
-    return load_memmap(
-        prefix,
-        device,
-        non_blocking,
-        out=out,
-        robust_key=robust_key,
-        subpath=subpath,
-        mode=mode,
-        num_threads=num_threads,
-        allow_pickle=allow_pickle,
-        verify=verify,
-        strict=strict,
-        progress=progress,
-    )
+load = load_memmap
 
 
 def detect(path: Path) -> bool:
