@@ -409,6 +409,7 @@ def test_litter_that_is_in_use_or_not_ours_is_left_alone(tmp_path: Path) -> None
         make(2).memmap(tmp_path / ".save.td-old-00000000")
 
 
+@pytest.mark.slow
 def test_without_an_exchange_the_old_save_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix = tmp_path / "save"
     monkeypatch.setattr(_fs, "_renameat2", lambda: None)

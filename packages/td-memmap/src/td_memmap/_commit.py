@@ -200,8 +200,10 @@ class Staging:
 
     def _publish(self) -> None:
         self._look()
+        mine = None
         if self.previous is not None:
-            self._carry(self.previous)
+            mine = owned(self.previous)
+            self._carry(self.previous, mine)
         if self._durable:
             self.tree.sync()
         complete = f"{self._litter}old-{self._token}"
@@ -216,7 +218,7 @@ class Staging:
             self._parent.sync()
         if replaced:
             with Tree.at_path(f"{self._litter}old-{self._token}", self._parent.root) as old:
-                self._retire(old, self._token)
+                self._retire(old, self._token, mine or owned(old))
 
     def _swap(self) -> bool:
         """Take the place of the prefix; tell whether something was there, which now has the temporary name."""
@@ -240,9 +242,9 @@ class Staging:
             _fs.rename_new(parent, aside, parent, self._name)
         raise FileTakenError(f"cannot save at {self.prefix}: other processes replace it all the time")
 
-    def _carry(self, previous: Tree) -> None:
+    def _carry(self, previous: Tree, mine: Owned) -> None:
         """Link files that belong to no save into the new directory."""
-        others, _ = foreign(previous, owned(previous), self._directories)
+        others, _ = foreign(previous, mine, self._directories)
         for path in others:
             for depth in range(1, len(path)):
                 if self.tree.stat(path[: depth - 1], path[depth - 1]) is None:
@@ -256,9 +258,8 @@ class Staging:
                 if error.errno not in _fs.NO_LINKS:
                     raise
 
-    def _retire(self, old: Tree, token: str) -> None:
+    def _retire(self, old: Tree, token: str, mine: Owned) -> None:
         """Remove a replaced save."""
-        mine = owned(old)
         parent, name, doomed = self._parent.root, f"{self._litter}old-{token}", f"{self._litter}new-{token}"
         with Tree.at_path(self.prefix) as now:
             clean = _rescue_all(old, now, mine)
@@ -287,7 +288,7 @@ class Staging:
             with tree:
                 if state[1] == "old":
                     if not _fs.rename_new(parent, name, parent, self._name):
-                        self._retire(tree, state[2])
+                        self._retire(tree, state[2], owned(tree))
                 elif _fs.take(tree.root, without_locks=False):
                     tree.remove_all()
                     _fs.remove_directory(name, parent)

@@ -37,7 +37,7 @@ Parts = tuple[str, ...]
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FD_DIRECTORY = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
-_OPEN_DIRECTORIES = 64
+_OPEN_DIRECTORIES = 128
 _CRC_PIECE = 16 << 20
 #: Errors of opening a file for writing that still let it be read.
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)

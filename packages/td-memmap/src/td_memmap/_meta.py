@@ -311,7 +311,7 @@ def _leaf(
     entry: dict[str, Any], where: str, key: tuple[str, ...], files: tuple[str, ...], batch_size: torch.Size
 ) -> LeafEntry:
     name = entry.get("dtype")
-    dtype = DTYPES.get(name) if isinstance(name, str) else None
+    dtype = DTYPES.get(name) if type(name) is str else None
     if dtype is None:
         raise damaged(where, key, "dtype", name, "a dtype that this torch knows and a file can hold")
     shape = check_shape(entry.get("shape"), where, key, "shape", dtype.itemsize)
@@ -320,7 +320,7 @@ def _leaf(
     if nested is None or nested is False:
         if entry.get("layout") == "jagged":
             return LeafEntry(shape, dtype, files, nbytes, jagged=_jagged(entry, where, key))
-        if shape[: len(batch_size)] != batch_size:
+        if batch_size and shape[: len(batch_size)] != batch_size:
             expected = f"a shape that starts with the batch size {list(batch_size)}"
             raise damaged(where, key, "shape", list(shape), expected)
         return LeafEntry(shape, dtype, files, nbytes)
@@ -353,11 +353,12 @@ def _jagged(entry: dict[str, Any], where: str, key: tuple[str, ...]) -> dict[str
 
 def _candidates(key: str, robust_key: bool) -> tuple[str, ...]:
     """Return the names that the file or directory of a key may have, the likeliest first."""
+    if robust_key and (encoded := _names.encode_key(key)) == key:
+        return (key,)
     raw = _names.raw_name(key)
     if not robust_key:
         return () if raw is None else (raw,)
-    encoded = _names.encode_key(key)
-    return (encoded,) if raw is None or raw == encoded else (encoded, raw)
+    return (encoded,) if raw is None else (encoded, raw)
 
 
 def check_shape(value: Any, where: str, key: tuple[str, ...], name: str, itemsize: int = 1) -> torch.Size:

@@ -30,6 +30,7 @@ SOURCE = "_source"
 RESERVED = frozenset({"shape", "device", "_type", "_class", "_format_version", "_names"})
 
 _UNSAFE = re.compile(r'[\x00-\x20\x7f/\\<>:"|?*%]')
+_DOTS = frozenset({"", ".", ".."})
 _LONGEST = 255
 
 
@@ -39,9 +40,13 @@ def encode_key(key: str) -> str:
     >>> encode_key("a/b"), encode_key("50%"), encode_key(".."), encode_key("")
     ('a%2Fb', '50%25', '%2E%2E', '%')
     """
-    if key in {"", ".", ".."}:
-        return "%2E" * len(key) or "%"
-    return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", key)
+    if _UNSAFE.search(key) is None and key not in _DOTS:
+        return key
+    return "%2E" * len(key) or "%" if key in _DOTS else _UNSAFE.sub(_hex, key)
+
+
+def _hex(match: re.Match[str]) -> str:
+    return f"%{ord(match[0]):02X}"
 
 
 def leaf_name(key: str) -> str:
@@ -94,7 +99,7 @@ def raw_name(key: str) -> str | None:
     >>> raw_name("a b"), raw_name("../x"), raw_name("c:d")
     ('a b', None, 'c:d')
     """
-    if key in {"", ".", ".."} or "/" in key or "\\" in key or "\0" in key:
+    if key in _DOTS or "/" in key or "\\" in key or "\0" in key:
         return None
     return key
 

@@ -42,7 +42,8 @@ def shaped(flat: Tensor, shape: Shape) -> Tensor:
     torch.Size([2, 2])
     """
     if not isinstance(shape, Tensor):
-        return flat.view(shape)
+        # Numbers are taken apart much faster than a torch.Size.
+        return flat if len(shape) == 1 else flat.view(*shape) if shape else flat.view(())
     rows = shape.tolist()
     strides = [[math.prod(row[i + 1 :]) for i in range(len(row))] for row in rows]
     offsets, total = [], 0

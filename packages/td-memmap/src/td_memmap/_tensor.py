@@ -118,11 +118,10 @@ class MemoryMappedTensor(Tensor):
         return result if index is None else result[index]
 
     @classmethod
-    def _on(cls, data: Tensor, place: Place, chain: tuple[Any, ...] = ()) -> MemoryMappedTensor:
+    def _on(cls, data: Tensor, place: Place) -> MemoryMappedTensor:
         """Return ``data``, which is mapped already, as a tensor that knows its place."""
         result = data.as_subclass(cls)
         result._place = place
-        result._chain = chain
         return result
 
     @classmethod
