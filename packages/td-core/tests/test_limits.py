@@ -65,7 +65,33 @@ def test_two_thousand_levels(name):
     assert isinstance(bottom(result), torch.Tensor)
 
 
-@pytest.mark.parametrize("operation", [repr, lambda td: td.flatten_keys("."), lambda td: td.state_dict()])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        repr,
+        lambda td: td._repr_html_(),
+        lambda td: td.flatten_keys(".").unflatten_keys("."),
+        lambda td: td.state_dict(flatten=False),
+        lambda td: td.to_dict(),
+        lambda td: td.to_namedtuple(),
+        lambda td: td.to_struct_array(),
+        lambda td: td.to_pytree(),
+        lambda td: td.numpy(),
+        lambda td: td.tolist(),
+        lambda td: td.where(torch.ones(2, dtype=torch.bool), TensorDict(batch_size=[2]), pad=0),
+        lambda td: td.densify(),
+        lambda td: LazyStackedTensorDict(td, td).densify(),
+        lambda td: td.to_padded_tensor(mask_key="mask"),
+        lambda td: td.pack(),
+        lambda td: td.norm(),
+        lambda td: td.named_apply(lambda key, leaf: leaf, nested_keys=True),
+        lambda td: td.select(("n",) * DEPTH),
+        lambda td: TensorDict(td.to_dict(), [2]),
+        lambda td: TensorDict(batch_size=[2]).set(("n",) * DEPTH, torch.zeros(2)),
+        lambda td: LazyStackedTensorDict(td, td)[("n",) * DEPTH],
+        lambda td: td.__setitem__(0, td[1]),
+    ],
+)
 def test_two_thousand_levels_work_or_raise_one_clear_error(operation):
     try:
         operation(chain(DEPTH))

@@ -15,7 +15,7 @@ from .._collection import Child, Core, show_path
 from .._keys import unravel_key_to_tuple
 from .._nodes import dense
 from .._plans import Shape, wrap_dim
-from ..errors import BatchSizeError, KeyMismatchError, StructureError
+from ..errors import BatchSizeError, DepthError, KeyMismatchError, StructureError
 from ..typing import NestedKey
 from .shape import Shaping
 
@@ -150,6 +150,9 @@ class Packing(Shaping):
             padding: what the new elements are.
             mask_key: an entry to add: True where the batch has elements, False where it was padded.
 
+        Raises:
+            DepthError: the nesting is deeper than Python can call.
+
         >>> from td_core import LazyStackedTensorDict, TensorDict
         >>> members = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]
         >>> padded = LazyStackedTensorDict(*members).to_padded_tensor(mask_key="mask")
@@ -158,9 +161,12 @@ class Packing(Shaping):
                 [1., 1.]]), tensor([[ True, False],
                 [ True,  True]]))
         """
-        result = _padded(self, padding)
-        if mask_key is not None:
-            result.set(mask_key, _mask(self))
+        try:
+            result = _padded(self, padding)
+            if mask_key is not None:
+                result.set(mask_key, _mask(self))
+        except RecursionError as error:
+            raise DepthError(f"the levels are too many to be padded one inside the other: {error}") from error
         return result
 
 

@@ -21,7 +21,7 @@ from .._collection import Core
 from .._indexing import plan_index
 from .._locking import refuse_if_locked
 from .._nodes import dense
-from ..errors import StructureError
+from ..errors import DepthError, StructureError
 from .entries import Entries
 from .locking import Locking, source_of
 
@@ -412,6 +412,9 @@ class Shaping(Entries, Locking):
         Args:
             layout: the layout of those nested tensors: ``torch.strided`` or ``torch.jagged``.
 
+        Raises:
+            DepthError: the nesting is deeper than Python can call.
+
         >>> from td_core import LazyStackedTensorDict, TensorDict
         >>> stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(1)}), TensorDict({"a": torch.zeros(2)}))
         >>> stack.densify(torch.jagged)["a"].is_nested
@@ -421,7 +424,12 @@ class Shaping(Entries, Locking):
         while todo:
             node = todo.pop()
             if node._stacked() is not None and not node._opaque:
-                return self._densify(layout)  # type: ignore[no-any-return]
+                try:
+                    return self._densify(layout)  # type: ignore[no-any-return]
+                except RecursionError as error:
+                    raise DepthError(
+                        f"the levels are too many to be stacked one inside the other: {error}"
+                    ) from error
             todo.extend(node._nested())
         return self._with_children(self._children())
 
