@@ -2,7 +2,7 @@
 
 Walks are iterative over nodes that are exactly TensorDicts, so that nesting may be as deep as memory allows; nodes of
 another kind are asked to walk themselves. Each level is read in one go, from a copy of its dict, so that a writer in
-another thread does not disturb the walk.
+another thread does not disturb the walk; where there is a result, the copy becomes a level of it.
 """
 
 from __future__ import annotations
@@ -458,22 +458,22 @@ class TensorDict(TensorDictBase):
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         following = leaves.__next__
-        root = _shell(type(self), self)
-        todo = [(self._data, root._data)]
+        root = _twin(self)
+        todo = [root._data]
         while todo:
-            source, target = todo.pop()
-            for key, child in source.copy().items():
+            level = todo.pop()
+            for key, child in level.items():
                 if isinstance(child, Tensor):
-                    target[key] = following()
+                    level[key] = following()
                 elif type(child) is TensorDict:
-                    target[key] = node = _shell(TensorDict, child)
-                    todo.append((child._data, node._data))
+                    level[key] = node = _twin(child)
+                    todo.append(node._data)
                 else:
-                    target[key] = child._rebuild(leaves)
+                    level[key] = child._rebuild(leaves)
         return root
 
     def _shallow(self: SelfT) -> SelfT:
-        root = type(self)._make(self._data.copy(), self._batch_size, self._device, self._names)
+        root = _twin(self)
         todo = [root._data]
         while todo:
             level = todo.pop()
@@ -481,26 +481,25 @@ class TensorDict(TensorDictBase):
                 if isinstance(child, Tensor):
                     continue
                 if type(child) is TensorDict:
-                    data = child._data.copy()
-                    level[key] = TensorDict._make(data, child._batch_size, child._device, child._names)
-                    todo.append(data)
+                    level[key] = node = _twin(child)
+                    todo.append(node._data)
                 else:
                     level[key] = child._shallow()
         return root
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
-        root = _shell(type(self), self)
-        todo = [(self._data, root._data)]
+        root = _twin(self)
+        todo = [root._data]
         while todo:
-            source, target = todo.pop()
-            for key, child in source.copy().items():
+            level = todo.pop()
+            for key, child in level.items():
                 if isinstance(child, Tensor):
-                    target[key] = fn(child)
+                    level[key] = fn(child)
                 elif type(child) is TensorDict:
-                    target[key] = node = _shell(TensorDict, child)
-                    todo.append((child._data, node._data))
+                    level[key] = node = _twin(child)
+                    todo.append(node._data)
                 else:
-                    target[key] = child._map(fn)
+                    level[key] = child._map(fn)
         return root
 
     def _transform(self: SelfT, plan: Plan) -> SelfT:
@@ -508,29 +507,28 @@ class TensorDict(TensorDictBase):
         # Slicing a Size and putting one together are among the dearest steps of a small operation.
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead else old[n:]
         names = None if self._names is None else move_names(self._names, plan.dims(), n)
-        target: dict[str, Child] = {}
-        root = type(self)._make(target, size, self._device, names)
-        source = self._data
-        todo: list[tuple[dict[str, Child], dict[str, Child]]] = []
+        level = self._data.copy()
+        root = type(self)._make(level, size, self._device, names)
+        todo: list[dict[str, Child]] = []
         while True:
-            for key, child in source.copy().items():
+            for key, child in level.items():
                 if isinstance(child, Tensor):
-                    target[key] = leaf(child)
+                    level[key] = leaf(child)
                 elif type(child) is TensorDict:
-                    data: dict[str, Child] = {}
+                    data = child._data.copy()
                     inner = child._batch_size
-                    target[key] = TensorDict._make(
+                    level[key] = TensorDict._make(
                         data,
                         size if inner == old else torch.Size(lead + inner[n:]),
                         child._device,
                         None if child._names is None else move_names(child._names, plan.dims(), n),
                     )
-                    todo.append((child._data, data))
+                    todo.append(data)
                 else:
-                    target[key] = child._transform(plan)
+                    level[key] = child._transform(plan)
             if not todo:
                 return root
-            source, target = todo.pop()
+            level = todo.pop()
 
     def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         leaf = plan.leaf
@@ -617,16 +615,9 @@ def _rows(columns: list[Mapping[str, Child]], at: tuple[str, ...]) -> Iterator[t
     return ((key, [column[key] for column in columns]) for key in orders[0])
 
 
-def _shell(cls: type[SelfT], like: TensorDict) -> SelfT:
-    """Return a new, empty, unlocked node with the metadata of another."""
-    node = _new(cls)
-    node._data = {}
-    node._batch_size = like._batch_size
-    node._device = like._device
-    node._names = like._names
-    node._locked = False
-    node._lock_parents = node._attachments = node._undo = None
-    return node
+def _twin(node: SelfT) -> SelfT:
+    """Return a new, unlocked node with the metadata and the entries of another, for a walk to replace one by one."""
+    return type(node)._make(node._data.copy(), node._batch_size, node._device, node._names)
 
 
 def _why_not_joined(values: Sequence[Child], path: tuple[str, ...], error: Exception) -> StructureError:
