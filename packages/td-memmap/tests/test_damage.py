@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from td_core import TensorDict
 from td_core._lazy_stack import LazyStackedTensorDict
+from td_core._missing import UNAVAILABLE
 from td_core.errors import FormatError, MissingPluginError
 from td_memmap import PickleRefusedError
 
@@ -277,15 +278,31 @@ def test_nothing_is_there(tmp_path: Path) -> None:
         TensorDict.load_memmap(tmp_path / "pipe")
 
 
-def test_a_missing_plugin_is_named_with_the_command(save: Path) -> None:
-    edit(
-        save / "n" / "meta.json",
-        lambda meta: {"_format_version": 2, "kind": "images.Image", "provider": "td-images==1.2"},
-    )
-    message = "key 'n' is of the kind 'images.Image', written by the package 'td-images' 1.2, .*: pip install td-images"
-    with pytest.raises(MissingPluginError, match=message):
+GENERAL = {"_format_version": 2, "provider": "td-images==1.2", "meta": {"batch_size": []}}
+VALUE = {"plain": "1/3", "types": "images.Ratio@td-images==1.2"}
+
+
+@pytest.mark.parametrize(
+    ("meta", "what"),
+    [
+        ({**GENERAL, "kind": "images.Image"}, "of the kind 'images.Image',"),
+        (
+            {**GENERAL, "kind": "TensorDict", "values": {"x": VALUE}},
+            "the value at the top level, of the type 'images.Ratio',",
+        ),
+    ],
+)
+def test_a_missing_plugin_is_named_with_the_command(
+    meta: dict[str, Any], what: str, save: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(save / "n" / "meta.json", lambda _: meta)
+    message = rf"n/meta\.json: key 'n'[,:] {what} was written by 'td-images' 1\.2, which is "
+    with pytest.raises(MissingPluginError, match=message + "not installed: pip install td-images$"):
         TensorDict.load_memmap(save)
     assert set(TensorDict.load_memmap(save, strict=False).keys()) == {"a", "stack"}
+    monkeypatch.setitem(UNAVAILABLE, "td-images", "installed but not active: TD_PLUGINS leaves it out")
+    with pytest.raises(MissingPluginError, match=message + "installed but not active: TD_PLUGINS"):
+        TensorDict.load_memmap(save)
 
 
 class Bomb:

@@ -218,7 +218,7 @@ class Reader:
             raise damaged(where, level.key, "the content", sidecar, "an object of values")
         for name, value in values.items():
             if name in node.values and node.values[name] == value.get("plain"):
-                node.values[name] = join(value["plain"], value.get("types"))
+                node.values[name] = _joined(value, where, level.key)
         if "batch_size" in sidecar:
             level.batch_size = check_shape(sidecar["batch_size"], where, level.key, "batch_size")
             node.above = level.batch_size
@@ -234,7 +234,7 @@ class Reader:
                     raise damaged(where, node.level.key, name, pickled, f"a value in {_names.PICKLE}")
                 node.values[name] = pickled[name]
             elif "plain" in value:
-                node.values[name] = join(value["plain"], value.get("types"))
+                node.values[name] = _joined(value, where, node.level.key)
             else:
                 raise damaged(where, node.level.key, name, value, "a value")
 
@@ -520,6 +520,14 @@ class Reader:
                     list(entry.batch_size),
                     f"one that starts with {list(size)}",
                 )
+
+
+def _joined(value: dict[str, Any], where: str, key: tuple[str, ...]) -> Any:
+    """Return a value, whose types may be of a package that is not here."""
+    try:
+        return join(value["plain"], value.get("types"))
+    except (FormatError, MissingPluginError) as error:
+        raise type(error)(f"{where}: {show_path(key)}: {error}") from error
 
 
 def _members(listing: dict[str, bool], where: str, key: tuple[str, ...]) -> list[str]:

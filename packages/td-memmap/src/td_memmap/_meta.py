@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from td_core._collection import show_path
-from td_core._missing import missing_package
+from td_core._missing import missing_package, missing_writer
 from td_core._nodes import KINDS, NodeKind, find_subclass
 from td_core.errors import FormatError, MissingPluginError
 
@@ -28,7 +28,6 @@ _TOO_LARGE = 1 << 62
 _MOST_DIMS = 64
 
 _DENSE = re.compile(r"<class '[^']*\.TensorDict'>")
-_PROVIDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]*")
 _BELONGS_TO_LEVEL = ("_type", "_format_version", "_class")
 
 
@@ -248,14 +247,8 @@ def _general(obj: dict[str, Any], where: str, parts: Parts, key: tuple[str, ...]
     if not isinstance(tag, str):
         raise damaged(where, key, "kind", tag, "the tag of a node kind")
     if tag not in KINDS:
-        provider = obj.get("provider")
-        if isinstance(provider, str) and _PROVIDER.fullmatch(provider):
-            package, version = provider.split("==")
-            raise MissingPluginError(
-                f"{where}: {show_path(key)} is of the kind {tag!r}, written by the package {package!r} {version}, "
-                f"which is not installed: pip install {package}"
-            )
-        raise damaged(where, key, "kind", tag, "a node kind that an installed package provides")
+        missing = missing_writer(f"{where}: {show_path(key)}, of the kind {tag!r},", obj.get("provider"))
+        raise missing or damaged(where, key, "kind", tag, "a node kind that an installed package provides")
     kind, cls = KINDS[tag], None
     if "class" in obj:
         cls = find_subclass(kind.type, obj["class"])
