@@ -253,3 +253,10 @@ def bench(session: nox.Session) -> None:
     for script in sorted(ROOT.glob("benchmarks/bench_*.py")):
         environment.run(script)
     environment.run("benchmarks/ops.py", *session.posargs)
+
+
+@nox.session(venv_params=BARE)
+def comparison(session: nox.Session) -> None:
+    """Measure everything beside the reference implementation, and write the page of the documentation about it."""
+    environment = Environment(session, EVERYTHING, extra=(REFERENCE, "safetensors"))
+    environment.run("benchmarks/comparison.py", *session.posargs)
