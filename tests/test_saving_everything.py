@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
 import math
 import pickle
+import sys
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from td_core import LeafSerializer, TensorDict, hookimpl
-from td_core.errors import CodecError, MissingPluginError
+from td_core import LeafSerializer, NodeKind, TensorDict, hookimpl
+from td_core._nodes import Record
+from td_core.errors import CodecError, FormatError, MissingPluginError
 from td_core.plugins.manager import installed
 
 td_memmap = pytest.importorskip("td_memmap")
@@ -83,8 +87,26 @@ def same_value(found: Any, wanted: Any) -> bool:
 
 
 @pytest.fixture(params=["directory", "archive.tdz"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return tmp_path / str(request.param)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Where to save; whatever a test leaves there is compared with the schema that the package ships."""
+    folder = tmp_path / str(request.param)
+    yield folder
+    if folder.is_file():
+        folder = td_memmap.unpack_memmap(folder, tmp_path / "unpacked")
+    for file in folder.rglob("meta.json"):
+        assert schema.problems(json.loads(file.read_text()), schema.SCHEMA) == [], file
+
+
+def _checker() -> Any:
+    path = Path(__file__).parents[1] / "packages" / "td-memmap" / "tests" / "test_schema.py"
+    spec = importlib.util.spec_from_file_location("td_memmap_schema", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+schema = _checker()
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
@@ -223,6 +245,75 @@ def test_values_of_a_plugin_name_it_when_it_is_missing(place: Path) -> None:
     with pytest.raises(MissingPluginError, match="'td-colours' 1.2, .*: pip install td-colours"):
         TensorDict.load_memmap(place)
     assert list(TensorDict.load_memmap(place, strict=False).keys()) == ["a"]
+
+
+class Masked(TensorDict):
+    """A kind of a plugin, with what each record can hold: metadata, entries, members and values."""
+
+    __slots__ = ("note", "spare")
+
+    def _map(self, fn: Any) -> Masked:
+        node: Masked = super()._map(fn)
+        node.spare, node.note = self.spare._map(fn), self.note
+        return node
+
+
+def _flatten_masked(node: Any) -> Record:
+    return Record(
+        {"batch_size": list(node.batch_size)}, node._children(), {"spare": node.spare}, {"note": node.note}
+    )
+
+
+def _unflatten_masked(record: Record) -> Masked:
+    node = Masked(dict(record.entries), batch_size=record.meta["batch_size"])
+    node.spare, node.note = record.members["spare"], record.values["note"]
+    return node
+
+
+class Masks:
+    @hookimpl
+    def td_node_kinds(self) -> Any:
+        return [NodeKind("test.Masked", Masked, _flatten_masked, _unflatten_masked)]
+
+
+def test_a_node_kind_of_a_plugin_is_saved_and_named_when_it_is_missing(place: Path) -> None:
+    node = Masked({"shape": torch.arange(3), "n": {"x": torch.ones(3)}}, batch_size=[3])
+    node.spare, node.note = TensorDict({"y": torch.zeros(2)}), (1, b"x")
+    with installed(Masks(), id="masks", distribution="td-masks", version="1.2"):
+        TensorDict({"a": torch.ones(3), "m": node}, batch_size=[3]).memmap(place)
+        loaded = TensorDict.load_memmap(place)["m"]
+        assert type(loaded) is Masked
+        assert loaded.batch_size == (3,)
+        assert loaded["shape"].tolist() == [0, 1, 2]
+        assert loaded["n", "x"].tolist() == [1, 1, 1]
+        assert loaded.spare["y"].tolist() == [0, 0]
+        assert loaded.note == (1, b"x")
+        assert TensorDict.load_memmap(place, device="meta")["m"].spare["y"].is_meta
+    with pytest.raises(
+        MissingPluginError,
+        match="key 'm', of the kind 'test.Masked', was written by 'td-masks' 1.2, .*: pip install td-masks",
+    ):
+        TensorDict.load_memmap(place)
+    assert list(TensorDict.load_memmap(place, strict=False).keys()) == ["a"]
+    assert "m: test.Masked [3], 44 bytes, by td-masks==1.2" in str(td_memmap.inspect(place))
+
+
+def test_a_class_is_never_imported(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hostile.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "written"
+    TensorDict({"p": Point(torch.ones(2)), "n": TensorDict({"shape": torch.ones(2)})}).memmap(folder)
+    for file in folder.rglob("meta.json"):
+        meta = json.loads(file.read_text())
+        meta.update({"_type": "<class 'hostile.Point'>", "_class": "hostile:Point"})
+        if "kind" in meta:
+            meta.update({"class": "hostile:Point", "_type": "td:TensorDict"})
+        file.write_text(json.dumps(meta))
+    where = folder if place.suffix != ".tdz" else td_memmap.pack_memmap(folder, tmp_path / "hostile.tdz")
+    with pytest.raises(FormatError, match="hostile"):
+        TensorDict.load_memmap(where)
+    assert set(TensorDict.load_memmap(where, strict=False).keys()) <= {"n"}
+    assert "hostile" not in sys.modules
 
 
 def test_the_sidecar_counts_only_for_the_value_it_was_written_for(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from td_core import TensorDict
-from td_core.errors import CodecError
+from td_core.errors import CodecError, FormatError
 from td_memmap import FileTakenError, _fs
 from td_memmap._commit import Staging
 
@@ -259,16 +259,23 @@ def test_a_full_disk_names_key_and_file(tmp_path: Path, monkeypatch: pytest.Monk
         assert os.listdir(tmp_path) == ["save"]
 
 
-def test_a_limit_on_file_sizes_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", [50_000, 2_000, 100, 30, 10, 0])
+def test_a_limit_on_file_sizes_is_an_error(limit: int, tmp_path: Path) -> None:
+    """Of the leaves, of the metadata of a level, of the first file: whatever is larger."""
     prefix = tmp_path / "save"
     make(1, more=True).memmap(prefix)
 
     def save() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         td = make(2)
         td["big"] = torch.zeros(100_000)
-        with pytest.raises(OSError, match="cannot write key 'big', 400000 bytes: File too large"):
+        named = "cannot write key 'big', 400000 bytes: " if limit >= 100 else ""
+        with pytest.raises(OSError, match=f"{named}File too large"):
             td.memmap(prefix)
+        td["big"] = torch.zeros(2)
+        if limit < 2_000:
+            with pytest.raises(OSError, match="File too large"):
+                td.memmap(prefix)
 
     assert in_child(save) == 0
     assert content(prefix) == 1
@@ -489,6 +496,119 @@ def test_durable_saves_sync_before_they_are_published(
     assert dirty <= {str(tmp_path)}, "written, and not synced before it was published"
     assert ("sync", str(tmp_path)) in after
     assert renamed.startswith(str(tmp_path / ".save.td-new-"))
+
+
+class Disk:
+    """What of a directory a power failure leaves: a model that follows the calls of a save.
+
+    A file has the content that it had when it was last synced, a directory the names. Directories are dicts, files
+    lists of their pieces.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.now: dict[str, Any] = {}
+        self.synced: dict[int, Any] = {}
+        for path in [root, *sorted(root.rglob("*"))]:
+            if path != root:
+                self.at(path.parent)[path.name] = {} if path.is_dir() else [path.read_bytes()]
+        todo: list[Any] = [self.now]
+        while todo:
+            self.sync(item := todo.pop())
+            todo.extend(item.values() if isinstance(item, dict) else ())
+
+    def at(self, path: Path) -> Any:
+        item = self.now
+        for name in path.relative_to(self.root).parts:
+            item = item[name]
+        return item
+
+    def sync(self, item: Any) -> None:
+        # With the item itself, so that its id is not given to another one.
+        self.synced[id(item)] = (item, item.copy())
+
+    def see(self, name: str, args: tuple[Any, ...], kwargs: Any) -> None:
+        def folder(fd: int) -> Any:
+            return self.at(Path(os.readlink(f"/proc/self/fd/{fd}")))
+
+        if name == "open" and args[1] & os.O_CREAT:
+            folder(kwargs["dir_fd"]).setdefault(args[0], [])
+        elif name == "write":
+            folder(args[0]).append(bytes(args[1]))
+        elif name == "mkdir":
+            folder(kwargs["dir_fd"])[args[0]] = {}
+        elif name == "link":
+            folder(kwargs["dst_dir_fd"])[args[1]] = folder(kwargs["src_dir_fd"])[args[0]]
+        elif name in ("unlink", "rmdir"):
+            folder(kwargs["dir_fd"]).pop(args[0], None)
+        elif name == "rename":
+            folder(kwargs["dst_dir_fd"])[args[1]] = folder(kwargs["src_dir_fd"]).pop(args[0])
+        elif name == "renameat2":
+            source, target = folder(args[0]), folder(args[2])
+            one, other = os.fsdecode(args[1]), os.fsdecode(args[3])
+            if args[4] == 2:
+                source[one], target[other] = target[other], source[one]
+            elif other not in target:
+                target[other] = source.pop(one)
+        elif name == "fsync":
+            self.sync(folder(args[0]))
+
+    def after_a_failure(self, *, renamed: bool) -> dict[str, Any]:
+        """Return what is left, with the names beside the save as they were synced, or as they are."""
+
+        def left(item: Any) -> Any:
+            _, kept = self.synced.get(id(item), (None, {} if isinstance(item, dict) else []))
+            return {name: left(below) for name, below in kept.items()} if isinstance(kept, dict) else kept
+
+        top = self.now if renamed else self.synced[id(self.now)][1]
+        return {name: left(item) for name, item in top.items()}
+
+
+def write_out(item: Any, path: Path) -> None:
+    if isinstance(item, dict):
+        path.mkdir()
+        for name, below in item.items():
+            write_out(below, path / name)
+    else:
+        path.write_bytes(b"".join(item))
+
+
+def test_durable_saves_survive_a_power_failure_at_any_call(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    prefix = tmp_path / "disk" / "save"
+    make(1, more=True).memmap(prefix)
+    disk = Disk(tmp_path / "disk")
+    states: list[dict[str, Any]] = []
+
+    def see(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
+        for renamed in (False, True):
+            states.append(disk.after_a_failure(renamed=renamed))
+        disk.see(name, args, kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        watch(patch, see)
+        make(2).memmap(prefix, durable=True)
+    found = []
+    for i, state in enumerate(states):
+        if i < 2 or state not in states[i - 2 : i]:
+            write_out(state, tmp_path / str(i))
+            found.append(content(tmp_path / str(i) / "save"))
+    assert set(found) == {1, 2}
+    assert found[-1] == 2
+    # The model is worth nothing if it follows something else than what happens.
+    write_out({name: disk.now[name] for name in disk.now}, tmp_path / "all")
+    assert content(tmp_path / "all" / "save") == 2
+    last = disk.after_a_failure(renamed=False)
+    write_out(last, tmp_path / "last")
+    assert content(tmp_path / "last" / "save") == 2
+    with pytest.MonkeyPatch.context() as patch:
+        states.clear()
+        disk = Disk(tmp_path / "disk")
+        watch(patch, see)
+        make(3, more=True).memmap(prefix)
+    write_out(disk.after_a_failure(renamed=True), tmp_path / "not durable")
+    with pytest.raises((FormatError, FileNotFoundError, AssertionError)):
+        assert content(tmp_path / "not durable" / "save") in (2, 3)
 
 
 @pytest.mark.slow

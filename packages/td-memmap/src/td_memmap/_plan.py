@@ -22,7 +22,6 @@ from td_core._nodes import KINDS, NodeKind, Record, class_name
 from td_core._torch_private import ragged_dim
 from td_core._values import readable, split
 from td_core.errors import CodecError
-from td_core.plugins.manager import _OWNERS
 
 from . import _names
 from ._dtypes import storable
@@ -249,9 +248,8 @@ class _Planner:
         level: dict[str, Any] = {"_type": f"td:{kind.tag}", "_format_version": VERSION, "kind": kind.tag}
         if type(node) is not kind.type:
             level["class"] = class_name(type(node))
-        owner = _OWNERS.get(("td_node_kinds", kind.tag))
-        if owner is not None and owner.distribution is not None:
-            level["provider"] = f"{owner.distribution}=={owner.version}"
+        if kind.tag in KINDS.providers:
+            level["provider"] = KINDS.providers[kind.tag]
         level["meta"] = record.meta
         taken = {_names.META, _names.VALUES, _names.PICKLE}
         entries: list[Any] = []
