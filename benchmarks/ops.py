@@ -125,6 +125,11 @@ for k, v in d.items():
     elif v.shape[:2] != batch: raise ValueError(k)
 return dict(d)
 """
+WHERE = """
+wide = mask2[..., None]
+def chosen(d, e): return {k: chosen(v, e[k]) if v.__class__ is dict else torch.where(wide, v, e[k]) for k, v in d.items()}
+return chosen(d, e)
+"""
 SWAP = """
 for p, q in ((d, True), (old_d, False)): swap(model, p)
 """
@@ -194,7 +199,7 @@ ROWS = [
     Row("load_state_dict", "torch", "td.load_state_dict(state)", loop=LOAD),
     Row("to_dict", "dict", "return td.to_dict()", "v"),
     Row("from_dict", "dict", "return TensorDict.from_dict(d, batch_size=batch)", loop=BUILD),
-    Row("where", "torch", "return td.where(mask2, other)", "torch.where(mask3, v, w)"),
+    Row("where", "torch", "return td.where(mask2, other)", loop=WHERE),
     Row("gather", "torch", "return td.gather(0, index2)", "v.gather(0, index2[..., None].expand(2, 2, *v.shape[2:]))"),
     Row("pytree map", "torch", "return tree_map(function, td)", loop="return tree_map(function, d)"),
     Row("tc construct", "dict", "return Point(**d, batch_size=batch)", loop=BUILD, shapes="10 leaves"),
@@ -305,7 +310,6 @@ def fixtures(shape: str) -> dict[str, Any]:
         "index2": index[:, None].expand(2, 2),
         "mask": mask,
         "mask2": mask[:, None].expand(BATCH),
-        "mask3": mask[:, None, None],
         "half": top[: len(top) // 2] + ([("n", "b0")] if shape == "nest" else []),
         "top_half": top[: len(top) // 2],
         "function": lambda v: v + 1,

@@ -242,14 +242,11 @@ class Where(ShapePlan):
     dim: ClassVar[int] = -1
 
     def __init__(self, condition: Tensor) -> None:
-        by_ndim: dict[int, Tensor] = {}
+        by_ndim = _Wide(condition)
 
         def leaf(pair: Sequence[Tensor]) -> Tensor:
             mine, theirs = pair
-            wide = by_ndim.get(mine.ndim)
-            if wide is None:
-                wide = by_ndim[mine.ndim] = _wide(condition, mine.ndim)
-            return torch.where(wide, mine, theirs)
+            return torch.where(by_ndim[mine.ndim], mine, theirs)
 
         self.leaf = leaf
         self.lead = ()
@@ -264,19 +261,25 @@ class Where(ShapePlan):
 
 def spread_over(prefix: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a function that gives a tensor of leading dims as many dims of size one as a leaf has more."""
-    by_ndim: dict[int, Tensor] = {}
+    by_ndim = _Wide(prefix)
+    return lambda leaf: by_ndim[leaf.ndim]
 
-    def spread(leaf: Tensor) -> Tensor:
-        wide = by_ndim.get(leaf.ndim)
-        if wide is None:
-            wide = by_ndim[leaf.ndim] = _wide(prefix, leaf.ndim)
+
+class _Wide(dict[int, Tensor]):
+    """For a number of dims, a tensor with as many dims of size one behind its own as are needed."""
+
+    __slots__ = ("_prefix",)
+
+    def __init__(self, prefix: Tensor) -> None:
+        self._prefix = prefix
+
+    def __missing__(self, ndim: int) -> Tensor:
+        wide = self[ndim] = _wide(self._prefix, ndim)
         return wide
-
-    return spread
 
 
 def _wide(prefix: Tensor, ndim: int) -> Tensor:
-    return prefix.reshape((*prefix.shape, *[1] * (ndim - prefix.ndim)))
+    return prefix[(..., *[None] * (ndim - prefix.ndim))]
 
 
 def repeat_plan(batch: Shape, repeats: Sequence[int]) -> Repeat:

@@ -320,10 +320,14 @@ def unflatten_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Reshape:
 def permute_plan(batch: Shape, dims: Sequence[int]) -> Permute:
     """Plan ``permute``."""
     n = len(batch)
-    order = tuple([wrap_dim(dim, n) for dim in dims])
-    if len(order) != n or len(set(order)) != n:
-        raise DimError(f"the dims of a permutation must be each of {list(range(n))} once; got {list(dims)}")
-    return Permute(tuple([batch[dim] for dim in order]), order, _permuter(order))
+    order = tuple(dims)
+    if sorted(order) != list(range(n)):
+        order = tuple([wrap_dim(dim, n) for dim in dims])
+        if len(order) != n or len(set(order)) != n:
+            raise DimError(
+                f"the dims of a permutation must be each of {list(range(n))} once; got {list(dims)}"
+            )
+    return Permute(tuple(map(batch.__getitem__, order)), order, _permuter(order))
 
 
 def transpose_plan(batch: Shape, dim0: int, dim1: int) -> Permute:
@@ -338,10 +342,11 @@ def transpose_plan(batch: Shape, dim0: int, dim1: int) -> Permute:
 
 def _permuter(order: Shape) -> Callable[[Tensor], Tensor]:
     """Return what gives the leading dims of a leaf another order."""
-    moved = [i for i, dim in enumerate(order) if i != dim]
-    if len(moved) == 2:
-        return methodcaller("transpose", *moved)
     n = len(order)
+    moved = [i for i, dim in enumerate(order) if i != dim] if n != 2 or order[0] == 0 else order
+    if len(moved) == 2:
+        first, second = moved
+        return lambda value: value.transpose(first, second)
     by_ndim: dict[int, Any] = {}
 
     def leaf(value: Tensor) -> Tensor:

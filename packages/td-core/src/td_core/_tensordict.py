@@ -15,7 +15,16 @@ from torch import Tensor
 
 from ._base import TensorDictBase
 from ._coerce import WRAPPED, nest
-from ._collection import Child, Core, Plan, changed_meanwhile, check_same_keys, leaf_against_node, show_path
+from ._collection import (
+    Child,
+    Core,
+    Plan,
+    changed_meanwhile,
+    check_same_keys,
+    check_same_leaves,
+    leaf_against_node,
+    show_path,
+)
 from ._devices import as_device
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
@@ -396,13 +405,15 @@ class TensorDict(TensorDictBase):
         while todo:
             mine, theirs, at = todo.pop()
             if len(mine) != len(theirs):
-                check_same_keys(mine, theirs, at)
+                check_same_leaves(mine, theirs, at)
             for key, wanted in mine.copy().items():
                 try:
                     child = theirs[key]
                 except KeyError:
-                    check_same_keys(mine, theirs, at)
-                    raise changed_meanwhile(other) from None
+                    check_same_leaves(mine, theirs, at)
+                    if isinstance(wanted, Tensor) or not wanted._opaque:
+                        raise changed_meanwhile(other) from None
+                    continue
                 if isinstance(wanted, Tensor):
                     if not isinstance(child, Tensor):
                         raise leaf_against_node(wanted, child, (*at, key))
@@ -421,6 +432,7 @@ class TensorDict(TensorDictBase):
             return super()._collect_both(other, mine, theirs, foreign)
         add, add_other = mine.append, theirs.append
         flat = True
+        start = len(mine)
         todo = [(self._data, other._data)]
         while todo:
             data, data_other = todo.pop()
@@ -446,8 +458,9 @@ class TensorDict(TensorDictBase):
             break
         else:
             return flat
-        # The walk that keeps track of key paths says what is wrong.
-        other._collect_like(self, [])
+        # The walk that keeps track of key paths says what is wrong, or that only values differ.
+        del mine[start:], theirs[start:]
+        super()._collect_both(other, mine, theirs, foreign)
         return None
 
     def _with_leaves(self: SelfT, leaves: Sequence[Tensor], flat: bool | None = None) -> SelfT:
@@ -568,13 +581,13 @@ class TensorDict(TensorDictBase):
         names = None if self._names is None else move_names(self._names, plan.dims(), n)
         target: dict[str, Child] = {}
         old = self._batch_size
-        size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:]))
+        size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead or n else old
         root = type(self)._make(target, size, self._device, names)
-        columns: list[Mapping[str, Child]] = [
-            item._data if type(item) is TensorDict else item._children() for item in items
+        columns: list[dict[str, Child]] = [
+            item._data if type(item) is TensorDict else dict(item._children()) for item in items
         ]
         at = path
-        todo: list[tuple[list[Mapping[str, Child]], dict[str, Child], tuple[str, ...]]] = []
+        todo: list[tuple[list[dict[str, Child]], dict[str, Child], tuple[str, ...]]] = []
         while True:
             for key, values in _rows(columns, at):
                 child = values[0]
@@ -602,13 +615,13 @@ class TensorDict(TensorDictBase):
             columns, target, at = todo.pop()
 
 
-def _rows(columns: list[Mapping[str, Child]], at: tuple[str, ...]) -> Iterator[tuple[str, Sequence[Child]]]:
-    """Return each key with the entry that each mapping has under it; KeyMismatchError where one has none."""
-    columns = [column.copy() if type(column) is dict else column for column in columns]
+def _rows(columns: list[dict[str, Child]], at: tuple[str, ...]) -> Iterator[tuple[str, Sequence[Child]]]:
+    """Return each key with the entry that each dict has under it; KeyMismatchError where one has none."""
+    columns = list(map(dict.copy, columns))
     orders = list(map(list, columns))
     if orders.count(orders[0]) == len(orders):
         # Mappings of one order, the usual case, need no look-ups. zip(strict=) would take as long as two leaves.
-        return zip(orders[0], zip(*[column.values() for column in columns]))
+        return zip(orders[0], zip(*map(dict.values, columns)))
     first = columns[0]
     for column in columns:
         check_same_keys(first, column, at)

@@ -157,9 +157,12 @@ def caller(name: str, keepdim: bool, options: dict[str, Any]) -> Callable[[tuple
             if dims is None:
                 return lambda leaf: getattr(leaf, name)(tuple(range(leaf.ndim)), keepdim=True, **options)
             return methodcaller(name, dims, keepdim=True, **options)
-        if dims is None:
-            return methodcaller(name, **options)
-        return methodcaller(name, dims[0] if len(dims) == 1 else dims, **options)
+        these: Any = () if dims is None else (dims[0],) if len(dims) == 1 else (dims,)
+        if options:
+            return methodcaller(name, *these, **options)
+        # Cheaper for torch than a method that is looked up by its name.
+        function = getattr(Tensor, name)
+        return (lambda leaf: function(leaf, *these)) if these else function  # type: ignore[no-any-return]
 
     return make
 
