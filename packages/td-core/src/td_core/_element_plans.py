@@ -222,6 +222,9 @@ class Pad(ShapePlan):
         self._amounts = amounts
         self._value = value
 
+    def filled(self, value: float) -> Pad:
+        return Pad(self._batch, self._amounts, value)
+
     def dims(self) -> tuple[int | None, ...]:
         return tuple(range(self.n))
 
@@ -279,7 +282,8 @@ class _Wide(dict[int, Tensor]):
 
 
 def _wide(prefix: Tensor, ndim: int) -> Tensor:
-    return prefix[(..., *[None] * (ndim - prefix.ndim))]
+    index: tuple[Any, ...] = (...,) + (None,) * (ndim - prefix.ndim)
+    return prefix[index]
 
 
 def repeat_plan(batch: Shape, repeats: Sequence[int]) -> Repeat:

@@ -162,7 +162,7 @@ def caller(name: str, keepdim: bool, options: dict[str, Any]) -> Callable[[tuple
             return methodcaller(name, *these, **options)
         # Cheaper for torch than a method that is looked up by its name.
         function = getattr(Tensor, name)
-        return (lambda leaf: function(leaf, *these)) if these else function  # type: ignore[no-any-return]
+        return (lambda leaf: function(leaf, *these)) if these else function
 
     return make
 

@@ -213,7 +213,7 @@ class _Walk:
         if stacked is not None and self.size is None:
             return self.members(root, stacked, others, path)
         fn, named, nested_keys, is_leaf = self.fn, self.named, self.nested_keys, self.is_leaf
-        plain = not self.inplace
+        plain, alone = not self.inplace, not named and not others
         # The levels above, each with what is needed to go on with it.
         above: list[Any] = []
         node, entries, name = root, {}, ""
@@ -223,14 +223,13 @@ class _Walk:
         while True:
             ndim = len(size)
             fitting: torch.Size | None = None
+            free = plain and device is None
             for key, child in items:
                 if isinstance(child, Tensor) or (is_leaf is not None and is_leaf(type(child))):
-                    if not others:
-                        value = (
-                            fn(child)
-                            if not named
-                            else fn((*path, key) if nested_keys and path else key, child)
-                        )
+                    if alone:
+                        value = fn(child)
+                    elif not others:
+                        value = fn((*path, key) if nested_keys and path else key, child)
                     else:
                         rest = [self.other(other, key, path, child) for other in others]
                         if named:
@@ -242,7 +241,7 @@ class _Walk:
                         )
                     if value is None:
                         continue
-                    if plain and device is None and isinstance(value, Tensor):
+                    if free and isinstance(value, Tensor):
                         # To compare two sizes is cheaper than to slice one, and most leaves follow one of their shape.
                         shape = value.shape
                         if shape == fitting or shape[:ndim] == size:

@@ -73,12 +73,11 @@ class State(Core):
             entries, out, before = levels[-1]
             for key, child in entries:
                 name = before + key
-                if not isinstance(child, Tensor) and child._shows_tensor:
-                    child = child._unwrap()
-                if isinstance(child, Tensor):
+                if isinstance(child, Tensor) or child._shows_tensor:
                     if name in out:
                         raise KeyPathError(f"two leaves have the dotted key {name!r}; use flatten=False")
-                    out[name] = child if keep_vars else child.detach()
+                    leaf = child if isinstance(child, Tensor) else child._unwrap()
+                    out[name] = leaf if keep_vars else leaf.detach()
                     continue
                 if flatten:
                     if name in out._metadata and child._children():
