@@ -86,6 +86,15 @@ TREES: dict[str, Callable[[], Any]] = {
         {"c": torch.tensor([1 + 2j]).conj(), "n": torch.tensor([1 + 2j]).conj().imag}
     ),
     "tied": tied,
+    "large and odd places": lambda: TensorDict(
+        {
+            "x": torch.ones(1, dtype=torch.float64),
+            "b": torch.arange(1 << 16).to(torch.uint8),
+            "y": torch.ones(3, dtype=torch.uint8),
+            "c": torch.tensor([1 + 2j], dtype=torch.complex128),
+            "t": torch.arange(60_000).view(300, 200).t(),
+        }
+    ),
     "reserved": lambda: TensorDict(
         {
             "cls": {"a": torch.ones(1)},

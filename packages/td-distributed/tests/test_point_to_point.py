@@ -68,6 +68,14 @@ TREES: dict[str, Callable[[], Any]] = {
     "large and small": lambda: TensorDict(
         {"a": torch.ones(3), "b": torch.ones(100_000), "n": {"c": torch.ones(100_000)}, "d": torch.ones(2)}
     ),
+    "odd places": lambda: TensorDict(
+        {
+            "x": torch.ones(1, dtype=torch.float64),
+            "b": torch.ones(1 << 16, dtype=torch.uint8),
+            "y": torch.ones(1, dtype=torch.float64),
+            "c": torch.tensor([1 + 2j], dtype=torch.complex128),
+        }
+    ),
     "scalar": lambda: TensorDict({"a": torch.tensor(3)}),
 }
 if HAS_TENSORCLASS:

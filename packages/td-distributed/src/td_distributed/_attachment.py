@@ -22,6 +22,8 @@ from . import _storage
 from ._storage import Layout, Leaf, Span
 
 KEY = "consolidated"
+#: Of the spans of all leaves: dtypes, shapes, first bytes; (number of spans, ragged dim) of each jagged leaf by position.
+Columns = tuple[list[torch.dtype], list[tuple[int, ...]], list[int], dict[int, tuple[int, int]]]
 
 
 class Consolidated(Attachment):
@@ -38,7 +40,7 @@ class Consolidated(Attachment):
         received: (header, layout, nodes) of the last message that had its structure and its layout.
     """
 
-    __slots__ = ("_known", "filename", "received", "sent", "storage")
+    __slots__ = ("_columns", "_known", "filename", "received", "sent", "storage")
 
     def __init__(self, storage: Tensor, filename: Path | None = None) -> None:
         self.storage = storage
@@ -46,6 +48,7 @@ class Consolidated(Attachment):
         self.sent: Any = None
         self.received: tuple[bytes, Layout, list[dict[str, Any]]] | None = None
         self._known: tuple[list[Tensor], Layout] = [], Layout([], 0)
+        self._columns: tuple[Layout, Columns] | None = None
 
     def layout(self, encoded: Encoded) -> Layout | None:
         """Return where the leaves of the collection lie in the storage; None if one of them does not."""
@@ -144,23 +147,25 @@ class Consolidated(Attachment):
         if layout is None:
             return None
         storage: Any = Leaves([self.storage], in_place=True) if protocol > 2 else [self.storage]
-        spans = [span for leaf in layout.leaves for span in leaf.spans]
-        columns = (
-            [span.dtype for span in spans],
-            [tuple(span.shape) for span in spans],
-            [span.start for span in spans],
-            {
-                i: (len(leaf.spans), leaf.ragged_idx)
-                for i, leaf in enumerate(layout.leaves)
-                if leaf.ragged_idx
-            },
-        )
-        return rebuild, (encoded.nodes, columns, storage, encoded.values, classes)
+        if self._columns is None or self._columns[0] is not layout:
+            self._columns = layout, _columns(layout)
+        return rebuild, (encoded.nodes, self._columns[1], storage, encoded.values, classes)
+
+
+def _columns(layout: Layout) -> Columns:
+    spans = [span for leaf in layout.leaves for span in leaf.spans]
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # a pickle holds an object once
+    return (
+        [span.dtype for span in spans],
+        [shapes.setdefault(shape, shape) for shape in (tuple(span.shape) for span in spans)],
+        [span.start for span in spans],
+        {i: (len(leaf.spans), leaf.ragged_idx) for i, leaf in enumerate(layout.leaves) if leaf.ragged_idx},
+    )
 
 
 def rebuild(
     nodes: list[dict[str, Any]],
-    columns: tuple[list[torch.dtype], list[tuple[int, ...]], list[int], dict[int, tuple[int, int]]],
+    columns: Columns,
     storage: Leaves | list[Tensor],
     values: list[Any],
     classes: tuple[type, ...],

@@ -6,7 +6,6 @@ drops it, and nothing stale is ever served. Writing a leaf in place writes the s
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -79,36 +78,27 @@ def consolidate(
     encoded = encode(self)
     layout = _storage.plan(encoded)
     trailer = _file.trailer(self, encoded, layout) if filename is not None or metadata else b""
-    where = _device_of(encoded.leaves) if device is None else torch.device(device)
+    devices = {leaf.device for leaf in encoded.leaves}
+    shared = devices.copy().pop() if len(devices) == 1 else torch.device("cpu")
+    where = shared if device is None else torch.device(device)
     path = None if filename is None else Path(filename)
 
-    def fill(storage: Tensor) -> list[_storage.Pieces]:
+    size = layout.nbytes + (len(trailer) if metadata else 0)
+    if path is not None and where.type == "cpu" and not (use_buffer or share_memory or pin_memory):
+        _file.write(path, layout.nbytes, _storage.payload(layout, encoded.leaves), trailer, num_threads)
+        storage = _file.map_file(path)[:size]
+        pieces = _storage.Views(storage).pieces(layout)
+    else:
+        storage = _allocate(size, where, share_memory, pin_memory)
         pieces = _storage.Views(storage).pieces(layout)
         room = storage[: layout.nbytes]
         _storage.fill(room, layout, pieces, encoded.leaves, num_threads, non_blocking)
-        if where.type == "cuda" or any(leaf.is_cuda for leaf in encoded.leaves):
+        if any(each.type == "cuda" for each in (where, *devices)):
             torch.cuda.synchronize()
-        return pieces
-
-    if (
-        path is not None
-        and where.type == "cpu"
-        and _CAN_RESERVE
-        and not (use_buffer or share_memory or pin_memory)
-    ):
-        _file.write_through(path, layout.nbytes, trailer, fill)
-        storage = _file.map_file(path)
-        storage = storage if metadata else storage[: layout.nbytes]
-        pieces = _storage.Views(storage).pieces(layout)
-    else:
-        storage = _allocate(
-            layout.nbytes + (len(trailer) if metadata else 0), where, share_memory, pin_memory
-        )
-        pieces = fill(storage)
         if metadata:
             storage[layout.nbytes :].copy_(torch.frombuffer(bytearray(trailer), dtype=torch.uint8))
         if path is not None:
-            _file.write(path, storage[: layout.nbytes], trailer)
+            _file.write(path, layout.nbytes, [(0, room)], trailer)
     result = decode(Encoded(encoded.nodes, _storage.together(layout, pieces), encoded.values))
     if device is not None:
         relabel(result, where)
@@ -118,7 +108,6 @@ def consolidate(
     return attach(result, Consolidated(storage, path))
 
 
-_CAN_RESERVE = hasattr(os, "posix_fallocate")
 _OPTIONS = frozenset(
     (
         "num_threads",
@@ -145,11 +134,6 @@ def is_consolidated(self: Any) -> bool:
     (False, True)
     """
     return attached(self) is not None
-
-
-def _device_of(leaves: list[Tensor]) -> torch.device:
-    devices = {leaf.device for leaf in leaves}
-    return devices.pop() if len(devices) == 1 else torch.device("cpu")
 
 
 def _allocate(nbytes: int, device: torch.device, share_memory: bool, pin_memory: bool) -> Tensor:

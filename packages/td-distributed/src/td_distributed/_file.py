@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -58,37 +59,39 @@ def trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
     return text + len(text).to_bytes(8, "little", signed=True)
 
 
-def write(path: Path, storage: Tensor, end: bytes) -> None:
-    """Write a file next to its place, then move it there: the old one stays whole until the new one is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.td-tmp")
-    try:
-        with open(temporary, "wb") as file:
-            if storage.numel():
-                data: Any = storage.cpu().numpy()
-                file.write(memoryview(data))
-            file.write(end)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def write(path: Path, nbytes: int, parts: list[tuple[int, Tensor]], end: bytes, num_threads: int = 0) -> None:
+    """Write a file next to its place, then move it there: the old one stays whole until the new one is.
 
-
-def write_through(path: Path, nbytes: int, end: bytes, fill: Callable[[Tensor], object]) -> None:
-    """Do what :func:`write` does for a storage that ``fill`` writes, straight into the file.
-
-    Its blocks are reserved before they are mapped, so that a full disk is an error and no signal.
+    Args:
+        path: the file.
+        nbytes: size of the storage, zeros where no part is.
+        parts: (first byte, bytes).
+        end: what follows the storage.
+        num_threads: threads that write.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.td-tmp")
     try:
-        with open(temporary, "w+b") as file:
-            os.posix_fallocate(file.fileno(), 0, nbytes + len(end))
-            fill(torch.from_file(str(temporary), shared=True, size=nbytes, dtype=torch.uint8))
-            file.seek(nbytes)
-            file.write(end)
+        with open(temporary, "wb") as file:
+            put = partial(_put, file.fileno())
+            whole = [*parts, (nbytes, torch.frombuffer(bytearray(end), dtype=torch.uint8))]
+            if num_threads > 1:
+                with ThreadPoolExecutor(num_threads) as pool:
+                    list(pool.map(put, whole))
+            else:
+                list(map(put, whole))
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _put(fd: int, part: tuple[int, Tensor]) -> None:
+    start, data = part
+    array: Any = data.cpu().numpy()
+    view = memoryview(array)
+    while view:
+        written = os.pwrite(fd, view, start)
+        start, view = start + written, view[written:]
 
 
 def map_file(path: Path) -> Tensor:

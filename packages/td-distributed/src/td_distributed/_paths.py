@@ -30,6 +30,21 @@ def walk(nodes: list[dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any] | i
         todo.extend((child, (*path, key)) for key, child in reversed([*node["entries"], *node["members"]]))
 
 
+def leaves(nodes: list[dict[str, Any]]) -> list[int]:
+    """Return the positions of the leaves in the order of :func:`walk`."""
+    found: list[int] = []
+    todo: list[Any] = [0]
+    while todo:
+        position = todo.pop()
+        if position.__class__ is list:
+            found += position
+        else:
+            node = nodes[position]
+            todo += [child for _, child in node["members"][::-1]]
+            todo += [child for _, child in node["entries"][::-1]]
+    return found
+
+
 def of_leaf(encoded: Encoded, leaf: int) -> str:
     """Return the key path of a leaf as it stands in messages."""
     return next((show_path(path) for path, found in walk(encoded.nodes) if found == leaf), "a leaf")

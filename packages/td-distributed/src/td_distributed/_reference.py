@@ -107,7 +107,4 @@ def _buffer(collection: Any) -> Tensor:
     if known is not None:
         return known
     leaves = in_insertion_order(collection)
-    layout = _storage.plan_leaves(leaves)
-    storage = torch.empty(layout.nbytes, dtype=torch.uint8)
-    _storage.fill(storage, layout, _storage.Views(storage).pieces(layout), leaves)
-    return storage
+    return _storage.gathered(_storage.plan_leaves(leaves), leaves)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +22,10 @@ from td_core.errors import FormatError, StructureError
 from . import _paths
 
 ALIGNMENT = 8
-#: Up to this size, clearing a storage is faster than clearing the gaps between its leaves one by one.
-SMALL = 1 << 20
+#: Up to this many bytes for each leaf, clearing a storage is faster than clearing the gaps between its leaves.
+SMALL = 1 << 13
+#: Pieces of this size travel from where they are; smaller ones are copied together first.
+LARGE = 1 << 16
 
 
 class Span(NamedTuple):
@@ -95,7 +98,7 @@ class Views:
         self._aligned = storage.storage_offset() % 16 == 0 and (
             storage.is_meta or storage.data_ptr() % 16 == 0
         )
-        self._typed: dict[torch.dtype, tuple[Tensor, int]] = {}
+        self._typed: dict[torch.dtype, tuple[Callable[..., Tensor], int]] = {}
 
     def of(self, span: Span) -> Tensor:
         """Return a piece as a view on the storage, or as a copy."""
@@ -108,19 +111,21 @@ class Views:
         if typed is None:
             whole = len(self.storage) - len(self.storage) % itemsize
             base = self.storage[:whole].view(dtype)
-            typed = self._typed[dtype] = (base, int(base.storage_offset()))
-        return typed[0].as_strided(shape, strides(shape), typed[1] + start // itemsize)
+            typed = self._typed[dtype] = base.as_strided, int(base.storage_offset())
+        as_strided, first = typed
+        return as_strided(shape, (1,) if len(shape) == 1 else strides(shape), first + start // itemsize)
 
     def pieces(self, layout: Layout) -> list[Pieces]:
         """Return the pieces of each leaf; those of tied leaves are the same tuple."""
-        known: dict[int, tuple[tuple[Span, ...], Pieces]] = {}
+        owner: dict[int, tuple[Span, ...]] = {}
+        known: dict[int, Pieces] = {}
         result = []
         for spans, _ in layout.leaves:
-            start = spans[0].start
-            found = known.get(start)
-            if found is None or found[0] != spans:
-                found = known[start] = spans, tuple(map(self.of, spans))
-            result.append(found[1])
+            start = spans[0][2]
+            if owner.get(start) != spans:
+                owner[start] = spans
+                known[start] = (self.of(spans[0]),) if len(spans) == 1 else tuple(map(self.of, spans))
+            result.append(known[start])
         return result
 
     def leaves(self, layout: Layout) -> list[Tensor]:
@@ -149,8 +154,6 @@ def strides(shape: Sequence[int]) -> tuple[int, ...]:
     >>> strides((2, 3, 4))
     (12, 4, 1)
     """
-    if len(shape) == 1:
-        return (1,)
     steps, step = [], 1
     for size in reversed(shape):
         steps.append(step)
@@ -164,6 +167,8 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
     Raises:
         StructureError: no dense pieces (sparse, strided nested, meta, DTensor).
     """
+    if leaf.__class__ is Tensor and leaf.layout is torch.strided and not (leaf.is_nested or leaf.is_meta):
+        return (leaf,), None
     if leaf.is_nested:
         if leaf.layout is not torch.jagged:
             raise StructureError(
@@ -180,7 +185,7 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
         )
     if leaf.is_meta:
         raise StructureError("a tensor on the meta device has no data to consolidate")
-    if leaf.__class__ is not Tensor and hasattr(leaf, "__tensor_flatten__"):
+    if hasattr(leaf, "__tensor_flatten__"):
         raise StructureError(
             f"a {type(leaf).__name__} has no bytes of its own; take what it is made of first, of a DTensor its "
             "to_local() or full_tensor()"
@@ -202,10 +207,9 @@ def plan(encoded: Encoded) -> Layout:
     name = partial(_paths.of_leaf, encoded)
     if len(encoded.nodes) == 1:
         return plan_leaves(encoded.leaves, name)
-    order = [leaf for _, leaf in _paths.walk(encoded.nodes) if isinstance(leaf, int)]
+    order = _paths.leaves(encoded.nodes)
     leaves, nbytes = plan_leaves([encoded.leaves[i] for i in order], lambda i: name(order[i]))
-    placed = dict(zip(order, leaves, strict=True))
-    return Layout([placed[i] for i in range(len(order))], nbytes)
+    return Layout([leaf for _, leaf in sorted(zip(order, leaves, strict=True), key=itemgetter(0))], nbytes)
 
 
 def plan_leaves(leaves: Sequence[Tensor], name: Callable[[int], str] = "leaf {}".format) -> Layout:
@@ -216,30 +220,31 @@ def plan_leaves(leaves: Sequence[Tensor], name: Callable[[int], str] = "leaf {}"
     """
     at = 0
     placed: list[Leaf] = []
-    known: dict[int, tuple[Tensor, Span]] = {}
+    owner: dict[int, Tensor] = {}
+    known: dict[int, Span] = {}
+    new = tuple.__new__  # twice as fast as the constructors of named tuples
     for i, leaf in enumerate(leaves):
         try:
             pieces, ragged = pieces_of(leaf)
         except StructureError as error:
             raise StructureError(f"{name(i)}: {error}") from error
-        spans = []
+        spans: list[Span] = []
         for piece in pieces:
             dtype, shape = piece.dtype, piece.shape
             itemsize = dtype.itemsize
             size = piece.numel() * itemsize
             address = piece.data_ptr() if size else 0
-            tied = known.get(address)
-            if tied is not None and size and _same(tied[0], piece):
-                spans.append(tied[1])
+            if address in owner and size and _same(owner[address], piece):
+                spans.append(known[address])
                 continue
             at += -at % itemsize
             stop = at + size
             pad = -stop % ALIGNMENT
-            span = Span(dtype, shape, at, stop + pad, pad)
+            span = new(Span, (dtype, shape, at, stop + pad, pad))
             at = stop + pad
-            known[address] = piece, span
+            owner[address], known[address] = piece, span
             spans.append(span)
-        placed.append(Leaf(tuple(spans), ragged))
+        placed.append(new(Leaf, (tuple(spans), ragged)))
     return Layout(placed, at)
 
 
@@ -263,31 +268,20 @@ def fill(
     non_blocking: bool = False,
 ) -> None:
     """Copy leaves into the pieces of a storage; what lies between them becomes zeros."""
-    targets: list[Tensor] = []
-    sources: list[Tensor] = []
-    gaps: list[tuple[int, int]] = []
-    end = 0
-    rows = sorted(zip(layout.leaves, pieces, leaves, strict=True), key=_first_byte)
-    for (spans, ragged), parts, leaf in rows:
-        if spans[-1].stop <= end:
-            continue  # tied to an earlier one, or empty
-        for span, part, piece in zip(
-            spans, parts, (leaf,) if ragged is None else pieces_of(leaf)[0], strict=True
-        ):
-            if span.start < end:
-                continue
-            if end < span.start:
-                gaps.append((end, span.start))
-            end = span.stop - span.pad
-            targets.append(part)
-            sources.append(piece)
-    if end < len(storage):
-        gaps.append((end, len(storage)))
-    if len(gaps) > 2 and len(storage) <= SMALL:
+    if len(storage) <= SMALL * len(leaves):
         storage.zero_()
     else:
-        for start, stop in gaps:
-            storage[start:stop].zero_()
+        end = 0
+        for start, stop in [*used(layout), (len(storage), len(storage))]:
+            if end < start:
+                storage[end:start].zero_()
+            end = stop
+    # Tied leaves have the same tuple of pieces.
+    chosen = {id(parts): i for i, parts in enumerate(pieces)}.values()
+    targets = [piece for i in chosen for piece in pieces[i]]
+    sources = [
+        piece for i in chosen for piece in (pieces_of(leaves[i])[0] if len(pieces[i]) > 1 else (leaves[i],))
+    ]
     with torch.no_grad():
         if num_threads > 1:
             with ThreadPoolExecutor(num_threads) as pool:
@@ -296,9 +290,66 @@ def fill(
             torch._foreach_copy_(targets, sources, non_blocking)
 
 
-def _first_byte(row: tuple[Leaf, Pieces, Tensor]) -> tuple[int, int]:
-    # An empty leaf may stand where the next one starts.
-    return row[0].spans[0].start, row[0].spans[0].stop
+def used(layout: Layout) -> list[tuple[int, int]]:
+    """Return (first byte, one past the last) of each piece that has bytes, once, by where it lies; without padding."""
+    return sorted(
+        {
+            (span[2], span[3] - span[4])
+            for leaf in layout.leaves
+            for span in leaf[0]
+            if span[3] - span[4] > span[2]
+        }
+    )
+
+
+def runs(layout: Layout) -> list[list[tuple[int, int]]]:
+    """Return the pieces of a layout as they travel: each large one alone, neighbouring small ones together."""
+    found: list[list[tuple[int, int]]] = []
+    small = False
+    for start, stop in used(layout):
+        if small and stop - start < LARGE:
+            found[-1].append((start, stop))
+        else:
+            found.append([(start, stop)])
+        small = stop - start < LARGE
+    return found
+
+
+def payload(layout: Layout, leaves: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+    """Return (first byte, bytes) of each run: those of a large piece as they lie, or copies of small ones."""
+    placed: dict[tuple[int, int], tuple[Span, Tensor]] = {}
+    for leaf, (spans, _) in zip(leaves, layout.leaves, strict=True):
+        for span, piece in zip(spans, pieces_of(leaf)[0], strict=True):
+            placed.setdefault((span[2], span[3] - span[4]), (span, piece))
+    result = []
+    for run in runs(layout):
+        first = run[0][0]
+        if len(run) == 1:
+            result.append((first, as_bytes(placed[run[0]][1])))
+            continue
+        spans, pieces = zip(*(placed[place] for place in run), strict=True)
+        skipped = first - first % 16  # where every dtype is aligned
+        moved = [
+            Leaf((span._replace(start=span.start - skipped, stop=span.stop - skipped),)) for span in spans
+        ]
+        room = gathered(Layout(moved, run[-1][1] - skipped), pieces)
+        result.append((first, room[first - skipped :]))
+    return result
+
+
+def gathered(layout: Layout, leaves: Sequence[Tensor]) -> Tensor:
+    """Return a new storage that holds leaves."""
+    device = leaves[0].device if leaves else None
+    storage = torch.empty(layout.nbytes, dtype=torch.uint8, device=device)
+    fill(storage, layout, Views(storage).pieces(layout), leaves)
+    return storage
+
+
+def as_bytes(piece: Tensor) -> Tensor:
+    """Return the bytes of a tensor, C-contiguous."""
+    plain = piece.detach().resolve_conj().resolve_neg().contiguous()
+    # Not view(-1): a tensor of one element is contiguous whatever its stride is, and keeps it.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 def _copy(non_blocking: bool, target: Tensor, source: Tensor) -> None:

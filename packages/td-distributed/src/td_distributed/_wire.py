@@ -9,7 +9,6 @@ imported or looked up but registered node kinds.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +21,9 @@ from td_core._nodes import Encoded
 from . import _file, _paths, _storage
 from ._attachment import attached
 from ._group import MARK
-from ._storage import Layout, Leaf, Span
+from ._storage import Layout
 
 LARGEST_HEADER = 1 << 28
-#: Pieces of this size travel from where they are; smaller ones are copied together first.
-LARGE = 1 << 16
 
 
 @dataclass(slots=True)
@@ -53,29 +50,7 @@ class Message:
         """Return (first byte, one past the last) of each part of the storage that travels."""
         if self.together:
             return [(0, self.layout.nbytes)] if self.layout.nbytes else []
-        found: list[tuple[int, int]] = []
-        small = False
-        for span in self.spans():
-            start, stop = span.start, span.stop - span.pad
-            if stop - start >= LARGE:
-                found.append((start, stop))
-                small = False
-            elif small:
-                found[-1] = (found[-1][0], stop)
-            else:
-                found.append((start, stop))
-                small = True
-        return found
-
-    def spans(self) -> Iterator[Span]:
-        """Yield the pieces with bytes, each once, by where they lie."""
-        end = 0
-        for span in sorted(
-            (span for leaf in self.layout.leaves for span in leaf.spans), key=lambda span: span.start
-        ):
-            if span.start >= end and span.stop > span.start:
-                end = span.stop
-                yield span
+        return [(run[0][0], run[-1][1]) for run in _storage.runs(self.layout)]
 
     def front(self) -> Tensor:
         """Return the first message."""
@@ -96,7 +71,9 @@ def outgoing(collection: Any, together: bool) -> tuple[Message, list[Tensor]]:
     layout = state.layout(encoded) if state is not None and together else None
     if state is None or layout is None:
         message = _announce(encoded, _storage.plan(encoded), together, state is not None)
-        return message, [_part(message, encoded, *part) for part in message.parts()]
+        if together and message.layout.nbytes:
+            return message, [_storage.gathered(message.layout, encoded.leaves)]
+        return message, [data for _, data in _storage.payload(message.layout, encoded.leaves)]
     known = state.sent
     if encoded.values or known is None or known.nodes != encoded.nodes or known.layout is not layout:
         known = _announce(encoded, layout, True, True)
@@ -108,24 +85,6 @@ def _announce(encoded: Encoded, layout: Layout, together: bool, consolidated: bo
     kind = {"together": together, "consolidated": consolidated, "nbytes": layout.nbytes}
     header = json.dumps({**kind, **_file.describe(encoded, layout)}).encode()
     return Message(header, layout, encoded.nodes, encoded.values, together)
-
-
-def _part(message: Message, encoded: Encoded, start: int, stop: int) -> Tensor:
-    """Return one part of the storage: the bytes of a large leaf as they lie, or copies of leaves."""
-    spans: list[Leaf] = []
-    pieces: list[Tensor] = []
-    for place, leaf in zip(message.layout.leaves, encoded.leaves, strict=True):
-        for span, piece in zip(place.spans, _storage.pieces_of(leaf)[0], strict=True):
-            if start <= span.start < span.stop - span.pad <= stop:
-                moved = span._replace(start=span.start - start, stop=span.stop - start)
-                spans.append(Leaf((moved,)))
-                pieces.append(piece)
-    if len(pieces) == 1 and pieces[0].numel() * pieces[0].itemsize == stop - start:
-        return as_bytes(pieces[0])
-    room = torch.empty(stop - start, dtype=torch.uint8, device=pieces[0].device)
-    layout = Layout(spans, stop - start)
-    _storage.fill(room, layout, _storage.Views(room).pieces(layout), pieces)
-    return room
 
 
 def incoming(header: bytes) -> Message:
@@ -171,10 +130,3 @@ def outline(nodes: list[dict[str, Any]], layout: Layout) -> Outline:
             size = found["meta"].get("batch_size")
             result[path] = f"a {found['kind']}" + ("" if size is None else f" of batch size {list(size)}")
     return result
-
-
-def as_bytes(piece: Tensor) -> Tensor:
-    """Return the bytes of a tensor, C-contiguous."""
-    plain = piece.detach().resolve_conj().resolve_neg().contiguous()
-    # Not view(-1): a tensor of one element is contiguous whatever its stride is, and keeps it.
-    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
