@@ -14,6 +14,7 @@ import argparse
 import gc
 import json
 import os
+import pickle
 import resource
 import shutil
 import statistics
@@ -21,6 +22,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -177,6 +179,50 @@ def saves(bench: Bench, name: str, tree: dict[str, Any]) -> None:
         bench.clear(contestant)
 
 
+def consolidated(bench: Bench, name: str, tree: dict[str, Any]) -> None:
+    """Measure one storage for one tree: in memory, in a file, and through a pickle."""
+    leaves = leaves_of(tree)
+    flat = {".".join(path): leaf.contiguous() for path, leaf in leaves}
+    ours = OURS.TensorDict(tree)
+    theirs = None if REFERENCE is None else REFERENCE.TensorDict(tree, [])
+    packed = ours.consolidate()
+    data = torch.cat([leaf.reshape(-1).view(torch.uint8) for _, leaf in leaves])
+    memory: dict[str, Callable[[], Any]] = {"floor": data.clone, "ours": ours.consolidate}
+    writes: dict[str, Callable[[], Any]] = {
+        "floor": lambda: bench.path("floor").write_bytes(data.numpy()),
+        "ours": lambda: ours.consolidate(bench.path("ours")),
+    }
+    reads: dict[str, Callable[[], Any]] = {
+        "ours": lambda: OURS.TensorDict.from_consolidated(bench.path("ours"))
+    }
+    if theirs is not None:
+        memory["ref"] = theirs.consolidate
+        writes["ref"] = lambda: theirs.consolidate(bench.path("ref"))
+        reads["ref"] = lambda: REFERENCE.TensorDict.from_consolidated(bench.path("ref"))  # type: ignore[union-attr]
+    if SAFETENSORS is not None:
+        writes["safetensors"] = lambda: SAFETENSORS.save_file(flat, bench.path("safetensors"))
+        reads["safetensors"] = lambda: SAFETENSORS.load_file(bench.path("safetensors"))
+    bench.row(name, "consolidate", memory)
+    bench.row(name, "consolidate to a file", writes, bench.clear)
+    bench.row(name, "from_consolidated", reads)
+    for contestant in writes:
+        bench.clear(contestant)
+    sources = {"ours": ours} if theirs is None else {"ours": ours, "ref": theirs}
+    held = {"ours": packed} if theirs is None else {"ours": packed, "ref": theirs.consolidate()}
+    for what, each in (("plain", sources), ("one storage", held)):
+        pickles = {key: pickle.dumps(td, 5) for key, td in each.items()}
+        bench.row(name, f"pickle {what}", {key: partial(pickle.dumps, td, 5) for key, td in each.items()})
+        bench.row(
+            name, f"unpickle {what}", {key: partial(pickle.loads, text) for key, text in pickles.items()}
+        )
+        bench.row(name, f"out of band {what}", {key: partial(out_of_band, td) for key, td in each.items()})
+
+
+def out_of_band(td: Any) -> Any:
+    """Pickle with the buffers out of band, as multiprocessing and Ray do."""
+    return pickle.dumps(td, 5, buffer_callback=[].append)
+
+
 def rows_of(bench: Bench) -> None:
     """Measure a data set on disk: creating it, and reading rows of it."""
     datum = {"image": torch.zeros(3, 32, 32, dtype=torch.uint8), "label": torch.zeros((), dtype=torch.int64)}
@@ -222,7 +268,9 @@ def main() -> None:
         bench = Bench(Path(folder), options.rounds)
         for name, make in DATA.items():
             if options.only in (None, name):
-                saves(bench, name, make())
+                tree = make()
+                saves(bench, name, tree)
+                consolidated(bench, name, tree)
         if options.only in (None, "rows"):
             rows_of(bench)
     if options.json:
