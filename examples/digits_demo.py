@@ -93,9 +93,8 @@ def build_data_set(folder: Path) -> Digits:
 def train(data: Digits, seed: int) -> tuple[nn.Sequential, list[float]]:
     """Train one model on random batches read from disk, and return it with its loss after each epoch."""
     torch.manual_seed(seed)
-    torch.set_num_threads(
-        1
-    )  # matrices this small are faster so, and the result does not depend on the machine
+    # Matrices this small are faster so, and the result does not depend on the machine.
+    torch.set_num_threads(1)
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
@@ -156,21 +155,22 @@ def draw(path: Path, losses: list[float], data: Digits, predictions: Tensor, fol
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure = pyplot.figure(figsize=(11, 7), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.2))
-    top, bottom = left.subfigures(2, 1)
-    axes = top.subplots()
+    figure = pyplot.figure(figsize=(13, 4.5), layout="constrained")
+    left, middle, right = figure.subfigures(1, 3, width_ratios=(1, 1.1, 0.9))
+    axes = left.subplots()
     axes.plot(range(1, len(losses) + 1), losses, marker="o")
     axes.set(title="training loss of the first model", xlabel="epoch", ylabel="cross entropy")
+    middle.suptitle("predictions of the ensemble")
+    cells = middle.subplots(3, 5).flat
     for axes, image, guess, label in zip(
-        bottom.subplots(2, 6).flat, data.image, predictions.tolist(), data.label.tolist(), strict=False
+        cells, data.image, predictions.tolist(), data.label.tolist(), strict=False
     ):
         axes.imshow(image, cmap="gray_r")
         axes.set_title(str(guess), color="green" if guess == label else "red", fontsize=10)
         axes.axis("off")
-    bottom.suptitle("predictions of the ensemble")
+    right.suptitle("on disk, in bytes")
     lines = [line for folder in folders for line in tree(folder)]
-    right.text(0.02, 0.98, "\n".join(lines), family="monospace", fontsize=8, va="top")
+    right.text(0.04, 0.9, "\n".join(lines), family="monospace", fontsize=9, va="top", linespacing=1.5)
     figure.savefig(path, dpi=110)
 
 
@@ -179,8 +179,8 @@ def tree(folder: Path) -> list[str]:
     lines = [f"{folder.name}/"]
     for entry in sorted(folder.rglob("*")):
         depth = len(entry.relative_to(folder).parts)
-        name = f"{'    ' * depth}{entry.name}"
-        lines.append(f"{name}/" if entry.is_dir() else f"{name:<34}{entry.stat().st_size:>9,} B")
+        name = f"{'  ' * depth}{entry.name}"
+        lines.append(f"{name}/" if entry.is_dir() else f"{name:<22}{entry.stat().st_size:>9,}")
     return lines
 
 
