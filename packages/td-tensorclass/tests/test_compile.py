@@ -33,6 +33,16 @@ class Filled(TensorClass):
             self.y = self.x + 1
 
 
+class Nested(TensorClass):
+    p: Point
+    x: Tensor = None
+
+
+class Cast(TensorClass, autocast=True):
+    x: Tensor
+    n: int = 1
+
+
 def point() -> Point:
     return Point(torch.arange(6.0).view(3, 2), batch_size=[3])
 
@@ -56,6 +66,8 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "mask": lambda p: p[torch.tensor([2, 0])],
     "construct": lambda p: Point(p.x, batch_size=[3]),
     "construct with a value": lambda p: Point(x=p.x, s="q", batch_size=[3]),
+    "construct nested": lambda p: Nested(p, batch_size=[3])[0],
+    "construct with casts": lambda p: TensorDict({"x": Cast(p.x, "3").n + p.x}),
     "construct with post init": lambda p: Filled(p.x),
     "frozen": lambda p: Frozen(p.x) + 1,
     "write": write_tensor,

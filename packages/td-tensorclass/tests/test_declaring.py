@@ -192,6 +192,19 @@ class TestAttributes:
             steps[write]()
         assert list(point.inner.keys()) == ["xy"]
 
+    def test_a_write_at_an_index_refuses_what_is_no_field(self, decorated: bool) -> None:
+        cls = declare({"x": Tensor, "s": str}, decorated)
+        other = declare({"x": Tensor, "w": Tensor}, decorated)
+        point = cls(torch.zeros(2), s="a", batch_size=[2])
+        for value in (other(torch.ones(()), torch.ones(())), TensorDict({"w": 1}), {"x": 1, "w": 1}):
+            with pytest.raises(UnknownFieldError, match="no field 'w'"):
+                point[0] = value
+        assert point.x.tolist() == [0, 0]
+        point[0] = {"x": 1}
+        point[1] = cls(torch.tensor(2.0), s="b")
+        assert point.x.tolist() == [1, 2]
+        assert point.s == ["a", "b"]
+
     def test_a_missing_attribute_names_the_closest(self, decorated: bool) -> None:
         point = declare({"colour": Tensor}, decorated)(torch.zeros(1))
         with pytest.raises(AttributeError, match="X has no field 'color': did you mean 'colour'"):
@@ -247,6 +260,35 @@ class TestMembers:
         assert child.half.tolist() == [0.5, 0.5]
         assert Child.unit() == "m"
         assert (child[0].x, child[0].y) == (torch.tensor(1), None)
+
+    def test_a_decorated_subclass_is_the_class_itself(self) -> None:
+        @tensorclass
+        class Base:
+            x: Tensor
+
+        class Plain(Base):
+            y: Tensor = None
+
+        assert tensorclass(Plain) is Plain
+        frozen = tensorclass(frozen=True)(Plain)
+        assert issubclass(frozen, Plain)
+        for cls in (Plain, frozen):
+            assert list(inspect.get_annotations(cls)) == ["y"]
+        assert list(inspect.get_annotations(Base)) == ["x"]
+
+    def test_a_constructor_of_its_own_may_set_fields(self) -> None:
+        @tensorclass
+        class Point:
+            x: Tensor
+            s: str = "default"
+
+            def __init__(self, n: int) -> None:
+                self.x = torch.zeros(n)
+
+        assert Point(3).x.tolist() == [0, 0, 0]
+        assert Point(3).s is None
+        assert Point(3).batch_size == ()
+        assert (Point(2) + 1).x.tolist() == [1, 1]
 
     def test_inheritance_redefines_fields(self) -> None:
         class Base(TensorClass, nocast=True):

@@ -90,6 +90,56 @@ def test_a_list_is_one_value_for_each_element(value: Any, batch_size: list[int],
         assert td[1]["a"] == wanted[1]
 
 
+@pytest.mark.parametrize(
+    "value", [[(1, 2), (3, 4)], [(1,), ()], [range(2), range(2)], [torch.Size([1]), (2,)]]
+)
+def test_a_list_of_tuples_is_a_list_of_values(value: Any) -> None:
+    assert TensorDict({"k": value}, batch_size=[2])["k"] == value
+
+
+VALUE_AND_TENSOR: dict[str, Callable[[Any, Any], Any]] = {
+    "+": lambda a, b: a + b,
+    "sub": lambda a, b: a.sub(b),
+    "lerp": lambda a, b: a.lerp(b, 0.5),
+    "addcmul": lambda a, b: a.addcmul(b, b),
+    "maximum": lambda a, b: a.maximum(b),
+    "in place": lambda a, b: a.mul_(b),
+    ">": lambda a, b: a > b,
+}
+
+
+@pytest.mark.parametrize("operation", VALUE_AND_TENSOR.values(), ids=VALUE_AND_TENSOR)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_values_that_one_side_lacks_take_no_part_in_arithmetic(operation: Any, lazy: bool) -> None:
+    def make(**values: Any) -> Any:
+        members = [
+            TensorDict({"n": TensorDict({"x": torch.ones(2) + i, **values}, [2])}, [2]) for i in range(2)
+        ]
+        return LazyStackedTensorDict(*members) if lazy else torch.stack(members)
+
+    with_value, without, another = make(s="q"), make(), make(t="r")
+    for pair in ((with_value, without), (without, with_value), (with_value, another)):
+        first, second = pair[0].clone(), pair[1]
+        wanted = operation(make(), make())["n", "x"]
+        keys = list(first["n"].keys())
+        result = operation(first, second)
+        assert result["n", "x"].equal(wanted)
+        assert list(result["n"].keys()) == keys
+    with pytest.raises(StructureError, match="missing keys"):
+        operation(make(), TensorDict({"n": TensorDict({"y": torch.ones(2, 2)}, [2, 2])}, [2, 2]))
+
+
+def test_comparing_needs_the_same_values_on_both_sides() -> None:
+    first, second = TensorDict({"x": 1, "s": "q"}), TensorDict({"x": 1})
+    for a, b in ((first, second), (second, first)):
+        with pytest.raises(StructureError, match="keys"):
+            a.__eq__(b)
+
+
+def test_arrays_have_no_none() -> None:
+    assert list(TensorDict({"a": None, "b": "x"}).numpy()) == ["b"]
+
+
 def test_a_list_of_another_length_is_refused() -> None:
     with pytest.raises(
         BatchSizeError, match="a list of 2 values gives one for each element of a batch, whose size is"

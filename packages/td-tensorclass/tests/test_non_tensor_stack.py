@@ -316,6 +316,17 @@ def test_where(shape: tuple[int, ...], data: st.DataObject) -> None:
     assert torch.where(torch.from_numpy(mask), one, one)["a"] == "x"
 
 
+@given(shape=shapes, data=st.data())
+def test_pad(shape: tuple[int, ...], data: st.DataObject) -> None:
+    amounts = [data.draw(st.tuples(st.integers(-1, 2), st.integers(0, 2))) for _ in shape]
+    numbers = torch.arange(1, 1 + int(np.prod(shape))).view(shape)
+    td = TensorDict({"a": stack_of(things(shape, 1)), "b": numbers}, batch_size=shape)
+    padded = td.pad([side for pair in amounts for side in pair])
+    found = [0 if value is None else value.number for value in padded.get("a")._values]
+    assert found == padded["b"].flatten().tolist()
+    assert padded.get("a").batch_size == padded.batch_size
+
+
 def test_values_have_no_device() -> None:
     td = TensorDict({"a": NonTensorStack("x", "y"), "b": torch.ones(2)}, batch_size=[2]).to("meta")
     assert td.device == torch.device("meta")

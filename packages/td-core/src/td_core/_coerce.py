@@ -175,6 +175,12 @@ def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
     if value and isinstance(value[0], (str, bytes, dict, type(None))):
         # No array of numbers starts like this, and torch.compile cannot trace numpy's answer.
         return None
+    first: Any = value if isinstance(value, list) else None
+    while isinstance(first, list) and first:
+        first = first[0]
+    if isinstance(first, (tuple, range)):
+        # Values that are tuples are listed, not numbers.
+        return None
     try:
         array = np.asarray(value)
     except ValueError:

@@ -247,9 +247,11 @@ class Core(ABC):
         """Append the leaves of ``other`` in the order in which this node collects its own; see ``_collect_like``."""
         mine = self._children()
         theirs = other._children()
-        check_same_keys(mine, theirs, path)
+        check_same_leaves(mine, theirs, path)
         for key, wanted in mine.items():
-            child = theirs[key]
+            child = theirs.get(key)
+            if child is None:
+                continue
             if isinstance(wanted, Tensor) != isinstance(child, Tensor):
                 raise leaf_against_node(wanted, child, (*path, key))
             if isinstance(child, Tensor):
@@ -411,6 +413,14 @@ def check_same_keys(wanted: Mapping[str, Child], found: Mapping[str, Child], pat
             f"the structures differ at {show_path(path)}: missing keys {missing}, extra keys {extra}; "
             "select() the common keys first, or give default= where the operation has it"
         )
+
+
+def check_same_leaves(wanted: Mapping[str, Child], found: Mapping[str, Child], path: tuple[str, ...]) -> None:
+    """Raise KeyMismatchError unless two mappings have the same keys, but for values without tensors."""
+    for mine, theirs in ((wanted, found), (found, wanted)):
+        for key, child in mine.items():
+            if key not in theirs and (isinstance(child, Tensor) or not child._opaque or child._shows_tensor):
+                check_same_keys(wanted, found, path)
 
 
 def leaf_against_node(wanted: Child, found: Child, path: tuple[str, ...]) -> StructureError:

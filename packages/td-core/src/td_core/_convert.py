@@ -392,7 +392,7 @@ class Converting(Core):
         >>> TensorDict({"a": [1, 2]}).numpy()
         {'a': array([1, 2])}
         """
-        return self.to_dict(convert_tensors="numpy")
+        return self.to_dict(convert_tensors="numpy", retain_none=False)
 
     def to_namedtuple(self, dest_cls: type | None = None) -> Any:
         """Return the entries as nested named tuples.

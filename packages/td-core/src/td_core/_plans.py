@@ -68,6 +68,10 @@ class ShapePlan(ABC):
         """Say it for a stack dim that is among the dims that are replaced."""
         raise NotImplementedError
 
+    def filled(self, value: float) -> ShapePlan | None:
+        """Return the plan with ``value`` for the elements that come from nowhere, if it only adds such elements."""
+        return None
+
     def member(self, stack_dim: int) -> tuple[ShapePlan | None, int] | None:
         """Return the plan for the members and the new stack dim, where every member stays in its place."""
         along = self.along(stack_dim)

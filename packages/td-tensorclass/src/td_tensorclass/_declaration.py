@@ -98,7 +98,7 @@ def _reader(name: str) -> property:
         try:
             child = self._tensordict._get_child(name)
         except KeyError:
-            return None
+            return self._absent(name)
         return child if isinstance(child, Tensor) else child._unwrap()
 
     def write(self: Any, value: Any) -> None:

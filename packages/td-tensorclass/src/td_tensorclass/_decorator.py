@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 def make_class(plain: Any, options: Mapping[str, Any], name: str) -> Any:
     """Return a subclass of a plain class that is a tensorclass with its fields."""
+    if issubclass(plain, TensorClass) and not any(options.values()):
+        return plain
     namespace = {"__module__": plain.__module__, "__qualname__": name, "__doc__": plain.__doc__}
     if name == plain.__name__:
         namespace["__qualname__"] = plain.__qualname__
@@ -26,6 +28,7 @@ def make_class(plain: Any, options: Mapping[str, Any], name: str) -> Any:
     bases = (plain,) if issubclass(plain, TensorClass) else (plain, TensorClass)
     # The plain class stays the first base, so that its methods' super() finds it.
     made = types.new_class(name, bases, dict(options), lambda body: body.update(namespace))
+    made.__annotations__ = dict(inspect.get_annotations(plain))
     if hasattr(plain, "__parameters__"):
         made.__parameters__ = plain.__parameters__  # type: ignore[attr-defined]
     return made

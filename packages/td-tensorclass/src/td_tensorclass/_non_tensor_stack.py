@@ -25,7 +25,7 @@ from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NestedKey, NoDefault
 
 from ._arrangement import Arrangement, arrangements, positions
-from ._non_tensor import NonTensorData, NonTensorDataBase, set_joiner, value_against_node
+from ._non_tensor import NonTensorData, NonTensorDataBase, latest, set_joiner, value_against_node
 from ._settings import list_to_stack
 from ._trees import register_stack
 from ._values import equal_values
@@ -58,17 +58,29 @@ class NonTensorStack(TensorDictBase):
         "_lock_parents",
         "_locked",
         "_names",
+        "_own",
         "_undo",
-        "_values",
         "_values_size",
     )
 
     _opaque: ClassVar[bool] = True
 
-    _values: list[Any]
+    _own: list[Any]
     _values_size: torch.Size
     _batch_size: torch.Size
     _device: torch.device | None
+
+    @property
+    def _values(self) -> list[Any]:
+        if self._attachments is not None:
+            found = latest(self)
+            if len(found._own) == len(self._own):
+                self._own = found._own
+        return self._own
+
+    @_values.setter
+    def _values(self, values: list[Any]) -> None:
+        self._own = values
 
     def __init__(self, *args: Any, stack_dim: int = 0) -> None:
         items: list[Core] = [as_node(arg) for arg in args]
@@ -311,13 +323,21 @@ class NonTensorStack(TensorDictBase):
 
     def _transform(self, plan: Any) -> Any:
         if plan.invents:
-            return self._kept(plan, plan.lead)
+            filled = plan.filled(-1)
+            return self._kept(plan, plan.lead) if filled is None else self._padded(filled)
         return self._picked(plan)[0]
 
     def _explode(self, plan: Any) -> tuple[Any, ...]:
         if plan.invents:
             return tuple(self._kept(plan, lead) for lead in plan.leads)
         return tuple(self._picked(plan))
+
+    def _padded(self: SelfT, plan: Any) -> SelfT:
+        """Return the values, and None where the plan fills a position with -1."""
+        self._check_whole()
+        places = plan.leaf(positions(self._batch_size, self._device))
+        values = [None if i < 0 else self._values[i] for i in places.flatten().tolist()]
+        return self._of(values, places.shape, self._device, self._names)
 
     def _kept(self: SelfT, plan: Any, lead: tuple[int, ...]) -> SelfT:
         """Return the same values, if an operation that makes new numbers leaves each element in its place.

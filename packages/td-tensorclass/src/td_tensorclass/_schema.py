@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from td_core._keys import closest
 
 from .errors import UnknownFieldError
@@ -107,6 +109,9 @@ class Schema:
         self._hints: dict[str, Any] = {}
         self._locals = dict(local_names)
         self._check(kept)
+        # At once: torch.compile cannot follow how names are looked up.
+        for name in self.names:
+            self.hint(name)
 
     def _check(self, kept: Iterable[Any]) -> None:
         last_default = None
@@ -177,6 +182,8 @@ class Schema:
         """
         if name in self._hints:
             return self._hints[name]
+        if torch.compiler.is_compiling():
+            return Any
         declared = self.cls.__dataclass_fields__[name].type  # type: ignore[attr-defined]
         owner = next((base for base in self.cls.__mro__ if name in inspect.get_annotations(base)), self.cls)
         module = sys.modules.get(owner.__module__)

@@ -311,6 +311,11 @@ class TensorClass(Wrapper):
             raise self._schema.unknown([key])
         self._tensordict._set_child(key, value)
 
+    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+        if isinstance(value, (Core, Mapping)):
+            self._check_keys(value._children() if isinstance(value, Core) else value)
+        super()._assign(index, value, non_blocking=non_blocking)
+
     def _set_children(self, values: Mapping[str, Child]) -> None:
         self._check_keys(values)
         self._tensordict._set_children(values)
@@ -337,6 +342,8 @@ class TensorClass(Wrapper):
         'a'
         """
         entry = super().get(key, *args, **kwargs)
+        if entry is None and key in self._schema.names:
+            return self._absent(key)
         return entry._unwrap() if isinstance(entry, Core) else entry
 
     def _set_path(
@@ -366,14 +373,44 @@ class TensorClass(Wrapper):
         copy = self._bare(self._tensordict._shallow())
         return self._wrap(copy.update(*args, **kwargs)._tensordict)
 
+    @property
+    def stack_dim(self) -> int:
+        """The dim along which the lazy stack that the instance holds is stacked; else no such attribute."""
+        return self._tensordict.stack_dim  # type: ignore[no-any-return]
+
+    @property
+    def tensordicts(self) -> list[Any]:
+        """The members of the lazy stack that the instance holds, in this class; else no such attribute."""
+        return [self._wrap(member) for member in self._tensordict.tensordicts]
+
+    def append(self, tensordict: Any) -> None:
+        """Add a member at the end of the lazy stack that the instance holds; as :meth:`insert`."""
+        self._growing([tensordict]).append(tensordict._inner())
+
+    def insert(self, index: int, tensordict: Any) -> None:
+        """Add a member to the lazy stack that the instance holds.
+
+        Args:
+            index: the member that it comes before.
+            tensordict: an instance of this class.
+
+        Raises:
+            StructureError: the instance holds no lazy stack, or the member is of another class.
+
+        >>> class Point(TensorClass):
+        ...     xy: torch.Tensor
+        >>> points = Point.lazy_stack([Point(torch.zeros(2))])
+        >>> points.insert(0, Point(torch.ones(3)))
+        >>> points[0].xy
+        tensor([1., 1., 1.])
+        """
+        self._growing([tensordict]).insert(index, tensordict._inner())
+
     def extend(self, tensordict: Any) -> None:
-        """Add members to the lazy stack that the instance holds.
+        """Add members at the end of the lazy stack that the instance holds; as :meth:`insert`.
 
         Args:
             tensordict: instances of this class, or one whose parts along the stack dim are added.
-
-        Raises:
-            StructureError: the instance holds no lazy stack.
 
         >>> class Point(TensorClass):
         ...     xy: torch.Tensor
@@ -382,15 +419,19 @@ class TensorClass(Wrapper):
         >>> points.batch_size
         torch.Size([3])
         """
+        items = [tensordict] if isinstance(tensordict, Core) else list(tensordict)
+        inner = [item._inner() for item in items]
+        self._growing(items).extend(inner[0] if isinstance(tensordict, Core) else inner)
+
+    def _growing(self, items: Sequence[Any]) -> Any:
+        """Return the lazy stack inside, to which ``items`` may be added."""
         if self._tensordict._stacked() is None:
             raise StructureError(
                 f"only a lazy stack can be extended; this {type(self).__name__} holds a "
                 f"{type(self._tensordict).__name__}: use torch.cat()"
             )
-        items = [tensordict] if isinstance(tensordict, Core) else list(tensordict)
         self._check_joinable(items, ())
-        inner = [item._inner() for item in items]
-        self._tensordict.extend(inner[0] if isinstance(tensordict, Core) else inner)
+        return self._tensordict
 
     def unlock_(self: SelfT) -> SelfT:
         """Allow structural changes again; see :meth:`TensorCollection.unlock_`.
@@ -418,10 +459,20 @@ class TensorClass(Wrapper):
         present = self._tensordict._children()
         return {**present, **{name: None for name in self._schema.names if name not in present}}
 
+    def _absent(self, name: str) -> Any:
+        """Return what a field without an entry shows: None; where only some members of a stack have it, a list."""
+        stacked = self._stacked()
+        values = [] if stacked is None else [getattr(member, name) for member in stacked[0]]
+        return None if all(value is None for value in values) else values
+
     def _forget(self, name: str) -> None:
         """Make a field None."""
         td = self._tensordict
-        if name in td._children():
+        stacked = self._stacked()
+        if stacked is not None:
+            for member in stacked[0]:
+                member._forget(name)
+        elif name in td._children():
             refuse_if_locked(td, f"remove key {name!r}")
             td._del_child(name)
 
@@ -451,6 +502,10 @@ class TensorClass(Wrapper):
 
     def __getattr__(self, name: str) -> Any:
         """Explain which attribute is missing."""
+        if name == "_tensordict":
+            # The constructor that a class brings may set fields one by one.
+            self._tensordict = dense({}, torch.Size())
+            return self._tensordict
         if any(name in base.__dict__ for base in type(self).__mro__):
             # A property or a declaration raised: asking again gives its own words.
             return object.__getattribute__(self, name)

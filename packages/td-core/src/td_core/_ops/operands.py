@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._collection import Core, show_path
+from .._collection import Core, check_same_keys, show_path
 from .._foreach import Op, foreach, op
 from ..errors import BatchSizeError, StructureError
 
@@ -303,6 +303,7 @@ def compare_values(result: Any, first: Any, second: Any, single: Callable[..., A
             members, dim = stacked
             todo.extend(zip(target._stacked()[0], members, parts_along(theirs, dim), strict=True))
             continue
+        check_same_keys(mine._children(), theirs._children(), ())
         for key, a in list(mine._children().items()):
             if isinstance(a, Tensor):
                 continue

@@ -1,0 +1,79 @@
+"""Tensorclasses around a lazy stack: members of different shapes, fields that only some of them have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from td_core import lazy_stack
+from td_core.errors import StructureError
+from td_tensorclass import TensorClass
+
+
+class Sample(TensorClass):
+    image: Tensor
+    caption: str
+    boxes: Tensor = None
+
+
+class Other(TensorClass):
+    image: Tensor
+
+
+def sample(i: int) -> Sample:
+    return Sample(torch.full((i + 1,), float(i)), f"caption {i}", torch.ones(i, 4) if i else None)
+
+
+def samples(*numbers: int) -> Sample:
+    return lazy_stack([sample(i) for i in numbers])
+
+
+def captions(stack: Sample) -> list[int]:
+    return [int(caption.split()[1]) for caption in stack.caption]
+
+
+def test_growing() -> None:
+    stack = samples(1, 2)
+    stack.append(sample(3))
+    stack.insert(0, sample(0))
+    stack.extend([sample(4)])
+    stack.extend(samples(5, 6))
+    assert captions(stack) == [0, 1, 2, 3, 4, 5, 6]
+    assert stack.batch_size == (7,)
+    with pytest.raises(StructureError, match="cannot join a Sample and a Other"):
+        stack.append(Other(torch.zeros(1)))
+    with pytest.raises(StructureError, match="only a lazy stack can be extended"):
+        torch.stack([sample(1), sample(1)]).append(sample(1))
+
+
+def test_members() -> None:
+    stack = samples(1, 2)
+    assert stack.stack_dim == 0
+    assert [type(member) for member in stack.tensordicts] == [Sample, Sample]
+    assert stack.tensordicts[1].image.equal(sample(2).image)
+    assert not hasattr(sample(1), "stack_dim")
+    assert not hasattr(sample(1), "tensordicts")
+
+
+def test_a_field_that_only_some_members_have_shows_each_of_them() -> None:
+    stack = samples(0, 2)
+    for boxes in (stack.boxes, stack.get("boxes")):
+        assert boxes[0] is None
+        assert boxes[1].shape == (2, 4)
+    assert stack[1].boxes.shape == (2, 4)
+    assert samples(0, 0).boxes is None
+    stack.boxes = None
+    assert stack.boxes is None
+    assert stack[1].boxes is None
+
+
+@pytest.mark.parametrize("index", [1, slice(1, None), [2, 0], torch.tensor([True, False, True]), (None, 1)])
+def test_indexing(index: object) -> None:
+    stack = samples(1, 2, 3)
+    wanted = torch.arange(1, 4)[index]
+    found = stack[index]
+    assert type(found) is Sample
+    assert found.batch_size == wanted.shape
+    for i, part in zip(wanted.flatten().tolist(), found.reshape(-1).unbind(0) if wanted.ndim else [found]):
+        assert (part.caption, part.image.tolist()) == (f"caption {i}", sample(i).image.tolist())
