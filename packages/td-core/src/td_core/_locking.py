@@ -39,24 +39,29 @@ def unlock(root: Core) -> None:
         LockedError: a locked collection holds ``root``.
     """
     inner: Any = root._inner()
-    if _holders(inner):
+    if _is_held(inner):
         raise LockedError(
             f"cannot unlock this {type(inner).__name__}: it is part of a locked collection; unlock that one first"
         )
     todo: list[Any] = [inner]
     while todo:
         node = todo.pop()
-        if _holders(node):
+        if _is_held(node):
             continue
         node._locked = False
         node._lock_parents = None
         node._attachments = None
-        todo.extend(child._inner() for child in node._nested())
+        for child in node._nested():
+            todo.append(child._inner())
 
 
-def _holders(node: Core) -> list[Core]:
-    alive = [parent() for parent in node._lock_parents or ()]
-    return [parent for parent in alive if parent is not None and parent._locked]
+def _is_held(node: Core) -> bool:
+    """Tell whether a locked collection holds a node."""
+    for held_by in node._lock_parents or ():
+        parent = held_by()
+        if parent is not None and parent._locked:
+            return True
+    return False
 
 
 def refuse_if_locked(node: Core, what: str) -> None:

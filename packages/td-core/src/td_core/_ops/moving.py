@@ -49,10 +49,10 @@ def parse_target(
     for arg in args:
         if arg is None:
             continue
-        if isinstance(arg, bool) and non_blocking is None:
-            non_blocking = arg
-        elif isinstance(arg, torch.dtype) and dtype is None:
+        if isinstance(arg, torch.dtype) and dtype is None:
             dtype = arg
+        elif isinstance(arg, bool) and non_blocking is None:
+            non_blocking = arg
         elif isinstance(arg, (str, torch.device, int)) and not isinstance(arg, bool) and device is None:
             device = arg
         elif isinstance(arg, torch.memory_format) and memory_format is None:
@@ -231,9 +231,9 @@ class Moving(Dtypes):
                 if whole is not None:
                     return whole if batch_size is None else whole._resized(batch_size)  # type: ignore[no-any-return]
         leaves: list[Tensor] = []
-        source._collect(leaves)
+        flat = source._collect(leaves)
         moved = move(leaves, target, pin=non_blocking_pin, threads=num_threads)
-        result: Any = source._with_leaves(moved)
+        result: Any = source._with_leaves(moved, flat)
         if inplace:
             put_back(self, result)
             result = self
