@@ -6,6 +6,7 @@ import datetime
 import importlib.util
 import json
 import math
+import multiprocessing
 import pickle
 import sys
 from collections.abc import Iterator
@@ -388,6 +389,44 @@ def test_values_written_in_place_reach_the_save(tmp_path: Path) -> None:
         saved.set_("column", [Opaque(1), "s"])
     assert saved["column"] == now("column") == ["t", "s"]
     td.memmap()["n"].set_("v", "anonymous")
+
+
+def _write_values(saved: Any) -> None:
+    assert saved["v"] == (1, "parent")
+    assert saved["column"] == ["p", "second"]
+    saved.set_("v", "child")
+    saved.set_("column", ["first", "second"])
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_values_are_shared_between_processes(method: str, tmp_path: Path) -> None:
+    td = TensorDict(
+        {"v": NonTensorData("a", batch_size=[2]), "column": NonTensorStack("p", "q")}, batch_size=[2]
+    )
+    saved = td.memmap(tmp_path / "save", share_non_tensor=True)
+    alone = TensorDict.load_memmap(tmp_path / "save")
+    context = multiprocessing.get_context(method)
+    child = context.Process(target=_write_values, args=(saved,))
+    saved.set_("v", (1, "parent"))
+    saved.set_("column", ["p", "second"])
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    entry = saved.get("v")
+    assert saved["v"] == entry.data == saved[0]["v"] == "child"
+    assert entry.tolist() == ["child", "child"]
+    assert saved["column"] == saved.get("column").tolist() == ["first", "second"]
+    assert torch.stack([saved, saved])["column"] == [["first", "second"]] * 2
+    assert alone["v"] == "a"
+    TensorDict.load_memmap(tmp_path / "save")
+    other = pickle.loads(pickle.dumps(saved))
+    other[0] = TensorDict({"v": "one", "column": "x"})
+    with pytest.raises(
+        RuntimeError, match=r"by a NonTensorStack: call memmap_refresh_\(\) on the collection"
+    ):
+        saved["v"]
+    assert saved["column"] == ["x", "second"]
+    assert saved.memmap_refresh_()["v"] == ["one", "child"]
 
 
 ANY_VALUE = st.recursive(

@@ -484,11 +484,19 @@ def test_pickling_a_mapped_collection_sends_paths(prefix: Path, same: Any) -> No
     same(other, td)
     other["a"].fill_(1)
     assert (saved["a"] == 1).all()
+    assert other.is_memmap()
+    assert other["n"].saved_path == prefix / "n"
+    other.make_memmap("new", (2,))
+    assert "new" in TensorDict.load_memmap(prefix)
+    anonymous = pickle.loads(pickle.dumps(td.memmap()))
+    assert anonymous.is_memmap()
+    assert anonymous.saved_path is None
 
 
 def test_unknown_options_are_refused(nest: Any, prefix: Path) -> None:
-    with pytest.raises(NotImplementedError, match="share_non_tensor=True is not supported"):
-        nest.memmap(prefix, share_non_tensor=True)
+    for where in (None, prefix.with_name("save.tdz")):
+        with pytest.raises(ValueError, match="share_non_tensor=True needs a prefix that is a directory"):
+            nest.memmap(where, share_non_tensor=True)
     with pytest.raises(ValueError, match="only an archive can be compressed"):
         nest.memmap(prefix, compression="deflate")
     with pytest.raises(ValueError, match="mode must be"):

@@ -54,6 +54,9 @@ class Attachment:
     def changed(self, node: Core) -> None:
         """Take notice that a value of ``node``, not a leaf, was written in place."""
 
+    def current(self, node: Core) -> Core | None:
+        """Return a node with the values that another process wrote to ``node`` in place; None where there are none."""
+
 
 def attachments(node: Core) -> Sequence[Attachment]:
     """Return what siblings attached to a collection and can take part.

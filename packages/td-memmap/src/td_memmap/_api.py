@@ -21,8 +21,8 @@ from ._like import like_directory
 from ._load import Loading, load_directory
 from ._manifest import check
 from ._progress import Progress
-from ._save import Options, attach, save_anonymous, save_directory
-from ._saved import ATTACHMENT, Saved
+from ._save import Options, save_anonymous, save_directory
+from ._saved import ATTACHMENT, Saved, attach, directory
 from ._subpath import subdirectory
 from ._tensor import MemoryMappedTensor, check_mode
 
@@ -65,7 +65,8 @@ def memmap(
     >>> memmap(TensorDict({"a": torch.ones(2)}))["a"]
     MemoryMappedTensor([1., 1.])
     """
-    _check(share_non_tensor, atomic)
+    packed = _packed(prefix, archive)
+    _check(share_non_tensor, atomic, prefix is not None and not packed)
     options = Options(
         copy_existing=copy_existing,
         num_threads=num_threads,
@@ -75,10 +76,11 @@ def memmap(
         checksums=checksums,
         progress=progress,
         allow_pickle=allow_pickle,
+        share_non_tensor=share_non_tensor,
         inplace=inplace,
     )
     work: Callable[[], Any]
-    if prefix is not None and (archive or (archive is None and is_archive_name(prefix))):
+    if prefix is not None and packed:
         work = save_archive(data, os.fspath(prefix), options, compression)
     elif archive or compression is not None:
         raise ValueError(
@@ -151,7 +153,8 @@ def memmap_like(
     allow_pickle: bool = False,
 ) -> Any:
     """Create sparse files with the structure of ``data``; see :meth:`TensorDict.memmap_like`."""
-    _check(share_non_tensor, False)
+    packed = _packed(prefix, archive)
+    _check(share_non_tensor, False, prefix is not None and not packed)
     options = Options(
         copy_existing=copy_existing,
         num_threads=num_threads,
@@ -160,12 +163,13 @@ def memmap_like(
         durable=durable,
         progress=progress,
         allow_pickle=allow_pickle,
+        share_non_tensor=share_non_tensor,
         like=True,
     )
     work: Callable[[], Any]
     if prefix is None:
         work = lambda: save_anonymous(data, inplace=False, like=True)  # noqa: E731
-    elif archive or (archive is None and is_archive_name(prefix)):
+    elif packed:
         work = save_archive(data, os.fspath(prefix), options, None)
     else:
         work = like_directory(data, os.fspath(prefix), options)
@@ -258,18 +262,18 @@ def saved_path(data: Any) -> Path | None:
     saved = saved_at(data)
     if saved is None:
         raise AttributeError(f"this {type(data).__name__} has no saved path: it is not memory-mapped")
-    if saved.path is None:
-        return None
-    path = Path(saved.path)
-    # A node around another one shares its attachments; its own directory is the one above.
-    wraps = data._inner() is not data and path.name == _names.INNER
-    return path.parent if wraps else path
+    path = directory(data, saved)
+    return None if path is None else Path(path)
 
 
-def _check(share_non_tensor: bool, atomic: bool) -> None:
-    if share_non_tensor:
-        raise NotImplementedError(
-            "share_non_tensor=True is not supported: call memmap_refresh_() in the processes that shall see a change"
+def _packed(prefix: str | Path | None, archive: bool | None) -> bool:
+    return prefix is not None and is_archive_name(prefix) if archive is None else archive
+
+
+def _check(share_non_tensor: bool, atomic: bool, directory: bool) -> None:
+    if share_non_tensor and not directory:
+        raise ValueError(
+            "share_non_tensor=True needs a prefix that is a directory: values are shared through its files"
         )
     if not isinstance(atomic, bool):
         raise TypeError(f"atomic is a bool, and both save atomically; got {atomic!r}")
@@ -281,7 +285,7 @@ def _again(data: Any, inplace: bool) -> Any:
         return data
     saved = saved_at(data)
     assert saved is not None
-    return attach(data._map(lambda leaf: leaf), saved.path, saved.robust_key)
+    return attach(data._map(lambda leaf: leaf), directory(data, saved), saved.robust_key, saved.allow_pickle)
 
 
 def _run(work: Callable[[], Any], num_threads: int, return_early: bool) -> Any:

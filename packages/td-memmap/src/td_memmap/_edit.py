@@ -25,8 +25,7 @@ from ._fs import Tree
 from ._load import Loading, load_directory
 from ._meta import LIMIT, parse_json
 from ._plan import Plan, make_plan
-from ._save import attach, take_apart
-from ._saved import ATTACHMENT, Saved
+from ._saved import ATTACHMENT, Saved, attach, take_apart
 from ._tensor import MemoryMappedTensor
 
 __all__ = ["add", "refresh"]
@@ -136,7 +135,7 @@ def _add_level(node: Any, path: tuple[str, ...]) -> Any:
             tree.make((stem,))
             tree.write((stem,), _names.META, plan.texts[-1][2])
         _declare(saved.path, name, {"type": type(child).__name__})
-    attach(child, where, saved.robust_key)
+    attach(child, where, saved.robust_key, saved.allow_pickle, saved.shared)
     node._inner()._set_child(name, child)
     return child
 
@@ -175,4 +174,4 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
     for key, child in take_apart(loaded._inner()).entries.items():
         node._set_child(key, child)
     node._locked = False
-    return attach(data, saved.path, saved.robust_key)
+    return attach(data, saved.path, saved.robust_key, saved.allow_pickle, saved.shared)

@@ -54,8 +54,9 @@ class Methods:
             copy_existing: copy leaves that are mapped from another place, instead of raising.
             num_threads: how many threads write; 0 writes in the calling thread.
             return_early: with threads, return a :class:`TensorDictFuture` at once, and write in the background.
-            share_non_tensor: only False: values are not shared with child processes; what one process writes in place to a
-                save, another sees after :meth:`memmap_refresh_`.
+            share_non_tensor: read each non-tensor value from its file whenever that was replaced, so that a value that
+                one process writes in place is seen by all that were given the result, however they were started.
+                Without it they see it after :meth:`memmap_refresh_`. It needs a ``prefix`` that is a directory.
             existsok: False raises where a save is already there.
             robust_key: encode keys that are not safe file names; None means True.
             archive: write one archive file instead of a directory; None decides by the suffix of ``prefix``.

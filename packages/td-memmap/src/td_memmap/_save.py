@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from td_core._collection import Core, show_path
-from td_core._nodes import KINDS, Record
 
 from . import _fs, _names
 from ._anonymous import AnonymousFile, align
@@ -24,13 +23,13 @@ from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._limits import check_mappings
 from ._pieces import pieces
-from ._plan import FORMAT, LeafFile, Plan, collect, make_plan
+from ._plan import LeafFile, Plan, collect, make_plan
 from ._progress import Progress, reporter
-from ._saved import ATTACHMENT, Saved
+from ._saved import attach, take_apart
 from ._shapes import element_count, jagged, shaped
 from ._tensor import MemoryMappedTensor, Place, map_file, plain
 
-__all__ = ["Options", "attach", "finish", "save_anonymous", "save_directory", "take_apart"]
+__all__ = ["Options", "finish", "save_anonymous", "save_directory"]
 
 _CPU = torch.device("cpu")
 # A smaller file is written faster than it is handed to another thread (measured: even at 0.3 to 1 MB). Without being
@@ -51,6 +50,7 @@ class Options:
     checksums: bool = False
     progress: Progress = False
     allow_pickle: bool = False
+    share_non_tensor: bool = False
     inplace: bool = False
     like: bool = False
 
@@ -351,40 +351,10 @@ def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None
         result: Any = tree
     else:
         result = tree._map(lambda leaf: mapped[id(leaf)])
-    return attach(result, prefix, options.robust_key, options.allow_pickle)
+    return attach(result, prefix, options.robust_key, options.allow_pickle, options.share_non_tensor)
 
 
 def _replace_leaves(node: Core, mapped: dict[int, Tensor]) -> None:
     for key, child in take_apart(node).entries.items():
         if isinstance(child, Tensor):
             node._set_child(key, mapped[id(child)])
-
-
-def attach(result: Any, prefix: str | None, robust_key: bool, allow_pickle: bool = False) -> Any:
-    """Lock a mapped collection and tell every node of it where it is saved."""
-    result.lock_()
-    todo: list[tuple[Any, str | None, torch.Size]] = [(result, prefix, torch.Size())]
-    while todo:
-        node, path, above = todo.pop()
-        inner = node._inner()
-        inner._set_device(_CPU)
-        inner._attachments = {
-            **(inner._attachments or {}),
-            ATTACHMENT: Saved(path, robust_key, allow_pickle, above),
-        }
-        record = take_apart(node)
-        size = node.batch_size
-        for key, child in record.entries.items():
-            if not isinstance(child, Tensor):
-                stem = _names.encode_key(key) if robust_key else key
-                todo.append((child, None if path is None else os.path.join(path, stem), size))
-        for name, child in record.members.items():
-            todo.append((child, None if path is None else os.path.join(path, name), above))
-    return result
-
-
-def take_apart(node: Core) -> Record:
-    """Return the record of a node in this format."""
-    kind = KINDS.of(node)
-    layout = kind.layouts.get(FORMAT)
-    return kind.flatten(node) if layout is None else layout.flatten(node)

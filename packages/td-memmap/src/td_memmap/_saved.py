@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from td_core._attachments import Attachment
+from td_core._buffers import Leaves
 from td_core._collection import Core
+from td_core._nodes import KINDS, Encoded, Record
+from td_core._pickling import rebuild
 
-from . import _names
+from . import _fs, _names
 from ._fs import Tree
-from ._plan import plan_values
+from ._load import Loading, load_directory
+from ._plan import FORMAT, plan_values
 
-__all__ = ["ATTACHMENT", "Saved"]
+__all__ = ["ATTACHMENT", "Saved", "attach", "take_apart"]
 
 #: Where a mapped collection keeps its :class:`Saved`.
 ATTACHMENT = "memmap"
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +37,16 @@ class Saved(Attachment):
         robust_key: whether keys are encoded as file names there.
         allow_pickle: whether values may be pickled, as when it was saved.
         above: batch size of the level above.
+        shared: whether values are read from the save each time it changes.
+        seen: the file that they were read from last, under ``"file"``.
     """
 
     path: str | None
     robust_key: bool = True
     allow_pickle: bool = False
     above: torch.Size = torch.Size()
+    shared: bool = False
+    seen: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def changed(self, node: Core) -> None:
         """Write the values of a node to its save, those that describe them last, in one step.
@@ -53,3 +65,67 @@ class Saved(Attachment):
             for name in (_names.PICKLE, _names.STACK_PICKLE, _names.JSON_TYPES, _names.VALUES):
                 if name not in texts:
                     tree.remove((), name)
+
+    def current(self, node: Core) -> Core | None:
+        """Read the values of a node again, if their file was replaced since the last time."""
+        if not self.shared or self.path is None:
+            return None
+        found = _fs.status(os.path.join(self.path, _names.META))
+        file = None if found is None else (found.st_ino, found.st_mtime_ns)
+        if file is None or file == self.seen.get("file"):
+            return None
+        self.seen["file"] = file
+        loaded: Core = load_directory(self.path, Loading(allow_pickle=self.allow_pickle))
+        return loaded
+
+    def pickled(
+        self, node: Core, encoded: Encoded, classes: tuple[type, ...], protocol: int
+    ) -> tuple[Any, ...]:
+        """Return a mapped collection for pickle: it is mapped to the same files where it is unpickled."""
+        leaves = Leaves(encoded.leaves) if protocol > 2 else encoded.leaves
+        parts = (encoded.nodes, leaves, encoded.values, classes)
+        return _again, (parts, directory(node, self), self.robust_key, self.allow_pickle, self.shared)
+
+
+def _again(parts: tuple[Any, ...], *saved: Any) -> Any:
+    return attach(rebuild(*parts), *saved)
+
+
+def directory(node: Core, saved: Saved) -> str | None:
+    """Return the directory of a node, whose attachments may be those of the node that it wraps."""
+    path = saved.path
+    if path is None or node._inner() is node or os.path.basename(path) != _names.INNER:
+        return path
+    return os.path.dirname(path)
+
+
+def attach(
+    result: Any, prefix: str | None, robust_key: bool, allow_pickle: bool = False, shared: bool = False
+) -> Any:
+    """Lock a mapped collection and tell every node of it where it is saved."""
+    result.lock_()
+    todo: list[tuple[Any, str | None, torch.Size]] = [(result, prefix, torch.Size())]
+    while todo:
+        node, path, above = todo.pop()
+        inner = node._inner()
+        inner._set_device(_CPU)
+        inner._attachments = {
+            **(inner._attachments or {}),
+            ATTACHMENT: Saved(path, robust_key, allow_pickle, above, shared),
+        }
+        record = take_apart(node)
+        size = node.batch_size
+        for key, child in record.entries.items():
+            if not isinstance(child, Tensor):
+                stem = _names.encode_key(key) if robust_key else key
+                todo.append((child, None if path is None else os.path.join(path, stem), size))
+        for name, child in record.members.items():
+            todo.append((child, None if path is None else os.path.join(path, name), above))
+    return result
+
+
+def take_apart(node: Core) -> Record:
+    """Return the record of a node in this format."""
+    kind = KINDS.of(node)
+    layout = kind.layouts.get(FORMAT)
+    return kind.flatten(node) if layout is None else layout.flatten(node)

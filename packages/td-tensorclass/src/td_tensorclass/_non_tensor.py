@@ -65,8 +65,8 @@ class NonTensorDataBase(TensorCollection):
         "_locked",
         "_metadata",
         "_names",
+        "_own",
         "_undo",
-        "_value",
     )
 
     _opaque: ClassVar[bool] = True
@@ -76,10 +76,20 @@ class NonTensorDataBase(TensorCollection):
         super().__init_subclass__(**kwargs)
         register_data(cls)
 
-    _value: Any
+    _own: Any
     _metadata: dict[str, Any] | None
     _batch_size: torch.Size
     _device: torch.device | None
+
+    @property
+    def _value(self) -> Any:
+        if self._attachments is not None:
+            self._own = latest(self)._own
+        return self._own
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        self._own = value
 
     def __init__(
         self,
@@ -169,7 +179,7 @@ class NonTensorDataBase(TensorCollection):
     def _made(self: SelfT, batch_size: torch.Size, device: torch.device | None, names: Names | None) -> SelfT:
         """Return a node with the same value."""
         node = _new(type(self))
-        node._value = self._value
+        node._own = self._value
         node._metadata = self._metadata
         node._batch_size = batch_size
         node._device = device
@@ -476,6 +486,25 @@ _joiner: list[Callable[..., Any]] = []
 def set_joiner(join: Callable[..., Any], make: Callable[..., Any], compare: Callable[..., Any]) -> None:
     """Store how a stack of values is made and compared; called once, by the module that defines it."""
     _joiner[:] = [join, make, compare]
+
+
+def latest(node: Any) -> Any:
+    """Return a node with the values that other processes wrote to it meanwhile: mostly the node itself.
+
+    Raises:
+        StructureError: one value for the batch became one for each element, in another process.
+    """
+    for attachment in attachments(node):
+        found: Any = attachment.current(node)
+        if found is None:
+            continue
+        if type(found) is not type(node):
+            raise StructureError(
+                f"another process replaced this {type(node).__name__} by a {type(found).__name__}: call "
+                "memmap_refresh_() on the collection"
+            )
+        return found
+    return node
 
 
 def _repeated(value: Any, size: Sequence[int]) -> Any:

@@ -11,6 +11,7 @@ replaces the declaration by the package's own function: the call is then an ordi
 from __future__ import annotations
 
 import inspect
+import keyword
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -125,7 +126,7 @@ def _check_declared(declaration: Declaration, member: Any, distribution: str) ->
 
 
 def _check_new(name: str, member: Any) -> None:
-    if not name.isidentifier() or name.startswith("_"):
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name[0] == "_":
         raise PluginError(f"the method name {name!r} is not a public Python identifier")
     if not isinstance(member, (classmethod, staticmethod, property)) and not inspect.isfunction(member):
         raise PluginError(
@@ -198,7 +199,7 @@ class SiblingMethods:
             copy_existing: copy leaves that are mapped from another place, instead of raising.
             num_threads: how many threads write; 0 writes in the calling thread.
             return_early: return a future at once, and write in the background.
-            share_non_tensor: keep non-tensor values in memory shared with child processes.
+            share_non_tensor: read each non-tensor value from the save, so that all processes see the latest one.
             existsok: False raises where a file is already there.
             robust_key: encode keys that are not safe file names; None means True.
             archive: write one archive file instead of a directory; None decides by the suffix of ``prefix``.
