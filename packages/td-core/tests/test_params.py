@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from td_core import Buffer, TensorDict, TensorDictParams
-from td_core.errors import LockedError
+from td_core import Buffer, LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core.errors import LockedError, StructureError
 
 
 def make(**options) -> TensorDictParams:
@@ -120,9 +120,56 @@ def test_declared_methods_and_unknown_attributes_speak_for_themselves():
 def test_a_get_hook_sees_every_entry_that_is_read():
     params = make()
     seen = []
-    params.register_get_post_hook(lambda owner, key, value: seen.append(key) or value)
-    params["w"], params.get("n")
-    assert seen == ["w", "n"]
+    params.register_get_post_hook(lambda owner, value: seen.append((owner, value)))
+    params["w"], params.get(("n", "b")), params.get("missing")
+    assert [owner is params for owner, _ in seen] == [True, True]
+    assert seen[0][1] is params["w"] and seen[1][1] is params["n", "b"]
+    params.register_get_post_hook(lambda owner, value: value * 0 + 5)
+    assert params["w"].eq(5).all() and params.w.eq(5).all() and next(iter(params.values())).eq(5).all()
+    assert dict(params.items(True, True))["n", "b"].eq(5).all()
+    params.set_at_("w", 1.0, 0)
+    assert params._inner_params["w"][0].eq(1).all(), "what is written goes to the parameter itself"
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        lambda params: params.set(("n", "new"), torch.zeros(2)),
+        lambda params: params.__setitem__(("n", "new"), torch.zeros(2)),
+        lambda params: params.setdefault(("n", "new"), torch.zeros(2)),
+        lambda params: params.update({"n": {"new": torch.zeros(2)}}),
+        lambda params: params.update({("n", "new"): torch.zeros(2)}),
+    ],
+)
+def test_what_is_stored_at_any_level_becomes_a_parameter(store):
+    params = make()
+    store(params)
+    assert "n.new" in dict(params.named_parameters())
+    kept = TensorDictParams(TensorDict({"n": {"b": torch.zeros(2)}}), no_convert=True)
+    store(kept)
+    assert "n.new" in dict(kept.named_buffers())
+
+
+@pytest.mark.parametrize("no_convert", [False, True])
+def test_a_lazy_stack_cannot_be_parameters(no_convert):
+    stack = LazyStackedTensorDict(TensorDict({"w": torch.zeros(3)}), TensorDict({"w": torch.ones(3)}))
+    for source in (stack, {"n": {"m": stack}}):
+        with pytest.raises(StructureError, match="they cannot be parameters of a module"):
+            TensorDictParams(source, no_convert=no_convert)
+    params = make()
+    for key in ("stack", ("n", "stack")):
+        with pytest.raises(StructureError, match="they cannot be parameters of a module"):
+            params[key] = stack
+    assert "stack" not in params and "stack" not in params["n"]
+
+
+def test_an_attribute_hides_no_entry():
+    params = make()
+    for name, value in (("w", torch.zeros(2)), ("new", torch.nn.Parameter(torch.zeros(2)))):
+        with pytest.raises(TypeError, match=f"set '{name}' by key"):
+            setattr(params, name, value)
+    params.note = "kept"
+    assert params.note == "kept"
 
 
 def test_a_module_with_parameters_compiles():

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from ._base import TensorDictBase
 from ._coerce import nest
 from ._collection import Child, Core
+from ._keys import is_key, unravel_key_to_tuple
 from ._names import Names
 from ._pytree import register
 from .errors import StructureError
-from .typing import NO_DEFAULT, NoDefault
+from .typing import NO_DEFAULT, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="TensorDictParams")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
@@ -75,6 +76,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         lock: lock the collection.
         **kwargs: entries by keyword, instead of ``parameters``.
 
+    Raises:
+        StructureError: there is a lazy stack in it, whose entries are made when they are read: an optimizer would
+            never meet them.
+
     >>> from td_core import TensorDict
     >>> params = TensorDictParams(TensorDict({"w": torch.zeros(2), "n": {"b": torch.ones(1)}}))
     >>> [name for name, _ in params.named_parameters()]
@@ -107,6 +112,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         set_attribute = object.__setattr__
         set_attribute(self, "_no_convert", no_convert)
         set_attribute(self, "_get_hooks", [])
+        _refuse_lazy_stacks(parameters)
         set_attribute(self, "_inner_params", parameters if no_convert else parameters._map(_as_parameter))  # type: ignore[union-attr]
         set_attribute(self, "_undo", None)
         if lock:
@@ -153,11 +159,18 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
                 return base.__dict__[name].__get__(self, type(self))
         inner = self.__dict__.get("_inner_params")
         if inner is not None and name in inner._children():
-            return self._get_child(name)
+            return self.get(name)
         return nn.Module.__getattr__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Store a plain attribute; entries are set by key."""
+        """Store a plain attribute; entries are set by key.
+
+        Raises:
+            TypeError: the name is that of an entry, or the value a parameter, which no module would find there.
+        """
+        inner = self.__dict__.get("_inner_params")
+        if isinstance(value, nn.Parameter) or (inner is not None and name in inner._children()):
+            raise TypeError(f"set {name!r} by key: params[{name!r}] = ...")
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
@@ -219,15 +232,69 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         return self._inner_params._children()  # type: ignore[no-any-return]
 
     def _get_child(self, key: str) -> Child:
-        value = self._inner_params._get_child(key)
+        return self._inner_params._get_child(key)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an entry by key, or the plain collection of all entries indexed along the batch dims."""
+        found = super().__getitem__(index)
+        return self._hooked(found) if self._get_hooks and is_key(index) else found
+
+    def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
+        """Return the entry ``key``, or a default where it is missing; see :meth:`TensorCollection.get`."""
+        found = super().get(key, *args, **kwargs)
+        return self._hooked(found) if self._get_hooks and isinstance(found, (Tensor, Core)) else found
+
+    def values(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a live view of the entries; see :meth:`TensorCollection.values`."""
+        values = super().values(*args, **kwargs)
+        return map(self._hooked, values) if self._get_hooks else values
+
+    def items(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a live view of (key, entry) pairs; see :meth:`TensorCollection.items`."""
+        items = super().items(*args, **kwargs)
+        return ((key, self._hooked(value)) for key, value in items) if self._get_hooks else items
+
+    def _hooked(self, value: Any) -> Any:
         for hook in self._get_hooks:
-            value = hook(self, key, value)
+            given = hook(self, value)
+            value = value if given is None else given
         return value
 
     def _set_child(self, key: str, value: Child) -> None:
+        if isinstance(value, Core):
+            _refuse_lazy_stacks(value)
         if not self._no_convert:
             value = _as_parameter(value) if isinstance(value, Tensor) else value._map(_as_parameter)
         self._inner_params._set_child(key, value)
+
+    def _set_path(
+        self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
+    ) -> None:
+        path = unravel_key_to_tuple(key)
+        if len(path) > 1:
+            if isinstance(value, Core):
+                _refuse_lazy_stacks(value)
+            super()._set_path(path, value, at, non_blocking=non_blocking)
+            self._adopt()
+        else:
+            super()._set_path(key, value, at, non_blocking=non_blocking)
+
+    def _adopt(self) -> None:
+        """Make parameters of what was stored in the levels below, which are plain collections."""
+        todo: list[Any] = [] if self._no_convert else [self._inner_params]
+        while todo:
+            node = todo.pop()
+            for key, child in list(node._children().items()):
+                if not isinstance(child, Tensor):
+                    todo.append(child)
+                elif (held := _as_parameter(child)) is not child:
+                    node._set_child(key, held)
+
+    def update(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+        """Store the entries of another collection or mapping; see :meth:`TensorCollection.update`."""
+        super().update(*args, **kwargs)
+        self._adopt()
+        return self
 
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
         self._inner_params._write_child(key, value, non_blocking=non_blocking)
@@ -352,17 +419,28 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             known = {prefix + name for name in leaves}
             unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
 
-    def register_get_post_hook(self, hook: Callable[[Any, str, Any], Any]) -> Callable[[Any, str, Any], Any]:
-        """Call ``hook(params, key, value)`` on every entry that is read; what it returns is given instead.
+    def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
+        """Call ``hook(params, value)`` on every entry that is read by key; what it returns, if not None, is given instead.
 
         >>> from td_core import TensorDict
         >>> params = TensorDictParams(TensorDict({"w": torch.zeros(2)}))
-        >>> _ = params.register_get_post_hook(lambda params, key, value: value + 1)
+        >>> params.register_get_post_hook(lambda params, value: value + 1)
         >>> params["w"].tolist()
         [1.0, 1.0]
         """
         self._get_hooks.append(hook)
-        return hook
+
+
+def _refuse_lazy_stacks(root: Any) -> None:
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if node._stacked() is not None and not node._opaque:
+            raise StructureError(
+                "the entries of a lazy stack are made when they are read, so they cannot be parameters of a module: "
+                "stack its members densely, or make a TensorDictParams of each"
+            )
+        todo.extend(node._nested())
 
 
 def _as_parameter(leaf: Tensor) -> Tensor:
