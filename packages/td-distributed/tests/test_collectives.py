@@ -195,6 +195,20 @@ def test_all_reduce_of_strided_leaves_and_several_dtypes(two: Any) -> None:
     assert two.run(reduces_kinds) == [(values, 1)] * 2
 
 
+def reduces_large(rank: int) -> Any:
+    large = torch.full((2, 1 << 18), rank + 1.0)
+    tree = TensorDict({"a": torch.ones(2), "l": large, "t": large.clone().t(), "b": torch.ones(2)})
+    tree.all_reduce(dist.ReduceOp.MAX)
+    tree.reduce(0)
+    return [leaf.unique().tolist() for leaf in tree.values()]
+
+
+def test_large_leaves_are_reduced_beside_small_ones(two: Any) -> None:
+    reduced, kept = two.run(reduces_large)
+    assert reduced == [[2.0], [4.0], [4.0], [2.0]]
+    assert kept == [[1.0], [2.0], [2.0], [1.0]]
+
+
 def order(rank: int) -> Any:
     pairs = {"x": torch.ones(2), "y": torch.full((2,), 10.0)}
     tree = TensorDict(dict(reversed(pairs.items())) if rank else pairs)

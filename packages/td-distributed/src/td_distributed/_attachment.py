@@ -37,7 +37,7 @@ class Consolidated(Attachment):
 
     Attributes:
         sent: the last message that announced it.
-        received: (header, layout, nodes) of the last message that had its structure and its layout.
+        received: the last message that had its structure and its layout, with that layout and the nodes.
     """
 
     __slots__ = ("_columns", "_known", "filename", "received", "sent", "storage")
@@ -46,7 +46,7 @@ class Consolidated(Attachment):
         self.storage = storage
         self.filename = filename
         self.sent: Any = None
-        self.received: tuple[bytes, Layout, list[dict[str, Any]]] | None = None
+        self.received: tuple[Any, Layout, list[dict[str, Any]]] | None = None
         self._known: tuple[list[Tensor], Layout] = [], Layout([], 0)
         self._columns: tuple[Layout, Columns] | None = None
 

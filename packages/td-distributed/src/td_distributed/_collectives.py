@@ -30,15 +30,13 @@ class Parcel:
     def __init__(self, make: Any, device: torch.device) -> None:
         self.error: Exception | None = None
         try:
-            message, payload = _wire.outgoing(make(), True)
+            length, self.data = _wire.in_one(make(), device)
         except (StructureError, CodecError, ValueError) as error:
             self.error = error
             self.data = text_to_bytes(f"{type(error).__name__}: {error}")
             self.front = (MARK, FAILED, len(self.data))
             return
-        header = torch.frombuffer(bytearray(message.header), dtype=torch.uint8)
-        self.data = torch.cat([*(each.to(device) for each in payload), header.to(device)])
-        self.front = (MARK, len(header), len(self.data))
+        self.front = (MARK, length, len(self.data))
 
 
 def unpack(front: list[int], data: Tensor, sender: int, device: Any = None) -> Any:

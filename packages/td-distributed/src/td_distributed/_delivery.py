@@ -18,6 +18,13 @@ from ._attachment import attached
 from ._wire import Message
 
 
+def known(collection: Any, header: bytes) -> Message | None:
+    """Return the message that a header announces, if it was the last one that a consolidated collection took."""
+    state = attached(collection)
+    last = None if state is None else state.received
+    return last[0] if last is not None and last[0].header == header else None
+
+
 def deliver(collection: Any, message: Message, storage: Tensor) -> None:
     """Copy what has arrived into the leaves of a collection of the announced structure.
 
@@ -29,12 +36,12 @@ def deliver(collection: Any, message: Message, storage: Tensor) -> None:
     state = attached(collection)
     layout = None if state is None else state.layout(encoded)
     if state is not None and layout is not None and not message.values:
-        known = state.received
+        last = state.received
         if (
-            known is not None
-            and known[0] == message.header
-            and known[1] is layout
-            and known[2] == encoded.nodes
+            last is not None
+            and last[0] is message
+            and last[1] is layout
+            and last[2] == encoded.nodes
             and len(storage) == len(state.storage)
         ):
             # The same structure was checked before, and lies in both storages in the same way.
@@ -55,7 +62,7 @@ def deliver(collection: Any, message: Message, storage: Tensor) -> None:
             == [span[:3] for span in message.layout.leaves[theirs].spans]
             for mine, theirs in order
         )
-        state.received = (message.header, layout, encoded.nodes) if same_places else None
+        state.received = (message, layout, encoded.nodes) if same_places else None
 
 
 def deliver_files(collection: Any, saved: Any) -> None:

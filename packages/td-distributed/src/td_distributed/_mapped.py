@@ -16,6 +16,8 @@ import torch
 from td_core import TensorDict
 from td_core.errors import FormatError
 
+from . import _wire
+
 #: The mark of a question: "td_root".
 ASKS = 0x74645F726F6F74
 LONGEST = 1 << 16
@@ -29,7 +31,7 @@ def is_saved(collection: Any) -> bool:
 def ask(collection: Any, peer: Any) -> bytes | None:
     """Ask for a root, and return the header that names the save below it; None if it is not there."""
     device = peer.device()
-    peer.send(torch.tensor([ASKS, 0, 0, 0], dtype=torch.int64, device=device))
+    peer.send(_wire.packed(ASKS, b"", [])[0].to(device))
     length = int(peer.recv(torch.zeros(1, dtype=torch.int64, device=device)).item())
     if not 0 <= length <= LONGEST:
         raise FormatError(f"the peer answered with a root of {length} bytes")

@@ -15,7 +15,7 @@ from torch import Tensor
 from td_core.errors import FormatError
 
 from . import _mapped, _reference, _wire
-from ._delivery import deliver, deliver_files
+from ._delivery import deliver, deliver_files, known
 from ._group import MARK, device_of
 
 WIRES = ("td", "reference")
@@ -227,7 +227,7 @@ def recv(
 
     >>> from td_core import TensorDict
     >>> TensorDict({"a": torch.zeros(3)}).recv(src=0)  # doctest: +SKIP
-    2
+    0
     """
     peer = Peer(src, group, group_src, _tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
@@ -269,7 +269,7 @@ def irecv(
 def _messages(collection: Any, together: bool, peer: Peer) -> list[Tensor]:
     device = peer.device()
     message, payload = _wire.outgoing(collection, together)
-    return [tensor.to(device) for tensor in (message.front(), _as_tensor(message.header), *payload)]
+    return [tensor.to(device) for tensor in _wire.packed(MARK, message.header, payload)]
 
 
 def _named(collection: Any, peer: Peer) -> list[Tensor] | None:
@@ -277,40 +277,48 @@ def _named(collection: Any, peer: Peer) -> list[Tensor] | None:
     header = _mapped.ask(collection, peer) if _mapped.is_saved(collection) else None
     if header is None:
         return None
-    device = peer.device()
-    return [torch.tensor([MARK, len(header), 0, 0], device=device), _as_tensor(header).to(device)]
-
-
-def _as_tensor(header: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    return [tensor.to(peer.device()) for tensor in _wire.packed(MARK, header, [])]
 
 
 def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
-    device = peer.device()
-    mark, length, count, nbytes = peer.recv(_front(device)).tolist()
+    mark, length, count, nbytes, first = _first(peer)
     if mark == _mapped.ASKS:
         _mapped.answer(root, peer)
-        mark, length, count, nbytes = peer.recv(_front(device)).tolist()
+        mark, length, count, nbytes, first = _first(peer)
     if mark != MARK or not 0 < length <= _wire.LARGEST_HEADER:
         raise FormatError(
             "what arrived is no message of send(); does the peer use the same wire= and init_tag=?"
         )
-    header = bytes(peer.recv(torch.empty(length, dtype=torch.uint8, device=device)).cpu().numpy())
+    device = peer.device()
+    stop = _wire.FRONT.size + length
+    inside = stop <= _wire.FIRST
+    text = first[_wire.FRONT.size : stop] if inside else peer.recv(_bytes(length, device)).cpu()
+    header = bytes(text.numpy())
     if not count and (named := _mapped.named(header)) is not None:
         deliver_files(collection, _mapped.load(root, named))
         return
-    message = _wire.incoming(header)
+    message = known(collection, header) or _wire.incoming(header)
     parts = message.parts()
     if len(parts) != count or sum(stop - start for start, stop in parts) != nbytes:
         raise FormatError(f"a message announced {count} parts of {nbytes} bytes, its header {parts!r:.100}")
-    storage = torch.empty(message.layout.nbytes, dtype=torch.uint8, device=device)
-    for start, stop in parts:
-        peer.recv(storage[start:stop])
+    storage = _bytes(message.layout.nbytes, device)
+    for begin, end in parts:
+        if stop + nbytes <= _wire.FIRST:
+            storage[begin:end] = first[stop : stop + end - begin]
+            stop, nbytes = stop + end - begin, nbytes - (end - begin)
+        else:
+            peer.recv(storage[begin:end])
     deliver(collection, message, storage)
 
 
-def _front(device: torch.device) -> Tensor:
-    return torch.zeros(4, dtype=torch.int64, device=device)
+def _first(peer: Peer) -> tuple[int, int, int, int, Tensor]:
+    """Return the four numbers of the first message, and all of it."""
+    first = peer.recv(_bytes(_wire.FIRST, peer.device())).cpu()
+    return *_wire.FRONT.unpack(bytes(first[: _wire.FRONT.size].numpy())), first
+
+
+def _bytes(size: int, device: torch.device) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _tags(first: int, pseudo_rand: bool) -> Iterator[int]:

@@ -21,6 +21,8 @@ from ._group import MARK, Group, bytes_to_text, check_mark, failed, text_to_byte
 
 #: Leaves of one dtype and device travel together up to this size.
 BUCKET_BYTES = 1 << 25
+#: From this size on a leaf is reduced where it lies: copying it into a bucket and back costs more than one call.
+ALONE = 1 << 20
 #: What gloo adds up.
 GLOO_DTYPES = frozenset(
     (
@@ -82,7 +84,7 @@ def all_reduce(
         op: a ``torch.distributed.ReduceOp``; a sum by default.
         group: the process group; None is the global one.
         async_op: return a list of handles to ``wait()`` on.
-        bucket_bytes: how much travels together; 32 MiB by default.
+        bucket_bytes: how much of the leaves below 1 MiB travels together; 32 MiB by default.
 
     Raises:
         StructureError: the structures of the ranks differ, or one has a leaf that cannot be reduced; on every rank, and
@@ -126,7 +128,7 @@ def reduce(
         async_op: start all buckets before waiting for the first.
         return_premature: with ``async_op``, return a list of handles to ``wait()`` on instead of waiting.
         group: the process group; None is the global one.
-        bucket_bytes: how much travels together; 32 MiB by default.
+        bucket_bytes: how much of the leaves below 1 MiB travels together; 32 MiB by default.
 
     Raises:
         StructureError: as for :func:`all_reduce`.
@@ -176,7 +178,7 @@ def _start(leaves: list[Tensor], among: Group, call: Any, receives: bool) -> Red
 
 
 def _buckets(leaves: list[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
-    """Yield lists of leaves of one dtype and device, as many as fit into ``limit`` bytes."""
+    """Yield lists of leaves of one dtype and device, as many as fit into ``limit`` bytes, and large ones alone."""
     limit = BUCKET_BYTES if limit is None else limit
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for leaf in leaves:
@@ -186,12 +188,16 @@ def _buckets(leaves: list[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
         size = 0
         for leaf in group:
             nbytes = leaf.numel() * leaf.itemsize
+            if nbytes >= ALONE:
+                yield [leaf]
+                continue
             if bucket and size + nbytes > limit:
                 yield bucket
                 bucket, size = [], 0
             bucket.append(leaf)
             size += nbytes
-        yield bucket
+        if bucket:
+            yield bucket
 
 
 def _agree(collection: Any, among: Group) -> list[Tensor]:

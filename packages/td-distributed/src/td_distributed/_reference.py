@@ -72,9 +72,13 @@ def receive(collection: Any, consolidated: bool, peer: Any) -> None:
         for leaf, view in zip(leaves, _storage.Views(arrived).leaves(layout), strict=True):
             leaf.detach().copy_(view)
         return
+    device = peer.device()
     for leaf in in_order(collection):
-        arrived = peer.recv(torch.empty(leaf.shape, dtype=leaf.dtype, device=peer.device()))
-        leaf.detach().copy_(arrived)
+        target = leaf.detach()
+        if target.is_contiguous() and target.device == device:
+            peer.recv(target)
+        else:
+            target.copy_(peer.recv(torch.empty(leaf.shape, dtype=leaf.dtype, device=device)))
 
 
 def in_insertion_order(collection: Any) -> list[Tensor]:

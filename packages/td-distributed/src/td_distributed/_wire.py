@@ -1,14 +1,16 @@
 """The header that travels before the leaves: what will come, so that the receiver can refuse it and stay in step.
 
-A message is: four int64 (a mark, the length of the header, the number of payload messages, their bytes), the header as
-JSON (the encoded tree, where each piece of each leaf lies in one storage, the values), then the payload: the storage as
-plain bytes, in one part, or in one for each large leaf and one for each run of small leaves. Nothing in it is executed,
-imported or looked up but registered node kinds.
+What travels is: four int64 (a mark, the length of the header, the number of payload messages, their bytes), the header
+as JSON (the encoded tree, where each piece of each leaf lies in one storage, the values), then the payload: the storage as
+plain bytes, in one part, or in one for each large leaf and one for each run of small leaves. The first message has a fixed
+size and holds as much of it as fits. Nothing in it is executed, imported or looked up but registered node kinds.
 """
 
 from __future__ import annotations
 
 import json
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +22,13 @@ from td_core._nodes import Encoded
 
 from . import _file, _paths, _storage
 from ._attachment import attached
-from ._group import MARK
 from ._storage import Layout
 
 LARGEST_HEADER = 1 << 28
+#: Size of the first message: a small collection fits in it, so that it costs one latency.
+FIRST = 1 << 15
+#: A mark, the length of the header, the number of payload messages, their bytes.
+FRONT = struct.Struct("<4q")
 
 
 @dataclass(slots=True)
@@ -52,11 +57,23 @@ class Message:
             return [(0, self.layout.nbytes)] if self.layout.nbytes else []
         return [(run[0][0], run[-1][1]) for run in _storage.runs(self.layout)]
 
-    def front(self) -> Tensor:
-        """Return the first message."""
-        parts = self.parts()
-        nbytes = sum(stop - start for start, stop in parts)
-        return torch.tensor([MARK, len(self.header), len(parts), nbytes], dtype=torch.int64)
+
+def packed(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Tensor]:
+    """Return the messages that carry a header and a payload: a first one of a fixed size, and what does not fit in it."""
+    nbytes, stop = sum(map(len, payload)), FRONT.size + len(header)
+    buffer = bytearray(FIRST)
+    FRONT.pack_into(buffer, 0, mark, len(header), len(payload), nbytes)
+    messages = [torch.frombuffer(buffer, dtype=torch.uint8)]
+    if stop > FIRST:
+        messages.append(torch.frombuffer(bytearray(header), dtype=torch.uint8))
+    else:
+        buffer[FRONT.size : stop] = header
+    if stop + nbytes > FIRST:
+        return [*messages, *payload]
+    for part in payload:
+        messages[0][stop : stop + len(part)] = part
+        stop += len(part)
+    return messages
 
 
 def outgoing(collection: Any, together: bool) -> tuple[Message, list[Tensor]]:
@@ -66,19 +83,38 @@ def outgoing(collection: Any, together: bool) -> tuple[Message, list[Tensor]]:
         StructureError: a leaf has no dense form.
         CodecError: a value that no registered serializer stores; names its key.
     """
+    message, encoded, storage = _announced(collection, together)
+    if storage is None and together:
+        storage = _storage.gathered(message.layout, encoded.leaves)
+    if storage is None:
+        return message, [data for _, data in _storage.payload(message.layout, encoded.leaves)]
+    return message, [storage] if len(storage) else []
+
+
+def in_one(collection: Any, device: torch.device) -> tuple[int, Tensor]:
+    """Return (length of the header, the storage and then the header) of a collection; errors as for :func:`outgoing`."""
+    message, encoded, storage = _announced(collection, True)
+    header = torch.frombuffer(bytearray(message.header), dtype=torch.uint8)
+    if storage is None:
+        layout = Layout(message.layout.leaves, message.layout.nbytes + len(header))
+        storage = _storage.gathered(layout, encoded.leaves)
+        storage[message.layout.nbytes :] = header
+        return len(header), storage.to(device)
+    return len(header), torch.cat([storage.to(device), header.to(device)])
+
+
+def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tensor | None]:
+    """Return a collection as a message, its tree, and its storage if that can be sent as it is."""
     encoded = encode(collection)
     state = attached(collection)
     layout = state.layout(encoded) if state is not None and together else None
     if state is None or layout is None:
-        message = _announce(encoded, _storage.plan(encoded), together, state is not None)
-        if together and message.layout.nbytes:
-            return message, [_storage.gathered(message.layout, encoded.leaves)]
-        return message, [data for _, data in _storage.payload(message.layout, encoded.leaves)]
+        return _announce(encoded, _storage.plan(encoded), together, state is not None), encoded, None
     known = state.sent
     if encoded.values or known is None or known.nodes != encoded.nodes or known.layout is not layout:
         known = _announce(encoded, layout, True, True)
         state.sent = None if encoded.values else known
-    return known, [state.storage] if layout.nbytes else []
+    return known, encoded, state.storage
 
 
 def _announce(encoded: Encoded, layout: Layout, together: bool, consolidated: bool) -> Message:
