@@ -1,4 +1,4 @@
-"""The page about plugins: its hooks have their exact signatures, its serializer passes the tests that it tells of."""
+"""The page about plugins: its hooks have their exact signatures, what it defines passes the tests that it tells of."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils import _pytree as pytree
 
+from td_core import TensorDict
 from td_core.plugins import hookspecs
-from td_core.testing import SerializerTests, installed
+from td_core.testing import CollectionTests, SerializerTests, installed
 
 PAGE = (Path(__file__).parent.parent / "docs" / "plugins.md").read_text(encoding="utf-8")
 
@@ -28,12 +31,32 @@ def test_every_hook_is_documented_with_its_exact_signature():
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
-    """Run the examples of the page as far as its first plugin, and return what they define."""
-    space: dict[str, Any] = {}
-    examples = iter(doctest.DocTestParser().get_examples(PAGE))
-    while "Plugin" not in space:
-        exec(compile(next(examples).source, "plugins.md", "exec"), space)
-    return space
+    """Run the examples of the page, and return what they define once each gave what the page shows."""
+    test = doctest.DocTestParser().get_doctest(PAGE, {"__name__": "page"}, "plugins.md", None, 0)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    assert runner.run(test, clear_globs=False).failed == 0
+    return test.globs
+
+
+def test_the_state_of_a_kind_is_part_of_its_tree_spec(page: dict[str, Any]):
+    def quantity(unit: str, size: int) -> TensorDict:
+        data = page["Quantity"]({"data": torch.ones(size)}, unit, [size])
+        return TensorDict({"x": data}, batch_size=[size])
+
+    with installed(page["Units"]()):
+        total = pytree.tree_map(torch.add, quantity("m", 3), quantity("m", 3))
+        assert (total["x"].unit, total["x"]["data"].tolist()) == ("m", [2.0, 2.0, 2.0])
+        assert pytree.tree_structure(quantity("m", 3)) == pytree.tree_structure(quantity("m", 4))
+        assert pytree.tree_structure(quantity("m", 3)) != pytree.tree_structure(quantity("kg", 3))
+
+
+@pytest.mark.slow
+class TestTheKindOfThePage(CollectionTests):
+    @pytest.fixture(autouse=True)
+    def registered(self, page: dict[str, Any]) -> Iterator[None]:
+        type(self).make = lambda self: page["Quantity"]({"data": torch.randn(3, 2, 4)}, "m", [3, 2])
+        with installed(page["Units"]()):
+            yield
 
 
 class TestTheSerializerOfThePage(SerializerTests):
