@@ -84,11 +84,22 @@ class Schema:
         options: its options.
         names: its fields, in order.
         slots: its fields and ``InitVar`` arguments, in order.
+        all_given: whether the arguments are the fields, all of them and no other.
         positional: the names of arguments that may be given by position.
         init_vars: the names that ``__post_init__`` gets.
     """
 
-    __slots__ = ("_hints", "_locals", "cls", "init_vars", "names", "options", "positional", "slots")
+    __slots__ = (
+        "_hints",
+        "_locals",
+        "all_given",
+        "cls",
+        "init_vars",
+        "names",
+        "options",
+        "positional",
+        "slots",
+    )
 
     def __init__(self, cls: type, options: Options, local_names: Mapping[str, Any]) -> None:
         self.cls = cls
@@ -105,6 +116,7 @@ class Schema:
         )
         self.names = {slot.name: None for slot in self.slots if slot.is_field}
         self.init_vars = tuple(slot.name for slot in self.slots if not slot.is_field)
+        self.all_given = all(slot.is_field and slot.init for slot in self.slots)
         self.positional = tuple(each.name for each in kept if each.init and not each.kw_only)
         self._hints: dict[str, Any] = {}
         self._locals = dict(local_names)
@@ -164,9 +176,38 @@ class Schema:
             raise TypeError(f"{self.cls.__name__}() got {twice} both by position and by name")
         return {**given, **kwargs}
 
-    def missing(self, names: list[str]) -> TypeError:
-        """Return the error for arguments that were not given."""
-        return TypeError(f"{self.cls.__name__}() misses the arguments {names}, which have no default")
+    def fill(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Return a value for each field, None for those without, and the ``InitVar`` arguments.
+
+        Raises:
+            TypeError: an argument without a default was not given.
+            UnknownFieldError: an argument is none of the class.
+        """
+        values: dict[str, Any] = {}
+        init_vars: list[Any] = []
+        missing: list[str] = []
+        taken = 0
+        for name, default, factory, init, is_field in self.slots:
+            value = None
+            if init and name in given:
+                value = given[name]
+                taken += 1
+            elif default is not MISSING:
+                value = default
+            elif factory is not MISSING:
+                value = factory()
+            elif init:
+                missing.append(name)
+            if is_field:
+                values[name] = value
+            else:
+                init_vars.append(value)
+        if taken != len(given):
+            accepted = {slot.name for slot in self.slots if slot.init}
+            raise self.unknown(name for name in given if name not in accepted)
+        if missing:
+            raise TypeError(f"{self.cls.__name__}() misses the arguments {missing}, which have no default")
+        return values, init_vars
 
     def unknown(self, names: Iterable[Any]) -> UnknownFieldError:
         """Return the error for keys that are no fields."""

@@ -9,16 +9,16 @@ import dataclasses
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, FrozenInstanceError
+from dataclasses import FrozenInstanceError
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from td_core import TensorDict
-from td_core._coerce import WRAPPED
 from td_core._collection import Child, Core
 from td_core._devices import as_device
+from td_core._foreach import PLAIN
 from td_core._keys import unravel_key_to_tuple
 from td_core._locking import lock as lock_nodes
 from td_core._locking import refuse_if_locked
@@ -137,6 +137,9 @@ class TensorClass(Wrapper):
         schema = self._schema
         if args:
             kwargs = schema.bind(args, kwargs)
+        init_vars: Sequence[Any] = ()
+        if not schema.all_given or kwargs.keys() != schema.names.keys():
+            kwargs, init_vars = schema.fill(kwargs)
         size = as_batch_size(batch_size)
         data: dict[str, Child] = {}
         td = dense(
@@ -149,40 +152,20 @@ class TensorClass(Wrapper):
         ndim = len(size)
         as_they_are = device is None and names is None and not self._declares
         fitting: torch.Size | None = None
-        missing: list[str] = []
-        taken = 0
-        init_vars: list[Any] = []
-        for name, default, factory, init, is_field in schema.slots:
-            if init and name in kwargs:
-                value = kwargs[name]
-                taken += 1
-            elif default is not MISSING:
-                value = default
-            elif factory is not MISSING:
-                value = factory()
-            else:
-                if init:
-                    missing.append(name)
-                continue
-            if not is_field:
-                init_vars.append(value)
-            elif (
-                as_they_are
-                and isinstance(value, Tensor)
-                and type(value) not in WRAPPED
+        for name in schema.names:
+            value = kwargs[name]
+            if as_they_are and type(value) in PLAIN:
+                try:
+                    shape = value.shape
+                except RuntimeError:
+                    shape = None  # a nested tensor of strided layout has none
                 # To compare two sizes is cheaper than to slice one, and most leaves follow one of their shape.
-                and (not ndim or value.shape == fitting or value.shape[:ndim] == size)
-            ):
-                data[name] = value
-                if ndim:
-                    fitting = value.shape
-            elif value is not None:
+                if shape is not None and (shape == fitting or shape[:ndim] == size):
+                    data[name] = value
+                    fitting = shape
+                    continue
+            if value is not None:
                 self._store(td, name, value)
-        if taken != len(kwargs):
-            given = {slot.name for slot in schema.slots if slot.init}
-            raise schema.unknown(name for name in kwargs if name not in given)
-        if missing:
-            raise schema.missing(missing)
         if lock or schema.options.frozen:
             lock_nodes(td)
         if self._has_post_init:
@@ -341,7 +324,7 @@ class TensorClass(Wrapper):
         >>> Point(torch.zeros(2), label="a").get("label")
         'a'
         """
-        entry = super().get(key, *args, **kwargs)
+        entry = self._tensordict.get(key, *args, **kwargs)
         if entry is None and key in self._schema.names:
             return self._absent(key)
         return entry._unwrap() if isinstance(entry, Core) else entry
@@ -480,11 +463,15 @@ class TensorClass(Wrapper):
         """Write a field, or a settable property; there are no other attributes."""
         schema = self._schema
         if name in _STATE:
-            super().__setattr__(name, value)
+            object.__setattr__(self, name, value)
         elif name in schema.names:
             if schema.options.frozen:
                 raise FrozenInstanceError(f"cannot assign to field {name!r}: {type(self).__name__} is frozen")
-            self._set_path(name, value)
+            if isinstance(value, Tensor) and not self._declares:
+                # What a field mostly is: a tensor that needs no cast.
+                self._tensordict._set_path(name, value)
+            else:
+                self._set_path(name, value)
         elif hasattr(getattr(type(self), name, None), "__set__"):
             if schema.options.frozen and not name.startswith("_"):
                 raise FrozenInstanceError(f"cannot assign to {name!r}: {type(self).__name__} is frozen")

@@ -162,6 +162,11 @@ class Wrapper(TensorCollection):
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         self._tensordict._collect_other(other._inner(), out, path)
 
+    def _collect_both(
+        self, other: Core, mine: list[Tensor], theirs: list[Tensor], foreign: list[Core] | None = None
+    ) -> bool | None:
+        return self._tensordict._collect_both(other._inner(), mine, theirs, foreign)  # type: ignore[no-any-return]
+
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         return self._wrap(self._tensordict._rebuild(leaves))
 
