@@ -30,5 +30,10 @@ class FenceExamples(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Rewrite the docstring of one object."""
-        if obj.docstring is not None:
+        if obj.docstring is not None and not obj.is_module:
             obj.docstring.value = markdown(obj.docstring.value)
+
+    def on_module_members(self, *, mod: griffe.Module, **kwargs: Any) -> None:
+        """Rewrite the docstring of a module, which it does not have yet when it is an object."""
+        if mod.docstring is not None:
+            mod.docstring.value = markdown(mod.docstring.value)
