@@ -298,23 +298,25 @@ class TensorDict(TensorDictBase):
         """Store an entry by key, or write ``value`` into all entries at an index."""
         if type(index) is str or (type(index) is tuple and index and type(index[0]) is str):
             self._set_path(index, value)
-        else:
+        elif type(index) is tuple or isinstance(index, str):
             super().__setitem__(index, value)
+        else:
+            self._assign(index, value)
 
     def _set_path(
         self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
         # What an entry mostly is: a tensor that needs no conversion, under a key that needs no parsing.
         if isinstance(value, Tensor) and type(value) not in WRAPPED:
-            node, name = self, key
-            if type(key) is tuple and len(key) > 1:
-                node, name = self._follow(key[:-1]), key[-1]  # type: ignore[assignment]
-            if (
-                type(name) is str
-                and isinstance(node, TensorDict)
-                and not node._locked
-                and node._device is None
-            ):
+            node: Any = self
+            name: Any = key
+            if type(key) is not str:
+                node = None
+                if type(key) is tuple and len(key) > 1 and type(key[-1]) is str:
+                    node, name = self._follow(key[:-1]), key[-1]
+                    if not isinstance(node, TensorDict):
+                        node = None
+            if node is not None and not node._locked and node._device is None:
                 size = node._batch_size
                 try:
                     if not size or value.shape[: len(size)] == size:

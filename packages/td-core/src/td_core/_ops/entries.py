@@ -45,7 +45,7 @@ class Entries(Core):
         >>> td.get(("a", "b")), td.get("c"), td.get("c", 0)
         (tensor(1), None, 0)
         """
-        default = _default_of(args, kwargs)
+        default = _default_of(args, kwargs) if args or kwargs else NOT_GIVEN
         if kwargs:
             return self._get_as(key, None if default is NOT_GIVEN else default, **kwargs)
         node: Any = self

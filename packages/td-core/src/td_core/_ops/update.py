@@ -345,7 +345,7 @@ class Updating(Entries):
         size = self.batch_size
         plan = plan_index(index, size)
         if (
-            isinstance(value, Core)
+            (type(value) is type(self) or isinstance(value, Core))
             and is_basic(plan.index)
             and value.batch_size == (*plan.lead, *size[plan.n :])
             and copied_whole(self, value, non_blocking, plan.leaf)
