@@ -100,14 +100,16 @@ def _write(
         with _file.damaged("a message"):
             source = decode(Encoded(message.nodes, leaves, message.values))
     with torch.no_grad():
-        for target, piece in jobs:
-            target.copy_(piece)
+        if jobs:
+            torch._foreach_copy_([target for target, _ in jobs], [piece for _, piece in jobs])
         if source is not None:
             collection.update_(source)
     return order
 
 
 def _check_same(encoded: Encoded, layout: _storage.Layout, message: Message) -> None:
+    if encoded.nodes == message.nodes and _forms(layout) == _forms(message.layout):
+        return
     mine = _wire.outline(encoded.nodes, layout)
     with _file.damaged("the header of a message"):
         theirs = _wire.outline(message.nodes, message.layout)
@@ -117,6 +119,10 @@ def _check_same(encoded: Encoded, layout: _storage.Layout, message: Message) -> 
                 f"cannot receive: {show_path(path)} is {mine.get(path, 'missing')} here, "
                 f"{theirs.get(path, 'missing')} in the message; nothing was changed"
             )
+
+
+def _forms(layout: _storage.Layout) -> list[Any]:
+    return [(ragged, *((span.dtype, tuple(span.shape)) for span in spans)) for spans, ragged in layout.leaves]
 
 
 def _match(
@@ -136,7 +142,7 @@ def _match(
             raise StructureError(
                 f"cannot receive: the rows of {show_path(path)} have other lengths in the message; nothing was changed"
             )
-        if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
+        if _storage.overlaps(target):
             raise StructureError(
                 f"cannot receive: {show_path(path)} is expanded, so its elements share memory; clone() it first"
             )

@@ -249,7 +249,7 @@ def _look(collection: Any, among: Group) -> tuple[dict[str, str], list[Tensor]]:
             (leaf, *fixed), _ = _storage.pieces_of(encoded.leaves[i])
         except StructureError as error:
             raise StructureError(f"{show_path(path)}: {error}") from error
-        if any(stride == 0 and size > 1 for stride, size in zip(leaf.stride(), leaf.shape, strict=True)):
+        if _storage.overlaps(leaf):
             raise StructureError(
                 f"{show_path(path)} is expanded, so its elements share memory; clone() it first"
             )

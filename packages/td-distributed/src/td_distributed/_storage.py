@@ -352,6 +352,16 @@ def as_bytes(piece: Tensor) -> Tensor:
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
+def overlaps(leaf: Tensor) -> bool:
+    """Tell whether elements of a leaf share memory, because it is expanded.
+
+    >>> overlaps(torch.ones(1).expand(3)), overlaps(torch.ones(1).expand(1))
+    (True, False)
+    """
+    steps = leaf.stride()
+    return 0 in steps and any(step == 0 and size > 1 for step, size in zip(steps, leaf.shape, strict=True))
+
+
 def _copy(non_blocking: bool, target: Tensor, source: Tensor) -> None:
     with torch.no_grad():  # a switch of each thread
         target.copy_(source, non_blocking=non_blocking)
