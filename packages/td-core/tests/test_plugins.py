@@ -8,24 +8,36 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import td_core
-from td_core import Coercer, LeafSerializer, NodeKind, Record, Serializer, TensorDict, hookimpl
+from td_core import (
+    Coercer,
+    Layout,
+    LazyStackedTensorDict,
+    LeafSerializer,
+    NodeKind,
+    Record,
+    Serializer,
+    TensorDict,
+    hookimpl,
+)
 from td_core._coerce import COERCERS
 from td_core._missing import UNAVAILABLE
 from td_core._nodes import KINDS
 from td_core._serializers import SERIALIZERS
 from td_core._value_types import VALUES
-from td_core.errors import MissingPluginError, PluginError
+from td_core.errors import FormatError, MissingPluginError, PluginError
 from td_core.plugins import hookspecs
 from td_core.plugins.manager import PluginManager, PluginRecord, PluginWarning, Selection, installed
 from td_core.plugins.siblings import DECLARATIONS, SiblingMethods
@@ -78,8 +90,10 @@ class Fakes:
 @pytest.fixture
 def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
     monkeypatch.syspath_prepend(tmp_path)
-    before = set(sys.modules)
+    before, missing = set(sys.modules), dict(UNAVAILABLE)
     yield Fakes(tmp_path)
+    UNAVAILABLE.clear()
+    UNAVAILABLE.update(missing)
     for name in set(sys.modules) - before:
         file = getattr(sys.modules[name], "__file__", None)
         if file is not None and Path(file).parent == tmp_path:
@@ -89,13 +103,10 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
 @pytest.fixture
 def manager() -> Iterator[PluginManager]:
     manager = PluginManager()
-    missing = dict(UNAVAILABLE)
     yield manager
     for record in manager.records():
         if record.state == "active":
             manager.unregister(record.id)
-    UNAVAILABLE.clear()
-    UNAVAILABLE.update(missing)
 
 
 def tables() -> tuple[Any, ...]:
@@ -121,7 +132,16 @@ class Other:
     """A type that core never heard of."""
 
 
-class Text(Serializer):
+class Nameless(Serializer):
+    def save(self, data: Any, path: Path) -> Any: ...
+
+    def load(self, path: Path) -> Any: ...
+
+    def detect(self, path: Path) -> bool:
+        return False
+
+
+class Text(Nameless):
     name = "test-text"
 
     def save(self, data: Any, path: Path, *, level: int = 0) -> Any:
@@ -244,17 +264,48 @@ def test_a_hook_may_be_a_generator() -> None:
 REFUSED = [
     ("td_node_kinds", [kind("TensorDict")], "the node kind tag 'TensorDict' is taken by"),
     ("td_node_kinds", [kind("test.x", TensorDict)], "already has a node kind, 'TensorDict'"),
-    ("td_node_kinds", [kind(), kind(cls=Other)], "the node kind tag 'test.Foreign' is taken by"),
+    (
+        "td_node_kinds",
+        [kind(), kind(cls=LazyStackedTensorDict)],
+        "the node kind tag 'test.Foreign' is taken by",
+    ),
     ("td_node_kinds", kind(), "expected an iterable of NodeKind, got a NodeKind"),
     ("td_node_kinds", ["TensorDict"], "expected NodeKind, got a str: 'TensorDict'"),
     ("td_node_kinds", "TensorDict", "expected an iterable of NodeKind, got a str: 'TensorDict'"),
+    ("td_node_kinds", [kind(cls=int)], "the type of the node kind 'test.Foreign' is no class of collections"),
+    ("td_node_kinds", [kind(cls="Foreign")], "is no class of collections: 'Foreign'"),
+    ("td_node_kinds", [kind(tag=None)], "the tag of a node kind is a string; got None"),
+    ("td_node_kinds", [NodeKind("a", Foreign, None, str)], "the node kind 'a' lacks a function"),
+    ("td_node_kinds", [NodeKind("a", Foreign, str, str, {"memmap/1": 3})], "are no Layouts: {'memmap/1': 3}"),
+    (
+        "td_node_kinds",
+        [NodeKind("a", Foreign, str, str, {"consolidated/1": Layout(str, str, ("TensorDict",))})],
+        "the name 'TensorDict' in 'consolidated/1' is taken by the kind 'TensorDict'",
+    ),
     ("td_serializers", [Text(), Text()], "the format 'test-text' is taken by"),
     ("td_serializers", [leaf("tuple")], "the value tag 'tuple' is taken by <class 'tuple'>"),
     ("td_serializers", [leaf(cls=tuple)], "values of <class 'tuple'> already have a serializer"),
     ("td_serializers", [leaf("a b")], "the value tag 'a b' is not a name"),
+    ("td_serializers", [leaf(tag=3)], "the value tag 3 is not a name"),
+    ("td_serializers", [leaf(cls="Other")], "a value type is a class and two functions"),
+    ("td_serializers", [LeafSerializer("a", Other, None, str)], "a value type is a class and two functions"),
+    ("td_serializers", [Nameless()], "has no name: set the class attribute 'name'; got None"),
     ("td_serializers", [Text], "expected Serializer or LeafSerializer, got a"),
     ("td_coercers", [coercer(), coercer()], "already have a coercer"),
     ("td_coercers", [Other], "expected Coercer, got a type"),
+    ("td_coercers", [Coercer(Other, shine)], "the types of a coercer are a tuple of classes; got <class"),
+    (
+        "td_coercers",
+        [Coercer(("Other",), shine)],
+        "the types of a coercer are a tuple of classes; got ('Other',)",
+    ),
+    ("td_coercers", [Coercer((Other,), None)], "a coercer converts with a function; got None"),
+    *(
+        ("td_coercers", [Coercer((Other, cls), shine)], f"values of {cls!r} become entries without a coercer")
+        for cls in (torch.Tensor, np.ndarray, dict, list, int, np.number, Mapping, TensorDict)
+    ),
+    ("td_methods", {3: shine}, "the method name 3 is not a public Python identifier"),
+    ("td_methods", {"class": shine}, "the method name 'class' is not a public Python identifier"),
     ("td_methods", [shine], "expected a class or a mapping of names to members, got a list"),
     ("td_methods", {"get": shine}, "the method name 'get' would shadow Entries.get"),
     ("td_methods", {"batch_size": shine}, "the method name 'batch_size' would shadow"),
@@ -460,8 +511,11 @@ BROKEN = {
         def td_methods(nonsense):
             return {}
         """,
-        "PluginError: ",
+        "Argument(s) {'nonsense'} are declared in the hookimpl but can not be found in the hookspec",
     ),
+    "no marker": ("def td_methods(): return {}", "td_methods() lacks the decorator @hookimpl"),
+    "lines": ("raise ValueError('two\\nlines')", "ValueError: two lines"),
+    "exit without a word": ("import sys; sys.exit()", "SystemExit"),
     "wrong type": (
         """
         from td_core import hookimpl
@@ -497,6 +551,28 @@ def test_a_broken_plugin_is_left_out_with_one_warning(
     assert manager.pluggy.get_plugin("bad") is None
     manager.unregister("healthy")
     assert tables() == before
+
+
+def test_a_package_that_imports_its_plugin_too_early_is_told_so(fakes: Fakes) -> None:
+    fakes.add("early", GOOD.format(name="is_early"), points={"early": "early_plugin"})
+    (fakes.folder / "early.py").write_text("from td_core import hookimpl\nword = 1\n")
+    (fakes.folder / "early_plugin.py").write_text("from early import word\n")
+    done = fakes.python("import early", TD_PLUGINS="early")
+    assert done.returncode == 0
+    assert "; its modules must import td_core before they import each other; update it" in done.stderr
+
+
+def test_the_time_of_the_hooks_counts(manager: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def methods() -> dict[str, Any]:
+        clock[0] += 2
+        return {}
+
+    monkeypatch.setitem(sys.modules, "slow_hook", plugin(td_methods=methods))
+    manager.load([EntryPoint("slow", "slow_hook", "td")], EVERYTHING)
+    assert [record.seconds for record in manager.records()] == [2.0]
 
 
 def test_an_entry_point_without_a_module(fakes: Fakes, manager: PluginManager) -> None:
@@ -540,7 +616,9 @@ def test_two_distributions_with_one_method(fakes: Fakes, manager: PluginManager)
     with pytest.warns(PluginWarning) as caught:
         manager.load(fakes.points(), EVERYTHING)
     text = str(caught[0].message)
-    assert "plugin 'two' (distribution 'two' 2.0, entry point 'two'), hook td_methods() -> " in text
+    assert text.startswith(
+        "plugin 'two' (distribution 'two' 2.0, entry point 'two') was not registered: hook td_methods() -> "
+    )
     assert "it belongs to plugin 'one' (distribution 'one' 1.0, entry point 'one')" in text
 
 
@@ -677,4 +755,27 @@ def test_an_encoded_node_says_which_package_wrote_it() -> None:
     assert str(caught.value) == (
         "node 1, of the kind 'test.Foreign', was written by 'td-foreign' 1.5, which is not installed: "
         "pip install td-foreign"
+    )
+
+
+@pytest.mark.parametrize("entry", [None, 3, np.ones(3), [1.0], {"a": torch.ones(3)}])
+@pytest.mark.parametrize("batch_size", [[], [3]])
+def test_a_coercer_that_gives_no_entry_is_named(entry: Any, batch_size: list[int]) -> None:
+    wrong = Coercer((Other,), lambda value, batch_size, device: entry)
+    message = f"^key 'x': the coercer of Other gave no tensor or collection, but a {type(entry).__name__}$"
+    with installed(plugin(td_coercers=[wrong])):
+        td = TensorDict(batch_size=batch_size)
+        with pytest.raises(PluginError, match=message):
+            td["x"] = Other()
+        assert not td.keys()
+
+
+def test_a_node_that_cannot_be_put_together_names_its_writer() -> None:
+    wrong = NodeKind("test.Foreign", Foreign, lambda node: Record({}), lambda record: record.meta["unit"])
+    with installed(plugin(td_node_kinds=[wrong]), distribution="td-foreign", version="1.5"):
+        encoded = td_core.encode(TensorDict({"x": Foreign()}))
+        with pytest.raises(FormatError) as caught:
+            td_core.decode(encoded)
+    assert str(caught.value) == (
+        "node 1, of the kind 'test.Foreign', written by 'td-foreign==1.5', cannot be put together: KeyError('unit')"
     )

@@ -242,6 +242,25 @@ def test_a_package_that_might_have_the_format_is_named(
         assert str(caught.value).endswith(idle)
 
 
+def test_a_format_that_cannot_tell_is_named(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(error: Exception) -> None:
+        def detect(self: Recorder, path: Path) -> bool:
+            raise error
+
+        monkeypatch.setattr(Recorder, "detect", detect)
+
+    raises(UnicodeDecodeError("utf-8", b"x", 0, 1, "no text"))
+    with pytest.raises(
+        PluginError, match=r"^the format 'recorder' failed to tell .*: UnicodeDecodeError: .* pass format="
+    ):
+        td_core.load(tmp_path)
+    raises(PermissionError(str(tmp_path)))
+    with pytest.raises(PermissionError):
+        td_core.load(tmp_path)
+
+
 def test_nothing_to_load(recorder: Recorder, default: Default, tmp_path: Path) -> None:
     path = tmp_path / "gone"
     with pytest.raises(FileNotFoundError) as caught:

@@ -46,8 +46,18 @@ class Coercers:
         self._by_type: dict[type, Coercer] = {}
 
     def add(self, coercer: Coercer) -> None:
-        """Register a coercer; a type has one at most."""
+        """Register a coercer; a type has one at most.
+
+        Raises:
+            PluginError: it is malformed, or one of its types is taken, or is what core turns into entries by itself.
+        """
+        if not callable(coercer.convert):
+            raise PluginError(f"a coercer converts with a function; got {coercer.convert!r}")
+        if not isinstance(coercer.types, tuple) or not all(isinstance(kind, type) for kind in coercer.types):
+            raise PluginError(f"the types of a coercer are a tuple of classes; got {coercer.types!r}")
         for kind in coercer.types:
+            if kind is not object and any(issubclass(own, kind) or issubclass(kind, Core) for own in _OWN):
+                raise PluginError(f"values of {kind!r} become entries without a coercer")
             if kind in self._by_type:
                 raise PluginError(
                     f"values of {kind!r} already have a coercer, {self._by_type[kind].convert!r}"
@@ -84,9 +94,12 @@ class Coercers:
 
 _BUILTIN = frozenset({int, float, complex, str, bytes, list, tuple, dict, set, frozenset, type(None)})
 
-COERCERS = Coercers()
-
 NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
+#: What becomes an entry without a coercer.
+_OWN = (Tensor, dict, np.ndarray, list, tuple, *NUMBERS)
+
+COERCERS = Coercers()
 
 
 def coerce(
@@ -109,6 +122,7 @@ def coerce(
     Raises:
         BatchSizeError: the leading dims do not match.
         MissingPluginError: no coercer takes the value.
+        PluginError: what the coercer gave is no entry.
     """
     if isinstance(value, Tensor) and type(value) not in WRAPPED:
         entry = value
@@ -118,6 +132,11 @@ def coerce(
         converted = _convert(value, batch_size, device, path)
         if isinstance(converted, Core):
             return _coerce_collection(converted, batch_size, device, path, non_blocking)
+        if not isinstance(converted, Tensor):
+            raise PluginError(
+                f"{show_path(path)}: the coercer of {type(value).__name__} gave no tensor or collection, but a "
+                f"{type(converted).__name__}"
+            )
         entry = converted
     if batch_size and lead_of(entry, len(batch_size)) != batch_size:
         hint = "" if isinstance(value, Tensor) else "; a number has no dims, so expand it first"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ._collection import Child, Core
 from ._missing import missing_writer
-from .errors import FormatError, PluginError
+from .errors import FormatError, PluginError, TensorDictError
 
 __all__ = ["KINDS", "Encoded", "Layout", "NodeKind", "NodeKinds", "Record", "decode", "encode"]
 
@@ -99,7 +99,12 @@ class NodeKinds:
         self.providers: dict[str, str] = {}
 
     def add(self, kind: NodeKind, *, replace: bool = False, provider: str | None = None) -> None:
-        """Register a kind; ``replace`` is for a class that was defined again (a notebook cell run twice)."""
+        """Register a kind; ``replace`` is for a class that was defined again (a notebook cell run twice).
+
+        Raises:
+            PluginError: it is no kind of collection, or its tag, class or name in a format is taken.
+        """
+        _check_kind(kind)
         if not replace:
             if kind.tag in self._by_tag:
                 raise PluginError(
@@ -107,6 +112,13 @@ class NodeKinds:
                 )
             if kind.type in self._by_type:
                 raise PluginError(f"{kind.type!r} already has a node kind, {self._by_type[kind.type].tag!r}")
+            for format_name, layout in kind.layouts.items():
+                for name in layout.names:
+                    if (format_name, name) in self._by_name:
+                        owner = self._by_name[format_name, name].tag
+                        raise PluginError(
+                            f"the name {name!r} in {format_name!r} is taken by the kind {owner!r}"
+                        )
         self._by_tag[kind.tag] = kind
         self._by_type[kind.type] = kind
         if provider is not None:
@@ -150,6 +162,19 @@ class NodeKinds:
     def named(self, format_name: str, name: str) -> NodeKind | None:
         """Return the kind that ``format_name`` calls ``name``."""
         return self._by_name.get((format_name, name))
+
+
+def _check_kind(kind: NodeKind) -> None:
+    if not isinstance(kind.tag, str) or not kind.tag:
+        raise PluginError(f"the tag of a node kind is a string; got {kind.tag!r}")
+    if not isinstance(kind.type, type) or not issubclass(kind.type, Core):
+        raise PluginError(f"the type of the node kind {kind.tag!r} is no class of collections: {kind.type!r}")
+    if not all(isinstance(layout, Layout) for layout in kind.layouts.values()):
+        raise PluginError(f"the layouts of the node kind {kind.tag!r} are no Layouts: {kind.layouts!r}")
+    forms: list[NodeKind | Layout] = [kind, *kind.layouts.values()]
+    for each in forms:
+        if not callable(each.flatten) or not callable(each.unflatten):
+            raise PluginError(f"the node kind {kind.tag!r} lacks a function: {each!r}")
 
 
 KINDS = NodeKinds()
@@ -243,7 +268,7 @@ def decode(encoded: Encoded) -> Any:
     """Put a tree together again; the inverse of :func:`encode`.
 
     Raises:
-        FormatError: a node names a kind that is not registered, or the table is inconsistent.
+        FormatError: a node names a kind that is not registered, or cannot be put together, or the table is inconsistent.
         MissingPluginError: the kind belongs to a package that is not installed; the message names it.
 
     >>> from td_core import TensorDict
@@ -273,7 +298,15 @@ def decode(encoded: Encoded) -> Any:
             )
         kind = KINDS[tag]
         cls = find_subclass(kind.type, row["class"]) if "class" in row else None
-        nodes[position] = kind.unflatten(Record(meta, groups[0], groups[1], values, cls=cls))
+        try:
+            nodes[position] = kind.unflatten(Record(meta, groups[0], groups[1], values, cls=cls))
+        except TensorDictError:
+            raise
+        except (LookupError, TypeError, ValueError) as error:
+            writer = f", written by {row['from']!r}," if "from" in row else ""
+            raise FormatError(
+                f"node {position}, of the kind {tag!r}{writer} cannot be put together: {error!r}"
+            ) from error
     return nodes[0]
 
 

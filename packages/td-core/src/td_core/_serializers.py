@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ._collection import Core
 from ._missing import UNAVAILABLE, missing_package
-from .errors import FormatError, MissingPluginError, PluginError
+from .errors import FormatError, MissingPluginError, PluginError, TensorDictError
 
 __all__ = ["DEFAULT_FORMAT", "SERIALIZERS", "Saving", "Serializer", "load", "save"]
 
@@ -129,12 +129,13 @@ class Serializers:
             FileNotFoundError: there is nothing at ``path``.
             MissingPluginError: no format of this name, or none at all, is registered.
             FormatError: no format, or more than one, recognises ``path``.
+            PluginError: a format failed to tell.
         """
         if name is not None or not self._by_name:
             return self.for_saving(name)
         if not path.exists():
             raise FileNotFoundError(f"cannot load: there is nothing at {str(path)!r}")
-        found = [serializer for serializer in self if serializer.detect(path)]
+        found = [serializer for serializer in self if _recognises(serializer, path)]
         if len(found) == 1:
             return found[0]
         if found:
@@ -155,6 +156,19 @@ class Serializers:
 
 
 SERIALIZERS = Serializers()
+
+
+def _recognises(serializer: Serializer, path: Path) -> bool:
+    try:
+        return bool(serializer.detect(path))
+    except (OSError, TensorDictError):
+        raise
+    except Exception as error:
+        # It concerns everybody who loads anything, and the traceback alone does not say what to do about it.
+        raise PluginError(
+            f"the format {serializer.name!r} failed to tell whether it recognises {str(path)!r}: "
+            f"{type(error).__name__}: {error}; pass format= to leave it out"
+        ) from error
 
 
 def _check_options(serializer: Serializer, method: Callable[..., Any], options: Mapping[str, Any]) -> None:

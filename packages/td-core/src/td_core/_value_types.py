@@ -95,8 +95,10 @@ class Values:
             PluginError: the tag is malformed, or the tag or the type is taken.
         """
         tag, cls = serializer.tag, serializer.type
-        if not _TAG.match(tag):
+        if not isinstance(tag, str) or not _TAG.match(tag):
             raise PluginError(f"the value tag {tag!r} is not a name of letters, digits, '_', '.' and '-'")
+        if not isinstance(cls, type) or not callable(serializer.dump) or not callable(serializer.load):
+            raise PluginError(f"a value type is a class and two functions; got {serializer!r}")
         if tag in self.by_tag:
             raise PluginError(f"the value tag {tag!r} is taken by {self.by_tag[tag].type!r}")
         if cls in self.by_type or cls in _JSON:

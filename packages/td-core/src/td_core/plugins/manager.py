@@ -52,7 +52,7 @@ class PluginRecord:
         state: ``"active"``, ``"blocked"`` by ``TD_PLUGINS``, or ``"failed"``.
         reason: why it is not active, empty if it is.
         hooks: the hooks that it implements.
-        seconds: how long importing it took.
+        seconds: how long importing and registering it took.
         entry_point: the object that the entry point names.
     """
 
@@ -157,11 +157,13 @@ class PluginManager:
         """Import and register one plugin; return the warning that a broken one deserves."""
         start = time.perf_counter()
         try:
-            plugin = point.load()
-            self.register(plugin, replace(record, seconds=time.perf_counter() - start))
+            self.register(point.load(), record, start=start)
         except (Exception, SystemExit) as error:
             # A plugin can fail in any way while it is imported or asked; what does not need it must go on.
             reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, PluginError):
+                reason = str(error).removeprefix(str(record)).lstrip(",: ")
+            reason = " ".join(reason.split())  # of one line
             failed = replace(record, state="failed", reason=reason, seconds=time.perf_counter() - start)
             if record.id not in self._records:
                 self._note(failed)
@@ -170,11 +172,18 @@ class PluginManager:
             if record.distribution in FIRST_PARTY:
                 raise PluginError(f"{record} is broken: {reason}; reinstall {record.distribution}") from error
             advice = f"update it, or leave it out with TD_PLUGINS=-{record.id}"
+            if "partially initialized module" in reason:
+                advice = f"its modules must import td_core before they import each other; {advice}"
             return f"{record} was not registered: {reason}; {advice}"
         return None
 
-    def register(self, plugin: object, record: PluginRecord) -> PluginRecord:
+    def register(self, plugin: object, record: PluginRecord, *, start: float | None = None) -> PluginRecord:
         """Register a plugin and everything that its hooks return, or nothing at all.
+
+        Args:
+            plugin: a module or object with hook implementations.
+            record: what is known of it.
+            start: when it began to be imported, on the clock ``time.perf_counter``.
 
         Raises:
             PluginError: the id is taken, or something that the plugin adds is refused.
@@ -186,6 +195,9 @@ class PluginManager:
             self._admit(plugin, record)
             undo.callback(self.pluggy.unregister, plugin)
             hooks = tuple(sorted(caller.name for caller in self.pluggy.get_hookcallers(plugin) or ()))
+            for hook in _HOOKS:
+                if hook not in hooks and callable(getattr(plugin, hook, None)):
+                    raise PluginError(f"{record}: {hook}() lacks the decorator @hookimpl")
             for hook in hooks:
                 for names, add in _additions(hook, self._results(hook, plugin, record), record):
                     try:
@@ -197,7 +209,8 @@ class PluginManager:
                     for name in names:
                         _OWNERS[hook, name] = record
                         undo.callback(_OWNERS.pop, (hook, name))
-            record = replace(record, hooks=hooks)
+            begun = time.perf_counter() if start is None else start
+            record = replace(record, hooks=hooks, seconds=time.perf_counter() - begun)
             self._undo[record.id] = undo.pop_all()
         self._note(record)
         return record
@@ -315,8 +328,10 @@ def _serializers(results: list[Any], record: PluginRecord) -> Iterator[Addition]
             SERIALIZERS.add(serializer)
             return lambda: SERIALIZERS.remove(serializer.name)
 
-        leaf = isinstance(serializer, LeafSerializer)
-        yield ((serializer.tag, serializer.type) if leaf else (("format", serializer.name),)), add
+        if isinstance(serializer, LeafSerializer):
+            yield (serializer.tag, serializer.type), add
+        else:
+            yield (f"format {getattr(serializer, 'name', None)}",), add
 
 
 def _coercers(results: list[Any], _: PluginRecord) -> Iterator[Addition]:
@@ -326,7 +341,7 @@ def _coercers(results: list[Any], _: PluginRecord) -> Iterator[Addition]:
             COERCERS.add(coercer)
             return lambda: COERCERS.remove(coercer)
 
-        yield coercer.types, add
+        yield coercer.types if isinstance(coercer.types, tuple) else (), add
 
 
 _HOOKS: dict[str, Callable[[list[Any], PluginRecord], Iterator[Addition]]] = {
