@@ -8,7 +8,6 @@ shape plan that leaves the stack dim whole runs on the members, any other one on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +23,6 @@ from ._ops.member_writes import member_parts
 from ._pytree import register
 from ._ragged import nested_tensor, padded_tensor, ragged_error
 from ._shape_plans import stack_plan, unbind_plan
-from ._torch_private import at_level_of, functorch_level
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
 
@@ -89,7 +87,6 @@ class LazyStackedTensorDict(TensorDictBase):
         "_stack_dim",
         "_stack_dim_name",
         "_undo",
-        "_whole",
     )
 
     def __init__(
@@ -146,7 +143,7 @@ class LazyStackedTensorDict(TensorDictBase):
         self._hook_out = hook_out
         self._empty_size = torch.Size((0,))
         self._locked = False
-        self._lock_parents = self._attachments = self._undo = self._whole = None
+        self._lock_parents = self._attachments = self._undo = None
 
     @classmethod
     def _of(cls, members: Sequence[Any], stack_dim: int) -> Any:
@@ -656,41 +653,26 @@ def unbind_members(value: Core, dim: int) -> tuple[Any, ...]:
 
 def _tree_flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], tuple[Any, ...]]:
     # vmap removes a dim of every leaf, so leaves must show the stack dim where it stands: stacked if they can be.
-    # grad takes the leaves from outside of itself, flattens what it unflattened, and asks for gradients of the very
-    # tensors that it made.
-    leaves: list[Tensor] = []
-    stack._collect(leaves)
-    if stack._whole is not None and [*map(id, leaves)] == [*map(id, stack._whole[1])]:
-        whole = stack._whole[0]
-        return [whole], (stack._stack_dim, stack._stack_dim_name, len(whole.batch_size))
     try:
         whole = stack._densified()
     except StructureError:
         return list(stack._members), (stack._stack_dim, stack._stack_dim_name, _depths(stack._members))
-    if functorch_level() is not None:
-        whole = whole._map(partial(at_level_of, leaves))
     return [whole], (stack._stack_dim, stack._stack_dim_name, len(whole.batch_size))
 
 
 def _tree_unflatten(children: Any, context: tuple[Any, ...]) -> Any:
     dim, name, depth = context
     items = list(children)
-    whole: Any = None
     if isinstance(depth, int):
-        whole = items[0]
-        if not isinstance(whole, Core) or len(whole.batch_size) != depth:
-            return whole
-        items = list(unbind_members(whole, dim))
+        if not isinstance(items[0], Core) or len(items[0].batch_size) != depth:
+            return items[0]
+        items = list(unbind_members(items[0], dim))
     elif _depths(items) != depth:
         raise StructureError(
             "vmap cannot take a dim from a lazy stack whose members differ in shape; pad them first"
         )
     stack = LazyStackedTensorDict._of(items, dim)
     stack._stack_dim_name = name
-    if whole is not None:
-        leaves: list[Tensor] = []
-        stack._collect(leaves)
-        stack._whole = (whole, leaves)
     return stack
 
 
