@@ -138,6 +138,13 @@ def lazy(start):
     return lib.lazy_stack(members)
 
 def exchange(tree, early, options):
+    if options.pop("in_group", False):
+        group = dist.group.WORLD
+        if rank == 0:
+            tree.send(group=group, group_dst=1, **options)
+        else:
+            tree.recv(group=group, group_src=0, **options)
+        return
     if rank == 0:
         works = tree.isend(1, return_early=True, **options) if early else tree.send(1, **options)
     else:
@@ -145,7 +152,7 @@ def exchange(tree, early, options):
     for work in works if early else ():
         work.wait()
 
-for options in {}, {"init_tag": 7}, {"init_tag": 5, "pseudo_rand": True}, {"early": True}, {"consolidated": True}:
+for options in {}, {"init_tag": 7}, {"init_tag": 5, "pseudo_rand": True}, {"early": True}, {"in_group": True}, {"consolidated": True}:
     for make in nested, lazy:
         tree = make(7 * (rank == 0))
         if options.get("consolidated"):
