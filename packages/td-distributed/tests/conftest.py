@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 from torch import Tensor
 
@@ -60,8 +61,8 @@ class Ranks:
     A function that takes longer than its limit fails, and the processes are started anew for the next one.
     """
 
-    def __init__(self, world: int, folder: Path) -> None:
-        self.world, self.folder = world, folder
+    def __init__(self, world: int, folder: Path, backend: str = "gloo") -> None:
+        self.world, self.folder, self.backend = world, folder, backend
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
@@ -70,7 +71,7 @@ class Ranks:
         worker = str(Path(__file__).with_name("worker.py"))
         self.processes = [
             subprocess.Popen(
-                [sys.executable, worker, str(rank), str(self.world), store],
+                [sys.executable, worker, str(rank), str(self.world), store, self.backend],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,
@@ -143,6 +144,16 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Return a group of four processes."""
     ranks = Ranks(4, tmp_path_factory.mktemp("four"))
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="session")
+def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Return a group over nccl, of as many processes as there are GPUs."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+    ranks = Ranks(torch.cuda.device_count(), tmp_path_factory.mktemp("gpus"), "nccl")
     yield ranks
     ranks.stop()
 

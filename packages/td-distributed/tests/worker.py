@@ -15,11 +15,13 @@ import torch
 import torch.distributed as dist
 
 
-def main(rank: int, world: int, store: str) -> None:
+def main(rank: int, world: int, store: str, backend: str) -> None:
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{store}", timedelta(seconds=40), world, rank)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, f"file://{store}", timedelta(seconds=40), world, rank)
     reply(replies, ("ready", None))
     modules: dict[str, Any] = {}
     while True:
@@ -51,4 +53,4 @@ def reply(stream: BinaryIO, message: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,69 @@
+"""Collections among processes over nccl: one for each GPU, so that a single one takes part in every collective alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from td_core import TensorDict
+
+
+def tree(value: float) -> Any:
+    leaves = {"a": torch.full((3,), value), "n": {"b": torch.full((2, 1 << 18), value, dtype=torch.float16)}}
+    return TensorDict(leaves, device="cuda")
+
+
+def same(found: Any, value: float) -> None:
+    assert found["a"].device.type == found["n", "b"].device.type == "cuda"
+    assert found["a"].unique().tolist() == found["n", "b"].unique().tolist() == [value]
+
+
+def collectives(rank: int) -> None:
+    world = dist.get_world_size()
+    total = world * (world + 1) / 2
+    for make in (tree, lambda value: tree(value).consolidate()):
+        mine = make(rank + 1.0)
+        mine.all_reduce()
+        same(mine, total)
+        mine = make(rank + 1.0)
+        for work in mine.all_reduce(dist.ReduceOp.MAX, async_op=True, bucket_bytes=1):
+            work.wait()
+        same(mine, world)
+        mine = make(rank + 1.0)
+        mine.reduce(0)
+        same(mine, total if rank == 0 else rank + 1.0)
+        same(make(rank).broadcast(world - 1), world - 1)
+        same(TensorDict().scatter(0, [make(i) for i in range(world)] if rank == 0 else None), rank)
+        for i, item in enumerate(make(rank).all_gather()):
+            same(item, i)
+    assert tree(1).cpu().broadcast(0, device="cpu")["a"].device.type == "cpu"
+    on_the_host = tree(rank + 1.0).cpu()
+    on_the_host.all_reduce()
+    assert on_the_host["a"].tolist() == [total] * 3 and on_the_host["a"].device.type == "cpu"
+
+
+def test_collectives(gpus: Any) -> None:
+    assert gpus.run(collectives) == [None] * gpus.world
+
+
+def ring(rank: int) -> None:
+    world = dist.get_world_size()
+    following, previous = (rank + 1) % world, (rank - 1) % world
+    for options in ({}, {"consolidated": True}, {"wire": "reference"}):
+        target = tree(-1)
+        steps = [
+            lambda o=options: tree(rank).send(following, **o),
+            lambda t=target, o=options: t.recv(previous, **o),
+        ]
+        for step in steps if rank % 2 == 0 else reversed(steps):
+            step()
+        same(target, previous)
+
+
+def test_point_to_point(gpus: Any) -> None:
+    if gpus.world % 2:
+        pytest.skip("needs an even number of GPUs")
+    assert gpus.run(ring) == [None] * gpus.world
