@@ -306,3 +306,34 @@ def test_unequal_members_are_rearranged_element_by_element():
 
 def test_an_empty_selection_keeps_the_other_batch_dims():
     assert stack()[0:0].batch_size == torch.Size([0, 3])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda stack: stack.set("new", torch.ones(2, 3)),
+        lambda stack: stack.set(("n", "new"), torch.ones(2, 3)),
+        lambda stack: stack.update({"new": torch.ones(2, 3)}),
+        lambda stack: stack.update({"a": torch.ones(2, 3)}),
+        lambda stack: stack.__setitem__(slice(None), {"new": torch.ones(2, 3)}),
+        lambda stack: stack.del_("a"),
+        lambda stack: stack.pop("a"),
+        lambda stack: stack.popitem(),
+        lambda stack: stack.clear(),
+        lambda stack: stack.rename_key_("a", "z"),
+        lambda stack: stack.select("n", inplace=True),
+        lambda stack: stack.exclude("a", inplace=True),
+        lambda stack: stack.flatten_keys(inplace=True),
+        lambda stack: stack.split_keys(["a"], inplace=True),
+        lambda stack: stack.separates("a"),
+    ],
+)
+def test_a_locked_member_is_not_changed_through_the_stack(change):
+    members = [TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3]) for _ in range(2)]
+    members[1].lock_()
+    leaf = members[0]["a"]
+    with pytest.raises(LockedError, match="the TensorDict is locked"):
+        change(LazyStackedTensorDict(*members))
+    for member in members:
+        assert list(member.keys(True)) == ["a", "n", ("n", "b")]
+    assert members[0]["a"] is leaf

@@ -196,3 +196,14 @@ def test_the_functional_call_compiles_without_breaks():
     x = torch.ones(4, 2)
     compiled = torch.compile(call, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(params, x), call(params, x))
+
+
+def test_a_value_that_does_not_fit_is_found_before_the_first_is_copied():
+    model = nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    values = TensorDict({"weight": torch.zeros(2, 2), "bias": torch.zeros(3)})
+    with pytest.raises(
+        StructureError, match=r"key 'bias' in place: it has shape \[2\] there, the value \[3\]"
+    ):
+        values.to_module(model, inplace=True)
+    assert torch.equal(model.weight, before)

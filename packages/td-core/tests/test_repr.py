@@ -373,3 +373,8 @@ def test_depth() -> None:
         assert repr(td).count("k: TensorDict(") == 2000
     assert td._repr_html_().count("<details") == 2001  # type: ignore[union-attr]
     assert parse_tensor_dict_string(repr(td)).depth == 2000
+
+
+def test_leaves_that_pytrees_mapped_to_other_objects_print_their_class():
+    shapes = torch.utils._pytree.tree_map(lambda leaf: leaf.shape, TensorDict({"a": torch.zeros(2)}))
+    assert repr(shapes) == "TensorDict(batch_size=[], fields={a: Size})"

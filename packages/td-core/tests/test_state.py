@@ -154,3 +154,12 @@ def test_it_is_interchangeable_with_a_module():
 def test_what_is_no_mapping_is_refused():
     with pytest.raises(TypeError, match="a state dict is a mapping; got int"):
         make().load_state_dict(3)
+
+
+def test_a_batch_size_that_does_not_fit_is_found_before_anything_is_loaded():
+    td = TensorDict({"a": torch.zeros(2, 2), "b": torch.zeros(3)})
+    state = TensorDict({"a": torch.ones(2, 2), "b": torch.ones(3)}).state_dict()
+    state._metadata[""]["batch_size"] = torch.Size([2])
+    with pytest.raises(StructureError, match=r"key 'b' has shape \(3,\), the batch size there is \(2,\)"):
+        td.load_state_dict(state)
+    assert not td["a"].any()

@@ -366,6 +366,9 @@ class LazyStackedTensorDict(TensorDictBase):
         return default
 
     def _set_child(self, key: str, value: Child) -> None:
+        for member in self._members:
+            if member._locked:
+                refuse_if_locked(member, f"set {show_path((key,))}")
         for member, part in zip(self._members, self._parts(value)):
             member._set_child(key, part)
 

@@ -65,7 +65,10 @@ def _is_held(node: Core) -> bool:
 
 
 def refuse_if_locked(node: Core, what: str) -> None:
-    """Raise LockedError naming the change that was tried."""
+    """Raise LockedError naming the change that was tried; a change of a stack is one of each of its members."""
+    stacked = None if node._opaque else node._stacked()
+    for member in () if stacked is None else stacked[0]:
+        refuse_if_locked(member, what)
     if node._locked:
         raise LockedError(
             f"cannot {what}: the {type(node).__name__} is locked; write in place (set_, update_, copy_), "

@@ -12,6 +12,7 @@ from .._foreach import PLAIN
 from .._nodes import KINDS, dense
 from .._torch_private import functorch_level
 from ..errors import KeyPathError, StructureError
+from .leaf_writes import check_fits
 
 Move = tuple[dict[str, Any], str, Tensor, Any]  # slots of a module, key, new leaf, what the slot held
 
@@ -96,6 +97,7 @@ class Modules(Core):
 
         Raises:
             KeyPathError: the module has no such parameter, buffer or submodule; nothing was changed.
+            StructureError: a value does not fit where it is copied; nothing was changed.
             StructureError: the module is under ``fully_shard``, which needs ``use_state_dict``; nothing was changed.
 
         >>> from td_core import TensorDict
@@ -117,6 +119,8 @@ class Modules(Core):
             return self._load_into(module, swap_dest)
         moves, swap = self._pair(module, copy=bool(inplace))
         if inplace:
+            for _, key, value, held in moves:
+                check_fits(value, held.shape, (key,))
             with torch.no_grad():
                 for slots, key, value, _ in moves:
                     slots[key].copy_(value, non_blocking=non_blocking)

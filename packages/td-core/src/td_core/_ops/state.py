@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Core, show_path
+from .._collection import Core, lead_of, show_path
 from .._locking import refuse_if_locked
 from .._nodes import KINDS, NodeKind, Record, dense
 from ..errors import FormatError, KeyPathError, StructureError
@@ -290,6 +290,13 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
         if device is not None and node.device is not None and torch.device(device) != node.device:
             wrong.append(f"{show_path(path)} is on {node.device}, in the state dict on {device}")
         entries = _entries(node)
+        size = tuple(level.meta.get("batch_size") or ())
+        for key, entry in {**entries, **level.entries}.items():
+            if isinstance(entry, Tensor) and isinstance(entries.get(key, entry), Tensor):
+                if tuple(lead_of(entry, len(size))) != size:
+                    wrong.append(
+                        f"{show_path((*path, key))} has shape {tuple(entry.shape)}, the batch size there is {size}"
+                    )
         for key, child in entries.items():
             at = (*path, key)
             if key not in level.entries:
