@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from td_core import MissingPluginError, TensorDict
+from td_core import MissingPluginError, TensorCollection, TensorDict, TensorDictParams, lazy_stack
+from td_core.plugins.siblings import DECLARATIONS
 
-METHODS = [
-    ("td-memmap", "memmap_"),
-    ("td-memmap", "memmap"),
-    ("td-memmap", "memmap_like"),
-    ("td-memmap", "load_memmap"),
-    ("td-distributed", "consolidate"),
-    ("td-distributed", "send"),
-    ("td-distributed", "recv"),
-    ("td-distributed", "isend"),
-    ("td-distributed", "irecv"),
-]
+METHODS = [(declaration.distribution, name) for name, declaration in DECLARATIONS.items()]
 
 
 @pytest.fixture
@@ -29,24 +19,34 @@ def data() -> TensorDict:
     return TensorDict({"a": torch.zeros(3, 2), "nested": {"b": torch.ones(3)}}, batch_size=[3])
 
 
+@pytest.fixture
+def kinds(data: TensorDict, installed: set[str]) -> list[TensorCollection]:
+    """Return a collection of every kind that is installed."""
+    found = [data, lazy_stack([data, data]), TensorDictParams(data)]
+    if "td-tensorclass" in installed:
+        import td_tensorclass
+
+        @td_tensorclass.tensorclass
+        class Sample:
+            a: torch.Tensor
+
+        sample = Sample(a=torch.zeros(3), batch_size=[3])
+        found += [sample, td_tensorclass.NonTensorData("x"), td_tensorclass.NonTensorStack("x", "y")]
+    return found
+
+
 @pytest.mark.parametrize(("without", "method"), METHODS, indirect=["without"])
 def test_a_method_of_an_absent_package_says_what_to_install(
-    data: TensorDict, without: str, method: str
+    kinds: list[TensorCollection], without: str, method: str
 ) -> None:
-    message = (
-        f"TensorDict.{method}() is provided by the package '{without}', "
-        f"which is not installed: pip install {without}"
-    )
-    with pytest.raises(MissingPluginError, match=re.escape(message)):
-        getattr(data, method)
-    with pytest.raises(MissingPluginError, match=re.escape(message)):
-        getattr(TensorDict, method)
-
-
-@pytest.mark.parametrize(("without", "method"), METHODS, indirect=["without"])
-def test_an_object_has_no_method_of_an_absent_package(data: TensorDict, without: str, method: str) -> None:
-    assert not hasattr(data, method)
-    assert not hasattr(TensorDict, method)
+    message = f"is provided by the package '{without}', which is not installed: pip install {without}"
+    for collection in kinds:
+        for owner in (collection, type(collection)):
+            with pytest.raises(MissingPluginError) as caught:
+                getattr(owner, method)
+            shown, _, rest = str(caught.value).partition(" ")
+            assert (shown.removesuffix("()"), rest) == (f"{type(collection).__name__}.{method}", message)
+            assert not hasattr(owner, method)
 
 
 @pytest.mark.parametrize("without", ["td-memmap"], indirect=True)

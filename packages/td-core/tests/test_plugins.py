@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-import td_core
+import td_core.__main__
 from td_core import (
     Coercer,
     Layout,
@@ -739,6 +739,15 @@ def test_the_command_lists_every_plugin(fakes: Fakes) -> None:
     assert re.match(
         r"unwanted +unwanted +1\.0 +blocked: TD_PLUGINS leaves it out +- +0\.0 ms$", rows["unwanted"]
     )
+
+
+def test_the_command_says_that_there_is_no_plugin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(td_core.__main__, "plugins", list)
+    monkeypatch.setattr(sys, "argv", ["td_core", "plugins"])
+    td_core.__main__.main()
+    assert capsys.readouterr().out == "no plugins are installed\n"
 
 
 def test_the_registered_plugins_are_public() -> None:

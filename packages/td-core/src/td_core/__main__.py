@@ -14,6 +14,9 @@ def main() -> None:
         "plugins", help="print the installed plugins"
     )
     parser.parse_args()
+    if not plugins():
+        print("no plugins are installed")
+        return
     rows = [("id", "distribution", "version", "state", "hooks", "import")]
     for each in plugins():
         state = f"{each.state}: {each.reason}" if each.reason else each.state
