@@ -81,7 +81,7 @@ class UnbatchedNode(TensorCollection):
 
     >>> from td_core import TensorDict
     >>> TensorDict({"a": UnbatchedTensor(torch.zeros(3))}, batch_size=[2]).get("a")
-    UnbatchedNode(shape=torch.Size([3]), dtype=torch.float32, batch_size=torch.Size([2]))
+    UnbatchedTensor([0., 0., 0.])
     """
 
     __slots__ = (
