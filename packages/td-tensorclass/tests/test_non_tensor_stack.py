@@ -228,6 +228,32 @@ def test_construction() -> None:
         NonTensorStack.from_list([["a"], ["b", "c"]], 2)
 
 
+@pytest.mark.parametrize(
+    ("values", "size"),
+    [
+        ([], [0]),
+        (["a", "b"], [2]),
+        ([["a"], ["b"]], [2, 1]),
+        ([[["a"]]], [1, 1, 1]),
+        ([["a"], ["b", "c"]], [2]),
+        ([["a"], "b"], [2]),
+        ([[[1], [2, 3]], [[4], [5]]], [2, 2]),
+    ],
+)
+def test_how_deep_a_list_is(values: list[Any], size: list[int]) -> None:
+    stack = NonTensorStack.from_list(values)
+    assert list(stack.batch_size) == size
+    assert stack.tolist() == values
+    assert NonTensorStack.from_list(values, 1).batch_size == (len(values),)
+
+
+def test_the_value_that_all_elements_have() -> None:
+    assert NonTensorStack("a", "a").data == "a"
+    assert not hasattr(NonTensorStack(), "data")
+    with pytest.raises(AttributeError, match="read them with tolist"):
+        assert NonTensorStack("a", "b").data
+
+
 def test_growing() -> None:
     stack = NonTensorStack("a", "b")
     stack.append("c")

@@ -106,23 +106,10 @@ def _stack_from_directory(record: Record) -> NonTensorStack:
         return NonTensorStack(*(record.members[str(i)] for i in range(len(record.members))))
     if not isinstance(data, list):
         raise FormatError(f"the values of a NonTensorStack are a list; got {data!r}")
-    stack = (record.cls or NonTensorStack).from_list(data, _depth_of(data, record))
-    return _place(stack, {"device": record.meta.get("device")})  # type: ignore[no-any-return]
-
-
-def _depth_of(data: list[Any], record: Record) -> int:
-    """Return how many levels of a nested list are batch dims.
-
-    Where the batch size is not stored, a level is one as long as all its items are lists of one length.
-    """
+    # Where the batch size is not stored, each level of lists of one length is a dim.
     size = record.meta.get("batch_size")
-    if size is not None:
-        return len(size)
-    depth, level = 1, data
-    while level and all(isinstance(item, list) and len(item) == len(level[0]) for item in level) and level[0]:
-        depth += 1
-        level = [value for item in level for value in item]
-    return depth
+    stack = (record.cls or NonTensorStack).from_list(data, None if size is None else len(size))
+    return _place(stack, {"device": record.meta.get("device")})  # type: ignore[no-any-return]
 
 
 def _stack_to_buffer(node: NonTensorStack) -> Record:

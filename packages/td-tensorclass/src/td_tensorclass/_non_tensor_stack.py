@@ -28,7 +28,7 @@ from ._arrangement import Arrangement, arrangements, positions
 from ._non_tensor import NonTensorData, NonTensorDataBase, latest, set_joiner, value_against_node
 from ._settings import list_to_stack
 from ._trees import register_stack
-from ._values import equal_values
+from ._values import equal_values, same_value
 
 SelfT = TypeVar("SelfT", bound="NonTensorStack")
 
@@ -132,18 +132,27 @@ class NonTensorStack(TensorDictBase):
         return cls._of([non_tensor._value] * size.numel(), size, non_tensor.device, non_tensor._names)
 
     @classmethod
-    def from_list(cls: type[SelfT], values: list[Any], ndim: int = 1) -> SelfT:  # type: ignore[override]
-        """Return the values of a list nested ``ndim`` levels deep; deeper lists are values.
+    def from_list(cls: type[SelfT], values: list[Any], ndim: int | None = None) -> SelfT:  # type: ignore[override]
+        """Return the values of a nested list.
+
+        Args:
+            values: lists of one length at each level.
+            ndim: how many levels are dims of the batch, deeper lists are values; None: all but those whose lists differ
+                in length.
 
         Raises:
-            BatchSizeError: lists of one level differ in length.
+            BatchSizeError: lists of one of ``ndim`` levels differ in length.
 
-        >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]], 2).batch_size
+        >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]]).batch_size
         torch.Size([2, 2])
+        >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]], 1)[0].data
+        ['a', 'b']
         """
         flat, sizes = values, [len(values)]
-        for _ in range(ndim - 1):
+        while ndim is None or len(sizes) < ndim:
             lengths = {len(item) if isinstance(item, list) else -1 for item in flat}
+            if ndim is None and (len(lengths) != 1 or lengths & {-1, 0}):
+                break
             if len(lengths) > 1 or -1 in lengths:
                 raise BatchSizeError(
                     f"a list of {ndim} levels has lists of one length at each; got lengths {sorted(lengths)} at level "
@@ -184,6 +193,21 @@ class NonTensorStack(TensorDictBase):
         [NonTensorData(data=a, batch_size=torch.Size([]), device=None)]
         """
         return list(self._explode(unbind_plan(self._batch_size, 0)))
+
+    @property
+    def data(self) -> Any:
+        """The value that all elements have.
+
+        Raises:
+            AttributeError: they differ.
+
+        >>> NonTensorStack("a", "a").data
+        'a'
+        """
+        first = self._values[:1]
+        if not first or not all(same_value(value, first[0]) for value in self._values):
+            raise AttributeError(f"a {type(self).__name__} has no one value: read them with tolist()")
+        return first[0]
 
     @property
     def hook_in(self) -> None:
