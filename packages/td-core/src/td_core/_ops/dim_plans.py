@@ -157,12 +157,12 @@ def caller(name: str, keepdim: bool, options: dict[str, Any]) -> Callable[[tuple
             if dims is None:
                 return lambda leaf: getattr(leaf, name)(tuple(range(leaf.ndim)), keepdim=True, **options)
             return methodcaller(name, dims, keepdim=True, **options)
-        these: Any = () if dims is None else (dims[0],) if len(dims) == 1 else (dims,)
+        where: Any = dims[0] if dims is not None and len(dims) == 1 else dims
         if options:
-            return methodcaller(name, *these, **options)
-        # Cheaper for torch than a method that is looked up by its name.
+            return methodcaller(name, **options) if where is None else methodcaller(name, where, **options)
+        # Cheaper than a method that is looked up by its name for each leaf.
         function = getattr(Tensor, name)
-        return (lambda leaf: function(leaf, *these)) if these else function
+        return function if where is None else lambda leaf: function(leaf, where)
 
     return make
 
