@@ -53,7 +53,9 @@ def _leaf_keys(node: Core, nested: bool) -> list[Any]:
                 append((*prefix, key) if prefix else key)
             elif nested and not child._opaque:
                 stack.append((prefix, level))
-                prefix, level = (*prefix, key), _level(child)
+                below: Any = child._children()
+                prefix = (*prefix, key)
+                level = iter(list(below.items())) if below.__class__ is dict else _level(child)
                 break
         else:
             if not stack:
@@ -172,8 +174,7 @@ class CollectionKeys(_Walk, Set[Any]):
 
     def __len__(self) -> int:
         if self._plain:
-            flat = self._flat()
-            return _count_leaves(self._node, self._how[0]) if flat is None else len(flat)
+            return _count_leaves(self._node, self._how[0])
         return sum(1 for _ in self._walk(values=False))
 
     def __contains__(self, key: object) -> bool:
