@@ -1,10 +1,11 @@
 """Measure every kind of operation against a hand-written loop and against the reference implementation.
 
-The three run interleaved in one process, on one thread: ``/ loop`` (lower is better) and ``ref / ours``
-(higher is better) are ratios of medians. Rows of kind *torch* run a torch operation per leaf and are compared
-with the loop; rows of kind *dict* only touch the dictionary and are compared with the reference. Where an
-expert would call torch's foreach functions, the loop is the faster of the two spellings. A loop knows the batch
-size, and no more about the leaves than the operation does: their tails may differ. Nothing here passes or fails.
+The three run interleaved in one process, on one thread, and only the time of that thread counts: ``/ loop`` (lower
+is better) and ``ref / ours`` (higher is better) are the medians of the ratios of each round. Rows of kind *torch*
+run a torch operation per leaf and are compared with the loop; rows of kind *dict* only touch the dictionary and are
+compared with the reference. Where an expert would call torch's foreach functions, the loop is the faster of the two
+spellings. A loop knows the batch size, and no more about the leaves than the operation does: their tails may differ.
+Nothing here passes or fails.
 
 Run ``python benchmarks/ops.py --help``; without tensordict installed its columns stay empty.
 """
@@ -20,8 +21,9 @@ import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib import import_module
+from operator import truediv
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -406,20 +408,32 @@ def loops(row: Row, space: dict[str, Any], nested: bool) -> list[Callable[[], An
 
 @dataclass
 class Result:
-    """Median microseconds of one row on one shape."""
+    """One row on one shape: median microseconds, and medians of the ratios of rounds."""
 
     shape: str
     row: str
     kind: str
     ours: float
     loop: float
-    reference: float | None = None
-    ours_over_loop: float = field(init=False)
-    reference_over_ours: float | None = field(init=False)
+    reference: float | None
+    ours_over_loop: float
+    reference_over_ours: float | None
 
-    def __post_init__(self) -> None:
-        self.ours_over_loop = self.ours / self.loop
-        self.reference_over_ours = self.reference / self.ours if self.reference else None
+
+def result_of(shape: str, row: Row, samples: list[list[float]], libraries: int) -> Result:
+    """Return the result of the samples of our library, the reference if there are two, and the loops."""
+    ours, loop = samples[0], min(samples[libraries:], key=statistics.median)
+    reference = samples[1] if libraries > 1 else None
+    return Result(
+        shape,
+        row.name,
+        row.kind,
+        statistics.median(ours),
+        statistics.median(loop),
+        statistics.median(reference) if reference else None,
+        statistics.median(map(truediv, ours, loop)),
+        statistics.median(map(truediv, reference, ours)) if reference else None,
+    )
 
 
 def timed(function: Callable[[], Any], count: int) -> float:
@@ -438,8 +452,8 @@ def calibrated(function: Callable[[], Any]) -> int:
     return max(4, math.ceil(SLICE_OF_TIME / once))
 
 
-def measure(contestants: list[Callable[[], Any]], rounds: int) -> list[float]:
-    """Return the median microseconds of each contestant, sampled in turns."""
+def measure(contestants: list[Callable[[], Any]], rounds: int) -> list[list[float]]:
+    """Return the microseconds of each contestant in each round, sampled in turns."""
     counts = [calibrated(function) for function in contestants]
     samples: list[list[float]] = [[] for _ in contestants]
     gc.collect()
@@ -452,7 +466,7 @@ def measure(contestants: list[Callable[[], Any]], rounds: int) -> list[float]:
                 samples[i].append(timed(contestants[i], counts[i]))
     finally:
         gc.enable()
-    return [statistics.median(of_one) * 1e6 for of_one in samples]
+    return [[seconds * 1e6 for seconds in of_one] for of_one in samples]
 
 
 def run(rows: list[Row], shapes: list[str], rounds: int, libraries: list[ModuleType]) -> Iterator[Result]:
@@ -463,9 +477,7 @@ def run(rows: list[Row], shapes: list[str], rounds: int, libraries: list[ModuleT
                 continue
             made = [contestant(row, lib, shape) for lib in libraries]
             hand = loops(row, fixtures(shape), shape == "nest")
-            times = measure([*made, *hand], rounds)
-            reference = times[1] if len(libraries) > 1 else None
-            yield Result(shape, row.name, row.kind, times[0], min(times[len(made) :]), reference)
+            yield result_of(shape, row, measure([*made, *hand], rounds), len(made))
 
 
 def mean(ratios: list[float]) -> float:
