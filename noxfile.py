@@ -238,7 +238,7 @@ def demo(session: nox.Session) -> None:
 @nox.session(venv_params=BARE)
 def docs(session: nox.Session) -> None:
     """Execute every example of the documentation, then build it; a warning is an error."""
-    environment = Environment(session, EVERYTHING, extra=("mkdocs-material", "mkdocstrings[python]"))
+    environment = Environment(session, EVERYTHING, extra=("mkdocs-material", "mkdocstrings[python]", "ruff"))
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
     environment.pytest("--doctest-glob=*.md", *pages)
     environment.pytest("--doctest-modules", "--pyargs", *MODULES.values())
