@@ -258,6 +258,7 @@ def test_on_a_gpu() -> None:
     target.update_(moved)
     same(target, nested())
     same(in_band(moved, 5).cpu(), tree)
+    assert storage_of(nested().consolidate(pin_memory=True)).is_pinned()
     direct = nested().consolidate(device="cuda")
     assert direct.device.type == "cuda"
     same(direct.cpu(), tree)

@@ -179,6 +179,25 @@ def test_the_handles_of_isend_and_irecv_finish_the_exchange(two: Any, name: str)
     assert two.run(exchange, name, {}, True) == [None, None]
 
 
+def crosswise(rank: int, consolidated: bool) -> None:
+    # More than a socket holds, so that a blocking send would wait for ever.
+    mine, theirs = (
+        TensorDict({"a": torch.full((1 << 22,), i), "b": torch.ones(i + 1)}) for i in (rank, 1 - rank)
+    )
+    target = blank(theirs)
+    works = mine.isend(1 - rank, consolidated=consolidated, return_early=True)
+    target.recv(1 - rank)
+    for work in works:
+        work.wait()
+        assert work.is_completed()
+    same(target, theirs)
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_two_ranks_send_to_each_other_at_once(two: Any, consolidated: bool) -> None:
+    assert two.run(crosswise, consolidated) == [None, None]
+
+
 def mismatch(rank: int, name: str, consolidated: bool) -> Any:
     sent = TREES["flat"]()
     if rank == 0:
@@ -405,6 +424,7 @@ def dies(rank: int, after: int) -> Any:
         return str(error), [leaf.abs().sum().item() for leaf in target.values(True, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
 def test_a_peer_that_dies_is_an_error_and_changes_nothing(fragile: Any, after: int) -> None:
     sender, receiver = fragile.run(dies, after)
@@ -433,6 +453,7 @@ def waits_in_vain(rank: int, how: str) -> Any:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["nothing is sent", "another tag", "irecv"])
 def test_what_never_comes_is_an_error_within_the_timeout(fragile: Any, how: str) -> None:
     message, unchanged = fragile.run(waits_in_vain, how)[1]

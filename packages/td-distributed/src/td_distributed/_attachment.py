@@ -36,17 +36,19 @@ class Consolidated(Attachment):
         filename: the file behind it, if there is one.
 
     Attributes:
+        planned: a layout, and whether it is the one that :func:`_storage.plan` gives.
         sent: the last message that announced it.
         received: the last message that had its structure and its layout, with that layout and the nodes.
     """
 
-    __slots__ = ("_columns", "_known", "filename", "received", "sent", "storage")
+    __slots__ = ("_columns", "_known", "filename", "planned", "received", "sent", "storage")
 
     def __init__(self, storage: Tensor, filename: Path | None = None) -> None:
         self.storage = storage
         self.filename = filename
         self.sent: Any = None
         self.received: tuple[Any, Layout, list[dict[str, Any]]] | None = None
+        self.planned: tuple[Layout, bool] | None = None
         self._known: tuple[list[Tensor], Layout] = [], Layout([], 0)
         self._columns: tuple[Layout, Columns] | None = None
 

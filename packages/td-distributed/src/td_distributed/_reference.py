@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from td_core import encode
-from td_core._nodes import KINDS
+from td_core._nodes import KINDS, Encoded
 
 from . import _storage
 from ._attachment import attached
@@ -54,61 +54,45 @@ def in_order(collection: Any) -> list[Tensor]:
 
 def outgoing(collection: Any, consolidated: bool, device: torch.device) -> list[Tensor]:
     """Return the messages of a collection."""
-    if consolidated:
-        return [_buffer(collection).to(device)]
-    return [leaf.detach().contiguous().to(device) for leaf in in_order(collection)]
+    if not consolidated:
+        return [leaf.detach().contiguous().to(device) for leaf in in_order(collection)]
+    encoded = encode(collection)
+    storage = _as_it_travels(collection, encoded)
+    if storage is None:
+        storage = _storage.gathered(_storage.plan(encoded), encoded.leaves)
+    return [storage.to(device)]
 
 
 def receive(collection: Any, consolidated: bool, peer: Any) -> None:
     """Receive into the leaves of a collection."""
-    if consolidated:
-        storage = _storage_as_planned(collection)
-        if storage is not None and storage.device == peer.device():
-            peer.recv(storage)
-            return
-        leaves = in_insertion_order(collection)
-        layout = _storage.plan_leaves(leaves)
-        arrived = peer.recv(torch.empty(layout.nbytes, dtype=torch.uint8, device=peer.device()))
-        for leaf, view in zip(leaves, _storage.Views(arrived).leaves(layout), strict=True):
-            leaf.detach().copy_(view)
-        return
     device = peer.device()
-    for leaf in in_order(collection):
-        target = leaf.detach()
-        if target.is_contiguous() and target.device == device:
-            peer.recv(target)
-        else:
-            target.copy_(peer.recv(torch.empty(leaf.shape, dtype=leaf.dtype, device=device)))
+    if not consolidated:
+        for leaf in in_order(collection):
+            target = leaf.detach()
+            if target.is_contiguous() and target.device == device:
+                peer.recv(target)
+            else:
+                target.copy_(peer.recv(torch.empty(leaf.shape, dtype=leaf.dtype, device=device)))
+        return
+    encoded = encode(collection)
+    storage = _as_it_travels(collection, encoded)
+    if storage is not None and storage.device == device:
+        peer.recv(storage)
+        return
+    layout = _storage.plan(encoded)
+    arrived = peer.recv(torch.empty(layout.nbytes, dtype=torch.uint8, device=device))
+    for leaf, view in zip(encoded.leaves, _storage.Views(arrived).leaves(layout), strict=True):
+        leaf.detach().copy_(view)
 
 
-def in_insertion_order(collection: Any) -> list[Tensor]:
-    """Return the leaves in the order in which the reference lays them out in one storage: depth first."""
-    leaves: list[Tensor] = []
-    todo: list[Any] = [collection]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, Tensor):
-            leaves.append(node)
-            continue
-        record = KINDS.of(node).flatten(node)
-        todo.extend(reversed([*record.entries.values(), *record.members.values()]))
-    return leaves
-
-
-def _storage_as_planned(collection: Any) -> Tensor | None:
-    """Return the storage of a consolidated collection if it is what the wire carries."""
+def _as_it_travels(collection: Any, encoded: Encoded) -> Tensor | None:
+    """Return the storage of a consolidated collection if its leaves lie in it as the reference lays them out."""
     state = attached(collection)
-    found = None if state is None else state.layout(encode(collection))
+    found = None if state is None else state.layout(encoded)
     if state is None or found is None:
         return None
-    planned = _storage.plan(encode(collection))
-    starts = [[span.start for leaf in layout.leaves for span in leaf.spans] for layout in (found, planned)]
-    return state.storage if starts[0] == starts[1] and len(state.storage) == planned.nbytes else None
-
-
-def _buffer(collection: Any) -> Tensor:
-    known = _storage_as_planned(collection)
-    if known is not None:
-        return known
-    leaves = in_insertion_order(collection)
-    return _storage.gathered(_storage.plan_leaves(leaves), leaves)
+    if state.planned is None or state.planned[0] is not found:
+        planned = _storage.plan(encoded)
+        starts = [[span.start for leaf in each.leaves for span in leaf.spans] for each in (found, planned)]
+        state.planned = found, starts[0] == starts[1] and len(state.storage) == planned.nbytes
+    return state.storage if state.planned[1] else None

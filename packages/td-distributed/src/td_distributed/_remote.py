@@ -11,7 +11,7 @@ from td_core.errors import FormatError, StructureError
 
 from . import _wire
 from ._collectives import Parcel, unpack
-from ._group import FAILED, Group, check_mark
+from ._group import FAILED, Group, check_mark, device_of
 from ._p2p import Peer
 
 #: Bytes that a receiver takes unless it says otherwise.
@@ -42,7 +42,7 @@ def init_remote(
     >>> TensorDict({"a": torch.arange(3)}).init_remote(use_broadcast=True)  # to no other rank
     >>> dist.destroy_process_group()
     """
-    parcel = Parcel(lambda: self if device is None else self.to(device), _device(group))
+    parcel = Parcel(lambda: self if device is None else self.to(device), device_of(group))
     link = _Link(group, dst, use_broadcast, dist.get_rank())
     link.send(link.group.numbers(*parcel.front))
     if parcel.error is not None:
@@ -90,17 +90,12 @@ def from_remote_init(
     return unpack(front, link.recv(link.group.bytes(size)), src, device)
 
 
-def _device(group: Any) -> torch.device:
-    return Group(group).device
-
-
 class _Link:
     """From one rank to another, or from one to all; each takes the same steps."""
 
     def __init__(self, group: Any, peer: int | None, use_broadcast: bool, src: int) -> None:
         self.group = Group(group)
         self.src = src
-        self.broadcasts = use_broadcast
         if use_broadcast and src == dist.get_rank() and peer not in (None, src):
             raise ValueError(
                 f"use_broadcast sends to every rank of the group, so there is no dst; got {peer}"
