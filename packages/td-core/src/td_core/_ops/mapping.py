@@ -213,7 +213,8 @@ class _Walk:
         if stacked is not None and self.size is None:
             return self.members(root, stacked, others, path)
         fn, named, nested_keys, is_leaf = self.fn, self.named, self.nested_keys, self.is_leaf
-        plain, alone = not self.inplace, not named and not others
+        plain, single = not self.inplace, len(others) == 0  # dynamo cannot tell whether a tuple of nodes is true
+        alone = single and not named
         # The levels above, each with what is needed to go on with it.
         above: list[Any] = []
         node, entries, name = root, {}, ""
@@ -228,7 +229,7 @@ class _Walk:
                 if isinstance(child, Tensor) or (is_leaf is not None and is_leaf(type(child))):
                     if alone:
                         value = fn(child)
-                    elif not others:
+                    elif single:
                         value = fn((*path, key) if nested_keys and path else key, child)
                     else:
                         rest = [self.other(other, key, path, child) for other in others]
@@ -259,7 +260,7 @@ class _Walk:
                         kept if self.size is None else kept._with_children(kept._children(), batch_size=size)
                     )
                 else:
-                    inner = tuple([self.other(other, key, path, child) for other in others]) if others else ()
+                    inner = tuple([self.other(other, key, path, child) for other in others])
                     stacked = child._stacked()
                     if stacked is not None and self.size is None:
                         value = self.members(child, stacked, inner, (*path, key))
