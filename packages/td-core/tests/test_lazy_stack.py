@@ -337,3 +337,11 @@ def test_a_locked_member_is_not_changed_through_the_stack(change):
     for member in members:
         assert list(member.keys(True)) == ["a", "n", ("n", "b")]
     assert members[0]["a"] is leaf
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_layout_of_nested_tensors():
+    stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(1)}), TensorDict({"a": torch.zeros(2)}))
+    assert stack.get("a", as_nested_tensor=True).layout is torch.jagged
+    assert stack.get_nestedtensor("a").layout is torch.strided
+    assert stack.get_nestedtensor("a", layout=torch.jagged).layout is torch.jagged

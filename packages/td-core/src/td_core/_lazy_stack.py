@@ -348,7 +348,7 @@ class LazyStackedTensorDict(TensorDictBase):
         Args:
             key: a string or nested tuple of strings.
             default: returned where a member lacks the key.
-            layout: ``torch.jagged`` (the default where one dim is ragged) or ``torch.strided``.
+            layout: ``torch.strided``, the default here, or ``torch.jagged``, that of ``get(key, as_nested_tensor=True)``.
 
         Raises:
             KeyPathError: a member lacks the key and there is no default.
@@ -358,7 +358,7 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> [t.shape for t in LazyStackedTensorDict(*items).get_nestedtensor("a").unbind()]
         [torch.Size([1]), torch.Size([2])]
         """
-        value = self._get_as(key, NO_DEFAULT, as_nested_tensor=True, layout=layout)
+        value = self._get_as(key, NO_DEFAULT, as_nested_tensor=True, layout=layout or torch.strided)
         if value is not NO_DEFAULT:
             return value
         if default is NO_DEFAULT:

@@ -222,7 +222,7 @@ def _compact_entry(field: Shown, node: Any, root: Any, options: dict[str, Any], 
         if root.device is None and devices != "cpu" and options["show_field_device"]:
             text += f"@{devices}"
         return _Line(text)
-    if not isinstance(entry, Core):
+    if not isinstance(entry, Printing):
         # What a function gave that torch's pytrees mapped over the leaves.
         return _Line(f"{key}: {type(entry).__name__}")
     if entry._opaque:
