@@ -43,7 +43,8 @@ def ensemble(members: list[TensorDict]) -> TensorDict:
     """Return the members as one collection with a leading dim."""
     lazy = LazyStackedTensorDict(*members, stack_dim=0)
     assert_type(lazy.stack_dim, int)
-    return TensorDict.stack(members)
+    stacked: TensorDict = TensorDict.stack(members)
+    return stacked
 
 
 def store(data: TensorDict, folder: Path) -> TensorDict:
@@ -51,7 +52,8 @@ def store(data: TensorDict, folder: Path) -> TensorDict:
     assert_type(data.memmap(folder, num_threads=2), TensorDict)
     data.lock_()
     data.set(("nested", "key"), torch.zeros(3)).update({"other": torch.ones(3)})
-    return TensorDict.load_memmap(folder)
+    loaded: TensorDict = TensorDict.load_memmap(folder)
+    return loaded
 
 
 def classes(digits: Digits) -> Tensor:

@@ -8,7 +8,7 @@ another thread does not disturb the walk; where there is a result, the copy beco
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -244,6 +244,10 @@ class TensorDict(TensorDictBase):
     def _nested(self) -> Iterator[Core]:
         return iter([child for child in list(self._data.values()) if not isinstance(child, Tensor)])
 
+    @overload
+    def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
+    @overload
+    def __getitem__(self: SelfT, index: Any) -> SelfT: ...
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or the collection of all entries indexed along the batch dims."""
         if type(index) is str:

@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from ._casts import collection_class, number_for_batch
 from ._declaration import declare
 from ._non_tensor import NonTensorData
 from ._schema import Options, Schema
-from ._typing import BatchSizeArgument, DeviceArgument, NamesArgument
+from ._typing import BatchSizeArgument, DeviceArgument, FieldsMeta, NamesArgument
 from ._wrapper import Wrapper
 
 SelfT = TypeVar("SelfT", bound="TensorClass")
@@ -42,7 +42,7 @@ SelfT = TypeVar("SelfT", bound="TensorClass")
 _STATE = frozenset({"_tensordict", "_undo"})
 
 
-class TensorClass(Wrapper):
+class TensorClass(Wrapper, metaclass=FieldsMeta):
     """Base of data classes whose fields are tensors that share their leading dims.
 
     A subclass declares fields as a dataclass does; the options of :func:`tensorclass` are class arguments, or stand in
@@ -70,12 +70,6 @@ class TensorClass(Wrapper):
         device: DeviceArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment]
         names: NamesArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment,override]
         lock: dataclasses.InitVar[bool] = dataclasses.field(default=False, kw_only=True)
-
-        @overload
-        def __getitem__(self, index: str) -> Any: ...
-        @overload
-        def __getitem__(self: SelfT, index: Any) -> SelfT: ...
-        def __getitem__(self, index: Any) -> Any: ...
 
     _schema: ClassVar[Schema]
     _cast: ClassVar[Callable[[str, Any], Any]]
@@ -169,7 +163,7 @@ class TensorClass(Wrapper):
         if lock or schema.options.frozen:
             lock_nodes(td)
         if self._has_post_init:
-            self.__post_init__(*init_vars)
+            self.__post_init__(*init_vars)  # type: ignore[attr-defined]
 
     def _store(
         self, td: Any, name: str, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
@@ -187,7 +181,7 @@ class TensorClass(Wrapper):
         if options.frozen:
             lock_nodes(self._tensordict)
         if self._has_post_init and not options.skip_post_init_on_rebuild and not self._schema.init_vars:
-            self.__post_init__()
+            self.__post_init__()  # type: ignore[attr-defined]
 
     @classmethod
     def from_tensordict(
@@ -459,44 +453,48 @@ class TensorClass(Wrapper):
             refuse_if_locked(td, f"remove key {name!r}")
             td._del_child(name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Write a field, or a settable property; there are no other attributes."""
-        schema = self._schema
-        if name in _STATE:
-            object.__setattr__(self, name, value)
-        elif name in schema.names:
-            if schema.options.frozen:
-                raise FrozenInstanceError(f"cannot assign to field {name!r}: {type(self).__name__} is frozen")
-            if isinstance(value, Tensor) and not self._declares:
-                # What a field mostly is: a tensor that needs no cast.
-                self._tensordict._set_path(name, value)
+    if not TYPE_CHECKING:  # which know the attributes, and so find the misspelt ones
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Write a field, or a settable property; there are no other attributes."""
+            schema = self._schema
+            if name in _STATE:
+                object.__setattr__(self, name, value)
+            elif name in schema.names:
+                if schema.options.frozen:
+                    raise FrozenInstanceError(
+                        f"cannot assign to field {name!r}: {type(self).__name__} is frozen"
+                    )
+                if isinstance(value, Tensor) and not self._declares:
+                    # What a field mostly is: a tensor that needs no cast.
+                    self._tensordict._set_path(name, value)
+                else:
+                    self._set_path(name, value)
+            elif hasattr(getattr(type(self), name, None), "__set__"):
+                if schema.options.frozen and not name.startswith("_"):
+                    raise FrozenInstanceError(f"cannot assign to {name!r}: {type(self).__name__} is frozen")
+                super().__setattr__(name, value)
             else:
-                self._set_path(name, value)
-        elif hasattr(getattr(type(self), name, None), "__set__"):
-            if schema.options.frozen and not name.startswith("_"):
-                raise FrozenInstanceError(f"cannot assign to {name!r}: {type(self).__name__} is frozen")
-            super().__setattr__(name, value)
-        else:
-            raise schema.unknown([name])
+                raise schema.unknown([name])
 
-    def __delattr__(self, name: str) -> None:
-        """Make a field None."""
-        if name not in self._schema.names:
+        def __delattr__(self, name: str) -> None:
+            """Make a field None."""
+            if name not in self._schema.names:
+                raise self._schema.unknown([name])
+            if self._schema.options.frozen:
+                raise FrozenInstanceError(f"cannot delete field {name!r}: {type(self).__name__} is frozen")
+            self._forget(name)
+
+        def __getattr__(self, name: str) -> Any:
+            """Explain which attribute is missing."""
+            if name == "_tensordict":
+                # The constructor that a class brings may set fields one by one.
+                self._tensordict = dense({}, torch.Size())
+                return self._tensordict
+            if any(name in base.__dict__ for base in type(self).__mro__):
+                # A property or a declaration raised: asking again gives its own words.
+                return object.__getattribute__(self, name)
+            if torch.compiler.is_compiling():
+                # hasattr() and getattr() with a default are traced for the plain class only.
+                raise AttributeError(f"{type(self).__name__} has no field {name!r}")
             raise self._schema.unknown([name])
-        if self._schema.options.frozen:
-            raise FrozenInstanceError(f"cannot delete field {name!r}: {type(self).__name__} is frozen")
-        self._forget(name)
-
-    def __getattr__(self, name: str) -> Any:
-        """Explain which attribute is missing."""
-        if name == "_tensordict":
-            # The constructor that a class brings may set fields one by one.
-            self._tensordict = dense({}, torch.Size())
-            return self._tensordict
-        if any(name in base.__dict__ for base in type(self).__mro__):
-            # A property or a declaration raised: asking again gives its own words.
-            return object.__getattribute__(self, name)
-        if torch.compiler.is_compiling():
-            # hasattr() and getattr() with a default are traced for the plain class only.
-            raise AttributeError(f"{type(self).__name__} has no field {name!r}")
-        raise self._schema.unknown([name])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from abc import ABCMeta
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin
 
 from torch import Tensor
 
@@ -13,13 +14,14 @@ from td_core import TensorDict
 from td_core._collection import Core
 from td_core.typing import BatchSize, DeviceType
 
-from ._typing import dataclass_transform
+from ._typing import BatchSizeArgument, DeviceArgument, NamesArgument, dataclass_transform
 
 SelfT = TypeVar("SelfT", bound="TypedTensorDict")
 
 _MISSING = object()
 
 
+@dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
 class _TypedMeta(ABCMeta):
     """Leaves instances without ``__dict__``, so that a misspelt attribute is an error."""
 
@@ -28,7 +30,6 @@ class _TypedMeta(ABCMeta):
         return super().__new__(mcs, name, bases, namespace, **kwargs)
 
 
-@dataclass_transform(kw_only_default=True)
 class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     """A TensorDict whose subclasses declare keys, which are attributes too.
 
@@ -53,6 +54,13 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     >>> data[0].obs.shape, data["obs"].shape, data.reward
     (torch.Size([4]), torch.Size([3, 4]), None)
     """
+
+    if TYPE_CHECKING:
+        # For type checkers the arguments that are no keys are fields too, read and written as different types.
+        batch_size: BatchSizeArgument = dataclasses.field(default=None)  # type: ignore[assignment,override]
+        device: DeviceArgument = dataclasses.field(default=None)  # type: ignore[assignment]
+        names: NamesArgument = dataclasses.field(default=None)  # type: ignore[assignment,override]
+        lock: dataclasses.InitVar[bool] = dataclasses.field(default=False)
 
     __required_keys__: ClassVar[frozenset[str]] = frozenset()
     __optional_keys__: ClassVar[frozenset[str]] = frozenset()

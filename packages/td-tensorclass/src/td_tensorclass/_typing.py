@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +11,13 @@ import torch
 
 from td_core.typing import BatchSize, DeviceType
 
-__all__ = ["BatchSizeArgument", "DeviceArgument", "NamesArgument", "dataclass_transform"]
+__all__ = [
+    "BatchSizeArgument",
+    "DeviceArgument",
+    "FieldsMeta",
+    "NamesArgument",
+    "dataclass_transform",
+]
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -18,6 +26,15 @@ else:
     def dataclass_transform(**kwargs: Any) -> Callable[[Any], Any]:
         """Mark nothing at run time."""
         return lambda decorated: decorated
+
+
+if TYPE_CHECKING:
+
+    @dataclass_transform(field_specifiers=(dataclasses.field,))
+    class FieldsMeta(ABCMeta):
+        """Makes constructors of annotations, frozen ones or not, as the subclass says; a decorated base could not."""
+else:
+    FieldsMeta = ABCMeta
 
 
 class BatchSizeArgument:

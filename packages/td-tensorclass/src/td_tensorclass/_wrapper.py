@@ -6,7 +6,6 @@ result is put into the class again. So every operation keeps the class, and no l
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -20,15 +19,12 @@ from td_core._tensordict import as_batch_size
 from td_core.errors import StructureError
 from td_core.typing import BatchSize, NestedKey
 
-from ._typing import dataclass_transform
-
 SelfT = TypeVar("SelfT", bound="Wrapper")
 
 _new = object.__new__
 _set = object.__setattr__
 
 
-@dataclass_transform(field_specifiers=(dataclasses.field,))
 class Wrapper(TensorCollection):
     """Base of classes around one collection."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from torch import Tensor
 
@@ -83,6 +83,10 @@ class Entries(Core):
                 raise missing_key(node, part, path[:depth]) from None
         return node
 
+    @overload
+    def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
+    @overload
+    def __getitem__(self: SelfT, index: Any) -> SelfT: ...
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or the collection of all entries indexed along the batch dims.
 
