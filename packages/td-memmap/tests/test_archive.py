@@ -15,7 +15,7 @@ from torch import Tensor
 import td_memmap
 from td_core import TensorDict
 from td_core.errors import FormatError
-from td_memmap import FileTakenError
+from td_memmap import FileTakenError, _fs
 
 
 def test_an_archive_round_trips(nest: Any, tmp_path: Path, same: Any) -> None:
@@ -174,6 +174,41 @@ def test_an_archive_is_replaced_in_one_step(
     TensorDict({"z": torch.zeros(1)}).memmap(path)
     same(loaded, nest)
     assert list(TensorDict.load_memmap(path).keys()) == ["z"]
+
+
+def test_a_durable_archive_is_synced_whole_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "save.tdz"
+    log: list[Any] = []
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def fsync(self, fd: int) -> None:
+            log.append(
+                os.fstat(fd).st_size if os.readlink(f"/proc/self/fd/{fd}") != str(tmp_path) else "names"
+            )
+
+        def replace(self, source: str, target: str) -> None:
+            log.append(os.path.basename(target))
+            os.replace(source, target)
+
+    monkeypatch.setattr("td_memmap._fs.os", Watched())
+    TensorDict({"a": torch.ones(4)}).memmap(path, durable=True)
+    assert log == [os.stat(path).st_size, "save.tdz", "names"]
+
+
+def test_litter_of_a_killed_process_is_removed_and_of_a_running_one_kept(tmp_path: Path) -> None:
+    path = tmp_path / "save.tdz"
+    (tmp_path / ".save.tdz.td-file-0123abcd").write_text("killed")
+    (tmp_path / ".save.tdz.td-file-mine").write_text("no litter")
+    with _fs.NewFile(str(path), replace=True) as busy:
+        TensorDict({"a": torch.ones(4)}).memmap(path)
+        assert len(os.listdir(tmp_path)) == 3
+        busy.publish()
+    assert sorted(os.listdir(tmp_path)) == [".save.tdz.td-file-mine", "save.tdz"]
 
 
 def test_any_number_of_leaves_is_one_mapping(tmp_path: Path) -> None:

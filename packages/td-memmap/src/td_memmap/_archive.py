@@ -100,12 +100,16 @@ def _method(compression: str | int | None) -> int:
 class _Packing:
     """An archive that is being written beside its place, and takes it when it is complete."""
 
-    def __init__(self, path: str, compression: str | int | None, level: int | None = None) -> None:
+    def __init__(
+        self, path: str, compression: str | int | None, *, level: int | None = None, durable: bool = False
+    ) -> None:
         self._method = _method(compression)
         self._level = level
+        self._durable = durable
         self._new = _fs.NewFile(_fs.real_path(path), replace=True)
 
     def __enter__(self) -> _Packing:
+        self._new.clear_litter()
         self._new.__enter__()
         self._file = os.fdopen(os.dup(self._new.fd), "w+b")
         self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED, allowZip64=True)
@@ -118,17 +122,16 @@ class _Packing:
             if error is None:
                 self._zip.close()
                 self._file.close()
+                if self._durable:
+                    self._new.sync()
                 self._new.publish()
+                if self._durable:
+                    self._new.sync_name()
             else:
                 self._zip.fp = None  # nothing more is written to it
                 self._file.close()
         finally:
             self._new.__exit__(kind, error, trace)
-
-    def sync(self) -> None:
-        """Make what was written durable."""
-        self._file.flush()
-        _fs.file_sync(self._new.fd)
 
     def add(self, path: Parts, content: Iterable[Any], nbytes: int) -> None:
         """Add a file of ``nbytes`` bytes, given in pieces."""
@@ -195,7 +198,7 @@ def _write(plan: Plan, path: str, options: Options, compression: str | int | Non
     texts = {(*parts, name): text for parts, name, text in plan.texts}
     leaves = {file.path: file for file in plan.leaves if file.nbytes}
     report = reporter(options.progress, sum(file.nbytes for file in leaves.values()), "save")
-    with _Packing(path, compression) as packing:
+    with _Packing(path, compression, durable=options.durable) as packing:
         for place in sorted((*texts, *leaves), key=_order):
             if place in texts:
                 packing.add(place, iter([texts[place]]), len(texts[place]))
@@ -203,8 +206,6 @@ def _write(plan: Plan, path: str, options: Options, compression: str | int | Non
             file = leaves[place]
             packing.add(place, _zeros(file.nbytes) if options.like else pieces(file.tensor), file.nbytes)
             report(file.nbytes)
-        if options.durable:
-            packing.sync()
 
 
 def _zeros(nbytes: int) -> Iterator[bytes]:
@@ -248,7 +249,7 @@ def pack_memmap(
         # The sizes and times in it are those of the directory; an archive has checksums of its own.
         sizes.pop((_names.MANIFEST,), None)
         report = reporter(progress, sum(sizes.values()), "pack")
-        with _Packing(os.path.abspath(archive_path), compression, compresslevel) as packing:
+        with _Packing(os.path.abspath(archive_path), compression, level=compresslevel) as packing:
             for path in sorted(sizes, key=_order):
                 fd, status = tree.open(path[:-1], path[-1])
                 try:

@@ -19,7 +19,6 @@ there, since that one would be lost on failure.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import secrets
@@ -37,17 +36,11 @@ _STATE = re.compile("(new|old)-([0-9a-f]{8})")
 _LITTER = re.compile(r"^\..*\.td-((new|old)-[0-9a-f]{8}|lock)$")
 
 
-def _litter(name: str) -> str:
-    """Return how the names beside a prefix begin that are ours."""
-    short = name if len(os.fsencode(name)) <= 200 else hashlib.sha1(os.fsencode(name)).hexdigest()
-    return f".{short}.td-"
-
-
 @contextlib.contextmanager
 def alone(prefix: str) -> Iterator[None]:
     """Keep other processes from replacing a save; a :class:`Staging` in this context is told so."""
     parent, name = os.path.split(_fs.real_path(prefix))
-    with Tree.at_path(parent) as tree, _fs.exclusive(tree.root, f"{_litter(name)}lock"):
+    with Tree.at_path(parent) as tree, _fs.exclusive(tree.root, f"{_names.litter(name)}lock"):
         yield
 
 
@@ -84,7 +77,7 @@ class Staging:
         self.previous: Tree | None = None
         self.in_place = False
         self._finished = False
-        self._litter = _litter(self._name)
+        self._litter = _names.litter(self._name)
         self._alone = alone
         self._token = self._temporary = ""
         _fs.make_directories(parent)

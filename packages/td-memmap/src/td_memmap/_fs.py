@@ -14,6 +14,7 @@ import errno
 import fcntl
 import functools
 import os
+import re
 import secrets
 import stat
 import sys
@@ -29,6 +30,8 @@ import torch
 from torch import Tensor
 
 from td_core.errors import FormatError
+
+from . import _names
 
 __all__ = ["Parts", "Tree", "anonymous_file", "exchange", "map_elements", "reserve", "write_all"]
 
@@ -139,13 +142,40 @@ class NewFile:
         self.fd = -1
         self._path = path
         self._replace = replace
-        self._temporary = f"{os.path.dirname(path)}/.{secrets.token_hex(8)}.td"
+        self._start = os.path.join(os.path.dirname(path), _names.litter(os.path.basename(path)) + "file-")
+        self._temporary = ""
 
     def __enter__(self) -> NewFile:
         if not self._replace and os.path.lexists(self._path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._path)
-        self.fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666)
-        return self
+        while True:
+            self._temporary = self._start + secrets.token_hex(4)
+            self.fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666)
+            # Until it is locked, another process may take it for litter.
+            if take(self.fd, without_locks=True) and os.fstat(self.fd).st_nlink:
+                return self
+            os.close(self.fd)
+
+    def clear_litter(self) -> None:
+        """Remove what processes that were killed left of this file."""
+        folder, start = os.path.split(self._start)
+        for name in os.listdir(folder):
+            if not re.fullmatch(f"{re.escape(start)}[0-9a-f]{{8}}", name):
+                continue
+            with contextlib.suppress(FileNotFoundError), Tree.at_path(folder) as tree:
+                fd, _ = tree.open((), name)
+                if take(fd, without_locks=False):
+                    tree.remove((), name)
+                os.close(fd)
+
+    def sync(self) -> None:
+        """Make the content durable."""
+        os.fsync(self.fd)
+
+    def sync_name(self) -> None:
+        """Make the name durable."""
+        with Tree.at_path(os.path.dirname(self._path)) as tree:
+            tree.sync()
 
     def publish(self) -> None:
         """Give the file its name."""
@@ -530,12 +560,12 @@ def set_mode(fd: int, mode: int) -> None:
 
 
 def take(fd: int, *, without_locks: bool) -> bool:
-    """Mark an open directory as in use by this process; False where another one uses it.
+    """Mark an open file or directory as in use by this process; False where another one uses it.
 
     The mark goes when the process ends, however it ends.
 
     Args:
-        fd: the open directory.
+        fd: what is open.
         without_locks: what to return where the file system has no such marks.
     """
     try:

@@ -7,6 +7,8 @@ upper-case hex digits, or stands alone for the empty key. Names of our own start
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Iterable
 
@@ -79,6 +81,17 @@ def spare_name(position: int) -> str:
     '%k3'
     """
     return f"%k{position}"
+
+
+def litter(name: str) -> str:
+    """Return how the names begin that an unfinished save has beside a name that it will take.
+
+    >>> litter("save")
+    '.save.td-'
+    """
+    # The whole of it has to fit too.
+    raw = os.fsencode(name)
+    return f".{name if len(raw) <= 200 else hashlib.sha1(raw).hexdigest()}.td-"
 
 
 def fits(name: str) -> bool:
