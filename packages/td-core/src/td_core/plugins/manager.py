@@ -269,12 +269,13 @@ def _rank(record: PluginRecord) -> tuple[int, str, str]:
 
 
 def _record_of(point: EntryPoint) -> PluginRecord:
-    dist = point.dist
-    name = None if dist is None else dist.metadata["Name"]
+    # Each look at it parses the file.
+    metadata: Any = {} if point.dist is None else point.dist.metadata
+    name = metadata.get("Name")
     return PluginRecord(
         id=point.name,
         distribution=None if name is None else re.sub(r"[-_.]+", "-", name).lower(),
-        version=None if dist is None else dist.metadata["Version"],
+        version=metadata.get("Version"),
         entry_point=point.value,
     )
 

@@ -133,10 +133,9 @@ def _check_new(name: str, member: Any) -> None:
             f"the method {name!r} is a {type(member).__name__}; it must be a function, "
             "classmethod, staticmethod or property"
         )
-    for cls in _with_subclasses(SiblingMethods):
-        for base in cls.__mro__:
-            if name in vars(base):
-                raise PluginError(f"the method name {name!r} would shadow {base.__qualname__}.{name}")
+    for base in dict.fromkeys(base for cls in _with_subclasses(SiblingMethods) for base in cls.__mro__):
+        if name in vars(base):
+            raise PluginError(f"the method name {name!r} would shadow {base.__qualname__}.{name}")
 
 
 def _with_subclasses(cls: type) -> Iterator[type]:
