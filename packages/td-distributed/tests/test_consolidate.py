@@ -328,6 +328,14 @@ def test_threads_change_nothing(num_threads: int) -> None:
     same(tree.consolidate(num_threads=num_threads), tree)
 
 
+@pytest.mark.parametrize("name", ["large and odd places", "dtypes", "nothing"])
+def test_threads_write_the_same_file(name: str, tmp_path: Path) -> None:
+    tree = TREES[name]()
+    tree.consolidate(tmp_path / "one")
+    same(tree.consolidate(tmp_path / "many", num_threads=3), tree)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
+
+
 def test_return_early_gives_a_future(tmp_path: Path) -> None:
     tree = TREES["flat"]()
     future = tree.consolidate(tmp_path / "td", return_early=True)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -71,27 +71,29 @@ def write(path: Path, nbytes: int, parts: list[tuple[int, Tensor]], end: bytes, 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.td-tmp")
+    whole = [*parts, (nbytes, torch.frombuffer(bytearray(end), dtype=torch.uint8))]
     try:
         with open(temporary, "wb") as file:
-            put = partial(_put, file.fileno())
-            whole = [*parts, (nbytes, torch.frombuffer(bytearray(end), dtype=torch.uint8))]
-            if num_threads > 1:
-                with ThreadPoolExecutor(num_threads) as pool:
-                    list(pool.map(put, whole))
-            else:
-                list(map(put, whole))
+            for part in whole if num_threads < 2 else ():
+                _put(file, part)
+        if num_threads > 1:
+            with ThreadPoolExecutor(num_threads) as pool:
+                list(pool.map(partial(_put_alone, temporary), whole))
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _put(fd: int, part: tuple[int, Tensor]) -> None:
+def _put(file: BinaryIO, part: tuple[int, Tensor]) -> None:
     start, data = part
     array: Any = data.cpu().numpy()
-    view = memoryview(array)
-    while view:
-        written = os.pwrite(fd, view, start)
-        start, view = start + written, view[written:]
+    file.seek(start)
+    file.write(memoryview(array))
+
+
+def _put_alone(path: Path, part: tuple[int, Tensor]) -> None:
+    with open(path, "r+b") as file:  # each thread has a position of its own
+        _put(file, part)
 
 
 def map_file(path: Path) -> Tensor:
