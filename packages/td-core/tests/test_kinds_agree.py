@@ -1,0 +1,131 @@
+"""Every arrangement of the same elements gives the same results: lazy stacks, also below and inside one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from td_core import LazyStackedTensorDict, TensorDict
+
+
+def dense() -> TensorDict:
+    leaves = {"a": torch.arange(36.0).view(3, 3, 4), "b": {"c": torch.arange(9).view(3, 3) + 1}}
+    return TensorDict(leaves, [3, 3])
+
+
+def stacked(td: TensorDict, dim: int, inner: int | None = None) -> Any:
+    parts = [part.clone() for part in td.unbind(dim)]
+    if inner is not None:
+        parts = [stacked(part, inner) for part in parts]
+    return LazyStackedTensorDict(*parts, stack_dim=dim)
+
+
+def below(dim: int, inner: int | None = None) -> TensorDict:
+    td = dense()
+    td["b"] = stacked(td["b"], dim, inner)
+    return td
+
+
+# As many members as elements in each: nothing but the order of the dims tells one dim from the other.
+KINDS: dict[str, Callable[[], Any]] = {
+    "stack of dim 0": lambda: stacked(dense(), 0),
+    "stack of dim 1": lambda: stacked(dense(), 1),
+    "stack of stacks": lambda: stacked(dense(), 1, 0),
+    "stack of dim 0 below": lambda: below(0),
+    "stack of dim 1 below": lambda: below(1),
+    "stack of stacks below": lambda: below(1, 0),
+    "strided": lambda: dense().apply(lambda leaf: leaf.transpose(0, 1).contiguous().transpose(0, 1)),
+}
+
+INDICES = [
+    "0", "-1", "0, 1", "..., 0", ":, -1", "None", ":, None, 0", "True", "False", "1:", "::2", "..., 1:2", "5:",
+    "torch.tensor(1)", "torch.tensor([2, 0])", ":, torch.tensor([2, 0])", "torch.tensor([[1, 0]])",
+    "torch.tensor([0, 1]), torch.tensor([2, 0])", "[0, 2], None, [0, 1]", "torch.tensor([True, False, True])",
+    ":, torch.tensor([True, False, True])", "torch.eye(3, dtype=torch.bool)", "torch.zeros(0, dtype=torch.long)",
+    "torch.tensor([True, False, True]), 0", "()",
+]  # fmt: skip
+
+READS = [
+    "x.view(-1)", "x.reshape(9, 1)", "x.flatten()", "x.unflatten(1, (3, 1))", "x.unsqueeze(1)", "x.permute(1, 0)",
+    "x.transpose(0, 1)", "x.movedim(0, 1)", "x.expand(2, 3, 3)", "x.repeat(2, 1)", "x.repeat_interleave(2, 0)",
+    "x.roll(1, 0)", "x.flip(0)", "x.rot90()", "x.narrow(1, 1, 2)", "x.split(2, 1)", "x.chunk(2)", "x.unbind(1)",
+    "x.tensor_split([1], 1)", "x.gather(0, torch.tensor([[0, 2, 1]]))", "x.masked_select(mask)", "x.masked_fill(mask, 5)",
+    "x.masked_fill_(mask, 5)", "x.masked_fill(mask[0], 5)", "x.where(mask, x * 0)", "x.where(mask[:, 0], x * 0)",
+    "x.pad([0, 1, 1, 0])", "x.contiguous()", "x.densify()", "torch.stack([x, x], 1)", "torch.cat([x, dense()], 1)",
+    "torch.stack([dense(), x])", "x.exp()", "x + x", "x + dense()", "dense() - x", "x * torch.arange(9.0).view(3, 3)",
+    "x + torch.arange(3.0)", "x - torch.arange(3.0)[:, None]", "1 - x", "x == dense()", "x > 3", "x.clamp(dense(), x)",
+    "x.add(x.select('a'), default=1.0)", "x.float().lerp(x.float() * 2, 0.5)", "x.add_(dense())", "x.mul_(2)",
+    "x.sum()", "x.sum(0)", "x.sum(-1)", "x.sum((0, 1))", "x.amax(1)", "x.max(0)", "x.cummin(1)", "x.float().std(0)",
+    "x.prod(0, keepdim=True)", "(x > 3).all(1)", "x.any()", "x.float().norm()", "x.float().softmax(1)",
+    "x.float().quantile(0.5, 1)", "x.update(dense() * 2)", "x.update_(dense() * 2)", "x.update_({('b', 'c'): 3})",
+    "x.update({'n': {'z': torch.ones(3, 3)}})", "x.set_(('b', 'c'), torch.full((3, 3), 9))", "x.fill_('b', 2)",
+    "x.set_at_('a', 5.0, (0, 1, 2))", "x.set_at_(('b', 'c'), 9, (slice(None), 1))", "x.copy_at_(dense()[0], 1)",
+    "x.update_at_(dense()[0] * 2, 1)", "x.set(('b', 'z'), torch.ones(3, 3, 1))", "x.select(('b', 'c'))",
+    "x.exclude(('b', 'c'))", "x.rename_key_('a', ('b', 'z'))", "x.flatten_keys('.').unflatten_keys('.')",
+    "x.split_keys([('b', 'c')])", "x.clone().zero_()", "x.to(torch.float64)", "x.apply(lambda t: t + 1)",
+    "x.apply(torch.add, dense())", "x.apply_(lambda t: t * 2)", "x.named_apply(lambda k, t: t + len(k), nested_keys=True)",
+    "x.empty(recurse=True)", "x.to_tensordict()", "x.float().pack()[0]", "x.to_lazystack(1)", "x.__getitems__([0, 2])",
+    "torch.utils._pytree.tree_map(lambda t: t + 1, x)", "torch.vmap(lambda t: t + 1)(x)",
+    "torch.vmap(lambda t: t * 2, in_dims=1)(x)", "x.clone().zero_().load_state_dict(x.state_dict())",
+]  # fmt: skip
+
+
+def plain(result: Any) -> Any:
+    """Return a result as tensors and sizes in plain containers."""
+    if isinstance(result, tuple):
+        return [plain(part) for part in result]
+    if hasattr(result, "batch_size"):
+        return {(): result.batch_size, **dict(sorted(result.items(True, True), key=str))}
+    return result
+
+
+def outcome(statement: str, make: Callable[[], Any]) -> Any:
+    """Return what an expression gives, what a statement leaves behind, or the class of the error."""
+    names = {"x": make(), "dense": dense, "torch": torch, "mask": torch.arange(9).view(3, 3) % 4 == 1}
+    try:
+        if " = " in statement:
+            exec(statement, names)
+            return plain(names["x"])
+        return plain(eval(statement, names))
+    except Exception as error:
+        return type(error)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, Tensor):
+        torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key, value in one.items():
+            assert_same(value, other[key])
+    else:
+        assert one == other
+
+
+STATEMENTS = [
+    *READS,
+    *[f"x[{index}]" for index in INDICES],
+    *[f"x[{index}] = 50" for index in INDICES],
+    *[f"x[{index}] = dense()[{index}] + 50" for index in INDICES],
+    *[f"x[{index}] = {{'b': dense()['b'][{index}] * 0}}" for index in INDICES],
+]
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_every_kind_gives_what_the_dense_one_gives(statement: str) -> None:
+    expected = outcome(statement, dense)
+    assert not isinstance(expected, type), f"{expected} on the dense collection"
+    for name, make in KINDS.items():
+        if name != "strided" or not statement.startswith("x.view"):
+            try:
+                assert_same(expected, outcome(statement, make))
+            except AssertionError as error:
+                raise AssertionError(f"{name}: {error}") from error
