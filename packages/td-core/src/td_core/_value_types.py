@@ -226,10 +226,6 @@ def _load_array(value: Any) -> np.ndarray[Any, Any]:
     return np.frombuffer(content, dtype).reshape(shape) if content else np.zeros(shape, dtype)
 
 
-def _pair(dump: Callable[[Any], Any], value: Any) -> list[Any]:
-    return [dump(value.real), dump(value.imag)]
-
-
 def _dump_time64(value: Any) -> list[Any]:
     unit, count = np.datetime_data(value.dtype)
     return [unit, count, int(value.view("i8"))]

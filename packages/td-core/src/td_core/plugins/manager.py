@@ -280,9 +280,8 @@ def _record_of(point: EntryPoint) -> PluginRecord:
     )
 
 
-Addition = tuple[
-    tuple[object, ...], Callable[[], Callable[[], None]]
-]  # (names it takes, adds it and returns the undo)
+#: The names that something takes, and a function that adds it and returns the one that undoes it.
+Addition = tuple[tuple[object, ...], Callable[[], Callable[[], None]]]
 
 
 def _provider(record: PluginRecord) -> str | None:
