@@ -19,7 +19,7 @@ from td_memmap import FileTakenError, _fs
 
 
 def test_an_archive_round_trips(nest: Any, tmp_path: Path, same: Any) -> None:
-    path = tmp_path / "save.tdz"
+    path = tmp_path / "new" / "save.tdz"
     saved = nest.memmap(path)
     same(saved, nest)
     assert type(saved["a"]) is Tensor
@@ -29,7 +29,7 @@ def test_an_archive_round_trips(nest: Any, tmp_path: Path, same: Any) -> None:
     same(td_memmap.load(path, subpath="n/deep"), nest["n", "deep"])
     with pytest.raises(ValueError, match="no collection is saved under the subpath 'x'"):
         TensorDict.load_memmap(path, subpath="x")
-    assert os.listdir(tmp_path) == ["save.tdz"]
+    assert os.listdir(path.parent) == ["save.tdz"]
 
 
 def test_the_layout(nest: Any, tmp_path: Path) -> None:

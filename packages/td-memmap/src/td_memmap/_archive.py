@@ -109,6 +109,7 @@ class _Packing:
         self._new = _fs.NewFile(_fs.real_path(path), replace=True)
 
     def __enter__(self) -> _Packing:
+        _fs.make_directories(os.path.dirname(self._new.path))
         self._new.clear_litter()
         self._new.__enter__()
         self._file = os.fdopen(os.dup(self._new.fd), "w+b")

@@ -24,8 +24,8 @@ from ._dtypes import elements
 from ._fs import Tree
 from ._load import Loading, load_directory
 from ._meta import LIMIT, parse_json
-from ._plan import Plan, make_plan
-from ._saved import ATTACHMENT, Saved, attach, take_apart
+from ._plan import Plan, make_plan, take_apart
+from ._saved import ATTACHMENT, Saved, attach
 from ._tensor import MemoryMappedTensor
 
 __all__ = ["add", "refresh"]

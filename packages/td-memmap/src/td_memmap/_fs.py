@@ -140,14 +140,14 @@ class NewFile:
 
     def __init__(self, path: str, *, replace: bool) -> None:
         self.fd = -1
-        self._path = path
+        self.path = path
         self._replace = replace
         self._start = os.path.join(os.path.dirname(path), _names.litter(os.path.basename(path)) + "file-")
         self._temporary = ""
 
     def __enter__(self) -> NewFile:
-        if not self._replace and os.path.lexists(self._path):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._path)
+        if not self._replace and os.path.lexists(self.path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
         while True:
             self._temporary = self._start + secrets.token_hex(4)
             self.fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666)
@@ -159,14 +159,17 @@ class NewFile:
     def clear_litter(self) -> None:
         """Remove what processes that were killed left of this file."""
         folder, start = os.path.split(self._start)
-        for name in os.listdir(folder):
-            if not re.fullmatch(f"{re.escape(start)}[0-9a-f]{{8}}", name):
-                continue
-            with contextlib.suppress(FileNotFoundError), Tree.at_path(folder) as tree:
-                fd, _ = tree.open((), name)
-                if take(fd, without_locks=False):
-                    tree.remove((), name)
-                os.close(fd)
+        with Tree.at_path(folder) as tree:
+            for name in names(tree.root, start):
+                if re.fullmatch("[0-9a-f]{8}", name[len(start) :]):
+                    # What cannot be opened or removed is not ours.
+                    with contextlib.suppress(OSError, FormatError):
+                        fd, _ = tree.open((), name)
+                        try:
+                            if take(fd, without_locks=False):
+                                tree.remove((), name)
+                        finally:
+                            os.close(fd)
 
     def sync(self) -> None:
         """Make the content durable."""
@@ -174,15 +177,15 @@ class NewFile:
 
     def sync_name(self) -> None:
         """Make the name durable."""
-        with Tree.at_path(os.path.dirname(self._path)) as tree:
+        with Tree.at_path(os.path.dirname(self.path)) as tree:
             tree.sync()
 
     def publish(self) -> None:
         """Give the file its name."""
         if self._replace:
-            os.replace(self._temporary, self._path)
+            os.replace(self._temporary, self.path)
         else:
-            os.link(self._temporary, self._path)
+            os.link(self._temporary, self.path)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -678,16 +681,6 @@ def is_file(path: str) -> bool:
     return os.path.isfile(path)
 
 
-def writable(path: str) -> bool:
-    """Tell whether this process may create and rename names in a directory."""
-    return os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
-
-
 def names(dir_fd: int, start: str) -> Iterable[str]:
     """Return the names in an open directory that begin with ``start``."""
     return [name for name in os.listdir(dir_fd) if name.startswith(start)]
-
-
-def sync_directory(dir_fd: int) -> None:
-    """Make the names in an open directory durable."""
-    os.fsync(dir_fd)

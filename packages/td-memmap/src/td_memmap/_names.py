@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable
 
-__all__ = ["META", "encode_key", "fits", "level_name", "leaf_name", "shape_name", "spare_name"]
+__all__ = ["META", "encode_key", "fits", "litter", "spare_name"]
 
 META = "meta.json"
 OLD_META = "meta.pt"
@@ -49,29 +49,6 @@ def encode_key(key: str) -> str:
 
 def _hex(match: re.Match[str]) -> str:
     return f"%{ord(match[0]):02X}"
-
-
-def leaf_name(key: str) -> str:
-    """Return the name of the file with the elements of a leaf.
-
-    >>> leaf_name("a b")
-    'a%20b.memmap'
-    """
-    return encode_key(key) + ".memmap"
-
-
-def shape_name(key: str) -> str:
-    """Return the name of the file with the component shapes of a strided nested leaf.
-
-    >>> shape_name("a")
-    'a.shape.memmap'
-    """
-    return encode_key(key) + ".shape.memmap"
-
-
-def level_name(key: str) -> str:
-    """Return the name of the directory of a sub-collection."""
-    return encode_key(key)
 
 
 def spare_name(position: int) -> str:

@@ -28,7 +28,7 @@ from ._dtypes import storable
 from ._fs import Parts
 from ._shapes import component_shapes, element_count
 
-__all__ = ["FORMAT", "LeafFile", "Plan", "make_plan"]
+__all__ = ["FORMAT", "LeafFile", "Plan", "make_plan", "take_apart"]
 
 #: Name of the layouts of this format.
 FORMAT = "memmap/1"
@@ -118,6 +118,13 @@ def make_plan(
     return planner.plan
 
 
+def take_apart(node: Core) -> Record:
+    """Return the record of a node in this format."""
+    kind = KINDS.of(node)
+    layout = kind.layouts.get(FORMAT)
+    return kind.flatten(node) if layout is None else layout.flatten(node)
+
+
 def collect(tree: Core, plan: Plan) -> None:
     """Add the leaves and nodes of a tree to a plan without names, for files that have none."""
     planner = _Planner(plan, True, False, True)
@@ -125,9 +132,7 @@ def collect(tree: Core, plan: Plan) -> None:
     while todo:
         node = todo.pop()
         plan.nodes.append((node, ()))
-        kind = KINDS.of(node)
-        layout = kind.layouts.get(FORMAT)
-        record = kind.flatten(node) if layout is None else layout.flatten(node)
+        record = take_apart(node)
         todo.extend(record.members.values())
         for key, child in record.entries.items():
             if isinstance(child, Tensor):

@@ -23,9 +23,9 @@ from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._limits import check_mappings
 from ._pieces import pieces
-from ._plan import LeafFile, Plan, collect, make_plan
+from ._plan import LeafFile, Plan, collect, make_plan, take_apart
 from ._progress import Progress, reporter
-from ._saved import attach, take_apart
+from ._saved import attach
 from ._shapes import element_count, jagged, shaped
 from ._tensor import MemoryMappedTensor, Place, map_file, plain
 

@@ -12,15 +12,15 @@ from torch import Tensor
 from td_core._attachments import Attachment
 from td_core._buffers import Leaves
 from td_core._collection import Core
-from td_core._nodes import KINDS, Encoded, Record
+from td_core._nodes import Encoded
 from td_core._pickling import rebuild
 
 from . import _fs, _names
 from ._fs import Tree
 from ._load import Loading, load_directory
-from ._plan import FORMAT, plan_values
+from ._plan import plan_values, take_apart
 
-__all__ = ["ATTACHMENT", "Saved", "attach", "take_apart"]
+__all__ = ["ATTACHMENT", "Saved", "attach"]
 
 #: Where a mapped collection keeps its :class:`Saved`.
 ATTACHMENT = "memmap"
@@ -122,10 +122,3 @@ def attach(
         for name, child in record.members.items():
             todo.append((child, None if path is None else os.path.join(path, name), above))
     return result
-
-
-def take_apart(node: Core) -> Record:
-    """Return the record of a node in this format."""
-    kind = KINDS.of(node)
-    layout = kind.layouts.get(FORMAT)
-    return kind.flatten(node) if layout is None else layout.flatten(node)
