@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -25,13 +24,13 @@ from td_core._tensordict import as_batch_size
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NoDefault
 
+from ._opaque import ValueNode
 from ._settings import capture_non_tensor_stack
 from ._trees import register_data
 from ._values import same_value
 
 SelfT = TypeVar("SelfT", bound="NonTensorDataBase")
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _new = object.__new__
 
 
@@ -42,7 +41,7 @@ class _Fields:
     _is_non_tensor: bool = True
 
 
-class NonTensorDataBase(TensorCollection):
+class NonTensorDataBase(ValueNode, TensorCollection):
     """Base of the nodes that hold one Python value for a whole batch.
 
     Args:
@@ -69,7 +68,6 @@ class NonTensorDataBase(TensorCollection):
         "_undo",
     )
 
-    _opaque: ClassVar[bool] = True
     _is_non_tensor: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -78,8 +76,6 @@ class NonTensorDataBase(TensorCollection):
 
     _own: Any
     _metadata: dict[str, Any] | None
-    _batch_size: torch.Size
-    _device: torch.device | None
 
     @property
     def _value(self) -> Any:
@@ -212,26 +208,12 @@ class NonTensorDataBase(TensorCollection):
     def batch_size(self, batch_size: BatchSize) -> None:
         self._change_batch_size(as_batch_size(batch_size))
 
-    @property
-    def device(self) -> torch.device | None:
-        """The device of the collection that the value belongs to."""
-        return self._device
-
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         ndim = len(batch_size)
         if self._names is not None:
             kept = self._names[:ndim] + (None,) * (ndim - len(self._names))
             self._names = kept if any(name is not None for name in kept) else None
         self._batch_size = batch_size
-
-    def _set_device(self, device: torch.device | None) -> None:
-        self._device = device
-
-    def _children(self) -> Mapping[str, Child]:
-        return _NOTHING
-
-    def _nested(self) -> Iterator[Core]:
-        return iter(())
 
     def _with_children(
         self: SelfT,
@@ -251,12 +233,6 @@ class NonTensorDataBase(TensorCollection):
             self._names if names is NO_DEFAULT else names,
         )
 
-    def _set_child(self, key: str, value: Child) -> None:
-        raise KeyPathError(f"a {type(self).__name__} holds a value and no entries, so {key!r} cannot be set")
-
-    def _del_child(self, key: str) -> None:
-        raise KeyError(key)
-
     def _unwrap(self) -> Any:
         return self._value
 
@@ -267,13 +243,6 @@ class NonTensorDataBase(TensorCollection):
 
     def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
         return self._made(self._batch_size, device, self._names)
-
-    def _collect(self, out: list[Tensor]) -> None:
-        pass
-
-    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
-        if not other._opaque:
-            raise value_against_node(self, other, path)
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         return self._made(self._batch_size, self._device, self._names)
@@ -354,19 +323,6 @@ class NonTensorDataBase(TensorCollection):
         compared: Tensor = _joiner[2](self, other, single)
         return compared
 
-    def update(self: SelfT, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> SelfT:
-        """Take the value of other non-tensor data; options that concern entries make no difference.
-
-        Raises:
-            LockedError: this node is locked.
-
-        >>> from td_tensorclass import NonTensorData
-        >>> NonTensorData("a").update(NonTensorData("b")).data
-        'b'
-        """
-        refuse_if_locked(self, "replace the value")
-        return self.update_(input_dict_or_td)
-
     def update_(self: SelfT, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> SelfT:
         """Take the value of other non-tensor data, also where this node is locked.
 
@@ -397,38 +353,6 @@ class NonTensorDataBase(TensorCollection):
         if key != "data":
             raise KeyPathError(f"a {type(self).__name__} has no entries but its value, 'data'; got {key!r}")
         self.data = value
-
-    def is_empty(self) -> bool:
-        """Tell whether there is nothing inside: never, there is a value.
-
-        >>> from td_tensorclass import NonTensorData
-        >>> NonTensorData("a").is_empty()
-        False
-        """
-        return False
-
-    def to_dict(
-        self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False
-    ) -> Any:
-        """Return what stands for this node in the dict of its parent; options that concern entries change nothing.
-
-        >>> from td_tensorclass import NonTensorStack
-        >>> NonTensorStack("a", "b").to_dict()
-        ['a', 'b']
-        """
-        return self._unwrap()
-
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
-        """Return a copy of this node.
-
-        >>> from td_tensorclass import NonTensorStack
-        >>> NonTensorStack("a", "b").to_tensordict().tolist()
-        ['a', 'b']
-        """
-        return self._rebuild(iter(()))
-
-    def _leaf_entries(self) -> Any:
-        yield self
 
     def tolist(self, **kwargs: Any) -> Any:
         """Return the value, repeated in nested lists of the shape of the batch.
@@ -509,11 +433,3 @@ def latest(node: Any) -> Any:
 
 def _repeated(value: Any, size: Sequence[int]) -> Any:
     return [_repeated(value, size[1:]) for _ in range(size[0])] if size else value
-
-
-def value_against_node(value: Core, other: Core, path: tuple[str, ...]) -> StructureError:
-    """Return the error for non-tensor data that faces a collection with entries."""
-    where = f"key {path if len(path) != 1 else path[0]!r}" if path else "the root"
-    return StructureError(
-        f"the structures differ at {where}: a {type(value).__name__} there, a {type(other).__name__} here"
-    )

@@ -8,7 +8,7 @@ for them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NestedKey, NoDefault
 
 from ._arrangement import Arrangement, arrangements, positions
-from ._non_tensor import NonTensorData, NonTensorDataBase, latest, set_joiner, value_against_node
+from ._non_tensor import NonTensorData, NonTensorDataBase, latest, set_joiner
+from ._opaque import ValueNode, value_against_node
 from ._settings import list_to_stack
 from ._trees import register_stack
 from ._values import equal_values, same_value
@@ -35,7 +36,7 @@ SelfT = TypeVar("SelfT", bound="NonTensorStack")
 _new = object.__new__
 
 
-class NonTensorStack(TensorDictBase):
+class NonTensorStack(ValueNode, TensorDictBase):
     """One Python value for each element of a batch.
 
     Args:
@@ -62,8 +63,6 @@ class NonTensorStack(TensorDictBase):
         "_undo",
         "_values_size",
     )
-
-    _opaque: ClassVar[bool] = True
 
     _own: list[Any]
     _values_size: torch.Size
@@ -172,11 +171,6 @@ class NonTensorStack(TensorDictBase):
         self._change_batch_size(as_batch_size(batch_size))
 
     @property
-    def device(self) -> torch.device | None:
-        """The device of the collection that the values belong to."""
-        return self._device
-
-    @property
     def stack_dim(self) -> int:
         """The dim along which ``tensordicts``, ``append`` and ``insert`` count: the first.
 
@@ -257,17 +251,8 @@ class NonTensorStack(TensorDictBase):
             size = batch_size[: len(size) + 1]
         return self._of(values, torch.Size(batch_size), self._device)
 
-    def _set_device(self, device: torch.device | None) -> None:
-        self._device = device
-
     def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
         return self._same(device=device)
-
-    def _children(self) -> Mapping[str, Child]:
-        return {}
-
-    def _nested(self) -> Iterator[Core]:
-        return iter(())
 
     def _with_children(
         self: SelfT,
@@ -294,16 +279,10 @@ class NonTensorStack(TensorDictBase):
         node._batch_size = self._batch_size
         return node
 
-    def _set_child(self, key: str, value: Child) -> None:
-        raise KeyPathError(f"a {type(self).__name__} holds values and no entries, so {key!r} cannot be set")
-
     def _set_path(
         self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
-        raise KeyPathError(f"a {type(self).__name__} holds values and no entries, so {key!r} cannot be set")
-
-    def _del_child(self, key: str) -> None:
-        raise KeyError(key)
+        raise KeyPathError(f"a {type(self).__name__} has no entries, so {key!r} cannot be set")
 
     def _unwrap(self) -> Any:
         self._check_whole()
@@ -331,13 +310,6 @@ class NonTensorStack(TensorDictBase):
             else NonTensorData(values[places[0]], device=device)
             for places, size in self._arranged(plan)
         ]
-
-    def _collect(self, out: list[Tensor]) -> None:
-        pass
-
-    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
-        if not other._opaque:
-            raise value_against_node(self, other, path)
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         return self._same()
@@ -400,18 +372,6 @@ class NonTensorStack(TensorDictBase):
     def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
         return compare_values(self, other, single)
 
-    def update(self: SelfT, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> SelfT:
-        """Take the values of other non-tensor data; options that concern entries make no difference.
-
-        Raises:
-            LockedError: the stack is locked.
-
-        >>> NonTensorStack("a", "b").update(NonTensorStack("c", "d")).tolist()
-        ['c', 'd']
-        """
-        refuse_if_locked(self, "replace the values")
-        return self.update_(input_dict_or_td)
-
     def update_(self: SelfT, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> SelfT:
         """Take the values of other non-tensor data, also where the stack is locked.
 
@@ -424,37 +384,6 @@ class NonTensorStack(TensorDictBase):
             )
         self._assign((), input_dict_or_td)
         return self
-
-    def to_dict(
-        self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False
-    ) -> Any:
-        """Return what stands for this node in the dict of its parent; options that concern entries change nothing.
-
-        >>> from td_tensorclass import NonTensorStack
-        >>> NonTensorStack("a", "b").to_dict()
-        ['a', 'b']
-        """
-        return self.tolist()
-
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
-        """Return a copy of this node.
-
-        >>> from td_tensorclass import NonTensorStack
-        >>> NonTensorStack("a", "b").to_tensordict().tolist()
-        ['a', 'b']
-        """
-        return self._rebuild(iter(()))
-
-    def _leaf_entries(self) -> Any:
-        yield self
-
-    def is_empty(self) -> bool:
-        """Tell whether there is nothing inside: never, even a batch without elements has a kind.
-
-        >>> NonTensorStack("a").is_empty()
-        False
-        """
-        return False
 
     def tolist(self, *, as_linked_list: bool = False, **kwargs: Any) -> Any:
         """Return the values in nested lists of the shape of the batch.

@@ -7,7 +7,6 @@ changes nothing but the batch size of the node.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -21,15 +20,15 @@ from td_core._repr import short_dtype
 from td_core._shape_plans import stack_plan
 from td_core._tensordict import as_batch_size
 from td_core._views import SHOWN
-from td_core.errors import KeyPathError, StructureError
+from td_core.errors import StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
 
+from ._opaque import OpaqueNode
 from ._trees import Held
 from ._values import same_value
 
 SelfT = TypeVar("SelfT", bound="UnbatchedNode")
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _new = object.__new__
 
 
@@ -76,7 +75,7 @@ class UnbatchedTensor(Tensor):
         self._size = as_batch_size(batch_size)
 
 
-class UnbatchedNode(TensorCollection):
+class UnbatchedNode(OpaqueNode, TensorCollection):
     """What stands in a collection for an :class:`UnbatchedTensor`.
 
     >>> from td_core import TensorDict
@@ -96,7 +95,6 @@ class UnbatchedNode(TensorCollection):
         "_undo",
     )
 
-    _opaque: ClassVar[bool] = True
     _shows_tensor: ClassVar[bool] = True
 
     _payload: Tensor
@@ -131,31 +129,11 @@ class UnbatchedNode(TensorCollection):
     def batch_size(self, batch_size: BatchSize) -> None:
         self._batch_size = as_batch_size(batch_size)
 
-    @property
-    def device(self) -> torch.device | None:
-        """The device of the collection that the tensor belongs to."""
-        return self._device
-
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         self._batch_size = batch_size
 
-    def _set_device(self, device: torch.device | None) -> None:
-        self._device = device
-
     def _set_names(self, names: Names | None) -> None:
         """Ignore names: a tensor that has no batch dims has none of their names."""
-
-    def _children(self) -> Mapping[str, Child]:
-        return _NOTHING
-
-    def _nested(self) -> Iterator[Core]:
-        return iter(())
-
-    def _set_child(self, key: str, value: Child) -> None:
-        raise KeyPathError(f"an UnbatchedTensor has no entries, so {key!r} cannot be set")
-
-    def _del_child(self, key: str) -> None:
-        raise KeyError(key)
 
     def _with_children(
         self: SelfT,
@@ -236,9 +214,6 @@ class UnbatchedNode(TensorCollection):
 
     def _compare(self: SelfT, other: Any, single: Callable[..., Any]) -> SelfT:  # type: ignore[override]
         return self._with(single(self._payload, _payload_of(other)))
-
-    def _leaf_entries(self) -> Any:
-        yield self
 
     def _print_entry(self) -> str:
         return f"{short_dtype(self._payload.dtype)}{list(self._payload.shape)}"

@@ -1,0 +1,117 @@
+"""What the kinds without entries share: nodes that hold values, or that stand for one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from td_core import LinkedList
+from td_core._collection import Child, Core
+from td_core._locking import refuse_if_locked
+from td_core.errors import KeyPathError, StructureError
+
+SelfT = TypeVar("SelfT", bound="ValueNode")
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class OpaqueNode(Core):
+    """Base of the nodes without entries."""
+
+    __slots__ = ()
+
+    _opaque: ClassVar[bool] = True
+
+    _batch_size: torch.Size
+    _device: torch.device | None
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of the collection that this node belongs to."""
+        return self._device
+
+    def _set_device(self, device: torch.device | None) -> None:
+        self._device = device  # type: ignore[misc]  # a slot of the kind
+
+    def _children(self) -> Mapping[str, Child]:
+        return _NOTHING
+
+    def _nested(self) -> Iterator[Core]:
+        return iter(())
+
+    def _set_child(self, key: str, value: Child) -> None:
+        raise KeyPathError(f"a {type(self).__name__} has no entries, so {key!r} cannot be set")
+
+    def _del_child(self, key: str) -> None:
+        raise KeyError(key)
+
+    def _leaf_entries(self) -> Any:
+        yield self
+
+
+class ValueNode(OpaqueNode):
+    """Base of the nodes that hold values and no tensors."""
+
+    __slots__ = ()
+
+    def _collect(self, out: list[Tensor]) -> None:
+        pass
+
+    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+        if not other._opaque:
+            raise value_against_node(self, other, path)
+
+    def update(self: SelfT, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> SelfT:
+        """Take what other non-tensor data holds; options that concern entries make no difference.
+
+        Raises:
+            LockedError: this node is locked.
+
+        >>> from td_tensorclass import NonTensorData
+        >>> NonTensorData("a").update(NonTensorData("b")).data
+        'b'
+        """
+        refuse_if_locked(self, "replace the values")
+        return self.update_(input_dict_or_td)  # type: ignore[attr-defined,no-any-return]
+
+    def is_empty(self) -> bool:
+        """Tell whether there is nothing inside: never, there are values, and a batch without elements has a kind.
+
+        >>> from td_tensorclass import NonTensorData
+        >>> NonTensorData("a").is_empty()
+        False
+        """
+        return False
+
+    def to_dict(
+        self, *, retain_none: bool = True, convert_tensors: Any = False, tolist_first: bool = False
+    ) -> Any:
+        """Return what stands for this node in the dict of its parent; options that concern entries change nothing.
+
+        >>> from td_tensorclass import NonTensorStack
+        >>> NonTensorStack("a", "b").to_dict()
+        ['a', 'b']
+        """
+        value = self._unwrap()
+        return self.tolist() if isinstance(value, LinkedList) else value  # type: ignore[attr-defined]
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+        """Return a copy of this node.
+
+        >>> from td_tensorclass import NonTensorStack
+        >>> NonTensorStack("a", "b").to_tensordict().tolist()
+        ['a', 'b']
+        """
+        return self._rebuild(iter(()))
+
+
+def value_against_node(value: Core, other: Core, path: tuple[str, ...]) -> StructureError:
+    """Return the error for non-tensor data that faces a collection with entries."""
+    where = f"key {path if len(path) != 1 else path[0]!r}" if path else "the root"
+    return StructureError(
+        f"the structures differ at {where}: a {type(value).__name__} there, a {type(other).__name__} here"
+    )
