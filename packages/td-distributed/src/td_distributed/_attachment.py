@@ -49,28 +49,27 @@ class Consolidated(Attachment):
         self.sent: Any = None
         self.received: tuple[Any, Layout, list[dict[str, Any]]] | None = None
         self.planned: tuple[Layout, bool] | None = None
-        self._known: tuple[list[Tensor], Layout] = [], Layout([], 0)
+        # leaves, (address, shape) of each, where they lie
+        self._known: tuple[list[Tensor], list[tuple[int, torch.Size]], Layout] = [], [], Layout([], 0)
         self._columns: tuple[Layout, Columns] | None = None
 
     def layout(self, encoded: Encoded) -> Layout | None:
         """Return where the leaves of the collection lie in the storage; None if one of them does not."""
-        leaves, layout = self._known
+        leaves, places, layout = self._known
         if len(leaves) == len(encoded.leaves):
-            base = self.storage.data_ptr()
-            for leaf, known, (spans, ragged) in zip(encoded.leaves, leaves, layout.leaves, strict=True):
+            for leaf, known, (address, shape) in zip(encoded.leaves, leaves, places):
                 if (
                     leaf is not known
-                    or ragged is not None
-                    or leaf.shape != spans[0].shape
-                    or (leaf.data_ptr() - base != spans[0].start and leaf.numel())
+                    or leaf.data_ptr() != address
+                    or leaf.shape != shape
                     or not leaf.is_contiguous()
                 ):
                     break
             else:
                 return layout
         found = self._look(encoded.leaves)
-        if found is not None:
-            self._known = encoded.leaves, found
+        if found is not None and all(leaf.ragged_idx is None for leaf in found.leaves):
+            self._known = encoded.leaves, [(leaf.data_ptr(), leaf.shape) for leaf in encoded.leaves], found
         return found
 
     def _look(self, leaves: list[Tensor]) -> Layout | None:

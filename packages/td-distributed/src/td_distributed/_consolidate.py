@@ -65,7 +65,7 @@ def consolidate(
     >>> td["a"].untyped_storage().data_ptr() == td["n", "b"].untyped_storage().data_ptr()
     True
     """
-    options = {name: value for name, value in locals().items() if name in _OPTIONS}
+    options = {name: given for name, given in locals().items() if name not in _NO_OPTIONS}
     if return_early:
         pool = ThreadPoolExecutor(1)
         future: Future[Any] = pool.submit(consolidate, self, filename, **options)
@@ -108,18 +108,7 @@ def consolidate(
     return attach(result, Consolidated(storage, path))
 
 
-_OPTIONS = frozenset(
-    (
-        "num_threads",
-        "device",
-        "non_blocking",
-        "inplace",
-        "use_buffer",
-        "share_memory",
-        "pin_memory",
-        "metadata",
-    )
-)
+_NO_OPTIONS = ("self", "filename", "return_early")
 
 
 def is_consolidated(self: Any) -> bool:

@@ -51,9 +51,8 @@ class Group:
         Raises:
             ValueError: it is not part of the group.
         """
-        return dist.get_group_rank(self.group, rank) if self.group is not None else self._checked(rank)
-
-    def _checked(self, rank: int) -> int:
+        if self.group is not None:
+            return dist.get_group_rank(self.group, rank)
         if not 0 <= rank < self.size:
             raise ValueError(f"there is no rank {rank} in a group of {self.size}")
         return rank
