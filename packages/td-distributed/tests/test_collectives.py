@@ -416,9 +416,8 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 
 def alone(rank: int, dies: bool) -> Any:
     """Return for each call what rank 0 says and whether its collection stayed as it was."""
-    groups = [dist.new_group([0, 1]) for _ in CALLS]
-    for group in groups:  # only now, since a busy machine may take long to connect
-        group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=1))
+    # Long enough for the ranks to connect on a busy machine.
+    groups = [dist.new_group([0, 1], timeout=timedelta(seconds=3)) for _ in CALLS]
     if rank == 1:
         return os._exit(3) if dies else None
     tree = nested(0)

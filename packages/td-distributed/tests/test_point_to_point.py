@@ -435,9 +435,8 @@ def test_a_peer_that_dies_is_an_error_and_changes_nothing(fragile: Any, after: i
 
 
 def waits_in_vain(rank: int, how: str) -> Any:
-    group = dist.new_group([0, 1])
-    # Only now, since a busy machine may take long to connect.
-    group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=1))
+    # Long enough for the ranks to connect on a busy machine.
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=4))
     target = TREES["flat"]()
     if rank == 0:
         if how == "another tag":
