@@ -358,6 +358,21 @@ def test_killed_in_place_it_leaves_no_save_and_the_next_one_cleans_up(
     assert n > 30
 
 
+def test_of_two_writers_in_place_the_second_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_fs, "is_mount", lambda path: True)
+    prefix = tmp_path / "save"
+    prefix.mkdir()
+    with (
+        Staging(str(prefix), [("x",)]),
+        pytest.raises(FileTakenError, match="cannot save at .*/save: another process does"),
+    ):
+        make(2).memmap(prefix)
+    make(2).memmap(prefix)
+    assert content(prefix) == 2
+
+
 def test_a_value_that_cannot_be_stored_writes_nothing(tmp_path: Path) -> None:
     prefix = tmp_path / "save"
     make(1, more=True).memmap(prefix)
