@@ -152,7 +152,8 @@ def exchange(tree, early, options):
     for work in works if early else ():
         work.wait()
 
-for options in {}, {"init_tag": 7}, {"init_tag": 5, "pseudo_rand": True}, {"early": True}, {"in_group": True}, {"consolidated": True}:
+tags = {"init_tag": 7}, {"init_tag": 5, "pseudo_rand": True}
+for options in {}, *tags, {"early": True}, {"in_group": True}, {"consolidated": True}:
     for make in nested, lazy:
         tree = make(7 * (rank == 0))
         if options.get("consolidated"):
