@@ -261,6 +261,12 @@ class TestMembers:
         assert Child.unit() == "m"
         assert (child[0].x, child[0].y) == (torch.tensor(1), None)
 
+    @pytest.mark.parametrize("hint", ["the image", "Missing", "torch.missing", "Tensor[", "3", 3, None])
+    def test_annotations_that_are_no_types_are_let_pass(self, hint: Any) -> None:
+        cls = declare({"x": hint, "y": hint}, True)
+        point = cls(torch.zeros(2), "text", batch_size=[2])
+        assert (point[0].x, point[0].y) == (torch.tensor(0.0), "text")
+
     def test_a_decorated_subclass_is_the_class_itself(self) -> None:
         @tensorclass
         class Base:

@@ -217,7 +217,7 @@ class Schema:
         )
 
     def hint(self, name: str) -> Any:
-        """Return the resolved annotation of a field; Any where a name in it is not defined (yet).
+        """Return the resolved annotation of a field; Any where a name in it is not defined (yet), or it is no type.
 
         ``Optional[X]`` is X: None is always allowed.
         """
@@ -233,8 +233,10 @@ class Schema:
             found = typing.get_type_hints(
                 holder, vars(module) if module else {}, {self.cls.__name__: self.cls, **self._locals}
             )[name]
-        except NameError:
+        except (NameError, AttributeError):
             return Any
+        except (SyntaxError, TypeError):
+            found = Any  # words, not a type
         self._hints[name] = found = _without_none(found)
         return found
 
