@@ -89,6 +89,8 @@ def test_attrs() -> None:
         assert attrs["a"].tgt_device == torch.device("cpu")
         assert attrs["b", "s"] == "x"
     assert td.attrs(fields=["shape"])["a"].tgt_dtype is None
+    first = TensorDict({"n": {"m": {"c": torch.ones(1)}, "b": torch.ones(2)}, "a": torch.ones(3)}).attrs()
+    assert [first[key].tgt_shape for key in (("n", "m", "c"), ("n", "b"), "a")] == [(1,), (2,), (3,)]
     with pytest.raises(
         ValueError, match=r"attributes of a tensor are \['device', 'dtype', 'shape'\]; got \['nope'\]"
     ):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,22 +57,22 @@ class TensorAttrs(TensorClass, autocast=True):
 
 def attrs_of(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
     """Return the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""
-    leaves = root._leaves()
-
-    def describe(leaf: Tensor) -> TensorAttrs:
-        return TensorAttrs.from_tensor(leaf, fields=fields)
-
-    if num_threads:
-        with ThreadPoolExecutor(num_threads) as pool:
-            found = iter(list(pool.map(describe, leaves)))
-    else:
-        found = map(describe, leaves)
-
-    def build(node: Core) -> Core:
-        children = {
-            key: next(found) if isinstance(child, Tensor) else child if child._opaque else build(child)
-            for key, child in node._children().items()
-        }
-        return node._with_children(children, batch_size=torch.Size(), names=None)
-
-    return build(root)
+    top: dict[str, Any] = {}
+    levels: list[tuple[Core, dict[str, Any], dict[str, Any], str]] = [(root, {}, top, "")]
+    leaves: list[Tensor] = []
+    places: list[tuple[dict[str, Any], str]] = []
+    for node, out, _, _ in levels:
+        for key, child in node._children().items():
+            out[key] = child
+            if isinstance(child, Tensor):
+                leaves.append(child)
+                places.append((out, key))
+            elif not child._opaque:
+                levels.append((child, {}, out, key))
+    describe = partial(TensorAttrs.from_tensor, fields=fields)
+    with ThreadPoolExecutor(num_threads) if num_threads else nullcontext() as pool:
+        for (out, key), found in zip(places, (pool.map if pool else map)(describe, leaves), strict=True):
+            out[key] = found
+    for node, out, parent, key in reversed(levels):
+        parent[key] = node._with_children(out, batch_size=torch.Size(), names=None)
+    return top[""]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from td_core.typing import NO_DEFAULT, NestedKey
 
@@ -86,13 +85,7 @@ class NonTensorMethods:
         >>> TensorDict({"a": "x", "n": {"b": 1, "c": "y"}}).filter_non_tensor_data()
         TensorDict(batch_size=[], fields={n: {b: i64[]}})
         """
-        return self._with_children(
-            {
-                key: child if isinstance(child, Tensor) or child._opaque else child.filter_non_tensor_data()
-                for key, child in self._children().items()
-                if not isinstance(child, NON_TENSOR)
-            }
-        )
+        return self.exclude(*[key for key, _ in self.non_tensor_items(include_nested=True)])
 
     def attrs(
         self: Any, *, fields: Sequence[str] = ("device", "dtype", "shape"), num_threads: int | None = None
