@@ -147,6 +147,13 @@ class Environment:
         """Run pytest in this environment."""
         self.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, **variables)
 
+    def pytest_side_by_side(self, *arguments: object, **variables: str) -> None:
+        """Run pytest in several processes, where the base has what that needs."""
+        if can(self.base, "import xdist"):
+            # The processes must agree on the order of tests.
+            arguments, variables = ("-n", WORKERS, *arguments), {"PYTHONHASHSEED": "0", **variables}
+        self.pytest(*arguments, **variables)
+
 
 @nox.session
 def lint(session: nox.Session) -> None:
@@ -203,7 +210,7 @@ def third_party(session: nox.Session) -> None:
 def interop(session: nox.Session) -> None:
     """Exchange files with the reference implementation, installed beside the packages."""
     environment = Environment(session, EVERYTHING, extra=(REFERENCE,))
-    environment.pytest("tests/interop", *session.posargs)
+    environment.pytest_side_by_side("tests/interop", *session.posargs)
 
 
 @nox.session(venv_params=BARE)
@@ -217,10 +224,7 @@ def tests(session: nox.Session, packages: tuple[str, ...], device: str) -> None:
     variables = {"TD_EXPECT_PLUGINS": ",".join(packages), "TD_TEST_DEVICE": device}
     chosen = [] if packages == FULL else ["-m", "not slow"]
     folders = [f"packages/{name}/tests" for name in packages]
-    if can(python, "import xdist"):
-        chosen += ["-n", str(WORKERS)]
-        variables["PYTHONHASHSEED"] = "0"  # the workers must agree on the order of tests
-    environment.pytest(*chosen, *folders, "tests", *session.posargs, **variables)
+    environment.pytest_side_by_side(*chosen, *folders, "tests", *session.posargs, **variables)
     if packages == EVERYTHING:
         environment.pytest("--doctest-modules", "--pyargs", *MODULES.values(), **variables)
 
