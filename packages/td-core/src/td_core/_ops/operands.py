@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._collection import Core, check_same_keys, show_path
+from .._collection import Core, changed_meanwhile, check_same_keys, show_path
 from .._foreach import Op, foreach, op
 from ..errors import BatchSizeError, StructureError
 
@@ -250,6 +250,8 @@ def at_leaf(
     error: Exception, name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any
 ) -> Exception:
     """Return the error that says at which leaf an operation fails."""
+    if any(type(operand) is list and len(operand) != len(leaves) for operand in operands):
+        return changed_meanwhile(node)
     for i, leaf in enumerate(leaves):
         others = [operand[i] if type(operand) is list else operand for operand in operands]
         try:
