@@ -354,8 +354,8 @@ class LazyStackedTensorDict(TensorDictBase):
             KeyPathError: a member lacks the key and there is no default.
 
         >>> from td_core import TensorDict
-        >>> items = [TensorDict({"a": torch.zeros(n)}) for n in (1, 2)]
-        >>> [t.shape for t in LazyStackedTensorDict(*items).get_nestedtensor("a").unbind()]
+        >>> items = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(n)}) for n in (1, 2)])
+        >>> [part.shape for part in items.get_nestedtensor("a", layout=torch.jagged).unbind()]
         [torch.Size([1]), torch.Size([2])]
         """
         value = self._get_as(key, NO_DEFAULT, as_nested_tensor=True, layout=layout or torch.strided)
