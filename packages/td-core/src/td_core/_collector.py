@@ -1,4 +1,4 @@
-"""Keep the cyclic garbage collector out of the import."""
+"""Pausing the cyclic garbage collector: for the import, and for tests of what is freed without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["paused"]
 def paused() -> Iterator[None]:
     """Pause the collector for the length of a ``with`` block.
 
-    All that an import creates lives on, so there is nothing to find; but ``import torch`` leaves the collector
+    All that the import creates lives on, so there is nothing to find; but ``import torch`` leaves the collector
     so near to its next full pass that the pass, twice as long as the import itself, would fall into it.
 
     >>> with paused():

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .._collection import Core
+from .._collector import paused
 from .._nodes import KINDS, decode, encode
 from ..errors import KeyPathError, LockedError, StructureError
 
@@ -427,7 +426,7 @@ class CollectionTests:
     def test_results_are_freed_by_reference_count(self, operation: Callable[[Any], Any]) -> None:
         """Dropping a result frees it without the garbage collector."""
         collection = self.make()
-        with _no_garbage_collector():
+        with paused():
             result = operation(collection)
             leaves = [weakref.ref(leaf) for leaf in self._tensors(result)]
             # An index of a lazy stack may give one of its members, which lives on with the stack.
@@ -445,14 +444,3 @@ class CollectionTests:
         text = repr(collection)
         assert text.startswith(type(collection).__name__)
         assert all(str(key) in text for key in collection.keys())  # noqa: SIM118 (no mapping of its first dim)
-
-
-@contextmanager
-def _no_garbage_collector() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
