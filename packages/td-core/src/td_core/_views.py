@@ -73,7 +73,13 @@ def stores_what_is_shown(children: dict[str, Child]) -> bool:
     return not SHOWN or SHOWN.isdisjoint(map(type, list(children.values())))
 
 
-def _shown(child: Child) -> Child:
+def shown(child: Child) -> Child:
+    """Return what readers get for an entry: the tensor that it stands for, or itself.
+
+    >>> import torch
+    >>> shown(torch.zeros(1))
+    tensor([0.])
+    """
     return child if isinstance(child, Tensor) or not child._shows_tensor else child._unwrap()
 
 
@@ -85,7 +91,7 @@ def _leaf_items(node: Core, nested: bool) -> list[tuple[Any, Tensor]]:
     while True:
         for key, child in level:
             if isinstance(child, Tensor) or child._shows_tensor:
-                append(((*prefix, key) if prefix else key, _shown(child)))
+                append(((*prefix, key) if prefix else key, shown(child)))
             elif nested and not child._opaque:
                 stack.append((prefix, level))
                 prefix, level = (*prefix, key), iter(list(child._children().items()))
@@ -145,7 +151,7 @@ class _Walk:
                 else:
                     leaf = is_leaf(type(child))
                 if leaf or not leaves_only:
-                    yield full, _shown(child)
+                    yield full, shown(child)
                 if nested and not leaf and not isinstance(child, Tensor) and not child._opaque:
                     stack.append(((*prefix, key), self._ordered(child, values)))
                     break

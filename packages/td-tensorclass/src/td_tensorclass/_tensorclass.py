@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import FrozenInstanceError
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -256,10 +256,6 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 if value is not None
             }
         return super().from_dict(input_dict, **kwargs)
-
-    def _dict_items(self) -> Iterable[tuple[str, Any]]:
-        present = self._children()
-        return [*present.items(), *((name, None) for name in self._schema.names if name not in present)]
 
     @classmethod
     def _check_keys(cls, keys: Mapping[str, Any]) -> None:

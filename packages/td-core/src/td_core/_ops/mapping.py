@@ -213,10 +213,8 @@ class _Walk:
         if stacked is not None and self.size is None:
             return self.members(root, stacked, others, path)
         fn, named, nested_keys, is_leaf = self.fn, self.named, self.nested_keys, self.is_leaf
-        plain, single = (
-            not self.inplace,
-            len(others) == 0,
-        )  # dynamo cannot tell whether a tuple of nodes is true
+        # torch.compile cannot tell whether a tuple of nodes is true.
+        plain, single = not self.inplace, len(others) == 0
         alone = single and not named
         # The levels above, each with what is needed to go on with it.
         above: list[Any] = []

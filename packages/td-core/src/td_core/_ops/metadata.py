@@ -12,6 +12,7 @@ from .._collection import Core, missing_key
 from .._keys import unravel_key_to_tuple
 from .._names import Names, check_names
 from .._ragged import merged_shape
+from .._views import shown
 from ..errors import DimNamesError, StructureError
 from ..typing import NestedKey
 from .batch_size import infer_batch_sizes
@@ -374,7 +375,7 @@ class Metadata(Core):
                 node = node._stand_in(part)
             except KeyError:
                 raise missing_key(node, part, path[:depth]) from None
-        return type(node._unwrap() if not isinstance(node, Tensor) and node._shows_tensor else node)
+        return type(shown(node))
 
     def get_item_shape(self, key: NestedKey) -> torch.Size:
         """Return the shape of an entry; -1 stands for a dim that differs between the members of a lazy stack.
