@@ -16,7 +16,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ._api import load, load_memmap, memmap, memmap_like, save
     from ._append import append_memmap
     from ._archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
     from ._errors import AppendError, FileTakenError, NoFileError, PickleRefusedError
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from ._inspect import Tree, inspect
     from ._listing import print_directory_tree
     from ._manifest import Problem, Report, verify
+    from ._methods import load, load_memmap, memmap, memmap_like, save
     from ._tensor import MemoryMappedTensor
 
 __all__ = [
@@ -53,7 +53,7 @@ __all__ = [
 
 # td-core imports this package with itself, for its plugin; the rest comes in with the first name that is asked for.
 _HOMES = {
-    "_api": ("load", "load_memmap", "memmap", "memmap_like", "save"),
+    "_methods": ("load", "load_memmap", "memmap", "memmap_like", "save"),
     "_append": ("append_memmap",),
     "_archive": ("is_memmap_archive", "pack_memmap", "refresh_archive_checksums", "unpack_memmap"),
     "_errors": ("AppendError", "FileTakenError", "NoFileError", "PickleRefusedError"),

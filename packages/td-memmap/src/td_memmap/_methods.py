@@ -1,394 +1,534 @@
-"""The methods that every collection gets: memory mapping, saving, loading.
+"""The methods of mapped collections, which are functions of the package too: memory mapping, saving, loading.
 
-This module is imported with td-core, so it imports nothing itself: the first call brings in the rest of the package.
+This module is imported with td-core, so it imports no other of the package: the first call brings them in.
 """
 
 from __future__ import annotations
 
-import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
+import torch
 
-    import torch
+from td_core.plugins.siblings import of_class
+
+if TYPE_CHECKING:
     from torch import Tensor
 
     from td_core.typing import NestedKey
 
-__all__ = ["Methods"]
+    from ._progress import Progress
+    from ._save import Options
+    from ._saved import Saved
+
+__all__ = ["METHODS", "load", "load_memmap", "memmap", "memmap_like", "save"]
 
 
-def _api() -> Any:
-    return importlib.import_module("td_memmap._api")
+def memmap(
+    data: Any,
+    prefix: str | Path | None = None,
+    copy_existing: bool = False,
+    *,
+    num_threads: int = 0,
+    return_early: bool = False,
+    share_non_tensor: bool = False,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+    archive: bool | None = None,
+    compression: str | int | None = None,
+    atomic: bool = False,
+    durable: bool = False,
+    checksums: bool = False,
+    progress: Progress = False,
+    allow_pickle: bool = False,
+) -> Any:
+    """Write every leaf to a file under ``prefix`` and return a locked collection that maps those files.
 
+    The save is complete or not there: it is built beside ``prefix`` and takes its place in one step. What was
+    mapped from an earlier save there stays as it was.
 
-class Methods:
-    """Members that td-core attaches to every collection."""
+    Args:
+        data: the collection.
+        prefix: directory of the save; None uses an anonymous file that vanishes with the result.
+        copy_existing: copy leaves that are mapped from another place, instead of raising.
+        num_threads: how many threads write; 0 writes in the calling thread.
+        return_early: with threads, return a :class:`TensorDictFuture` at once, and write in the background.
+        share_non_tensor: read each non-tensor value from its file whenever that was replaced, so that a value that
+            one process writes in place is seen by all that were given the result, however they were started.
+            Without it they see it after :meth:`memmap_refresh_`. It needs a ``prefix`` that is a directory.
+        existsok: False raises where a save is already there.
+        robust_key: encode keys that are not safe file names; None means True.
+        archive: write one archive file instead of a directory; None decides by the suffix of ``prefix``.
+        compression: how the archive is compressed: ``"deflate"``, ``"bzip2"``, ``"lzma"``; None stores.
+        atomic: accepted for compatibility; every save is atomic.
+        durable: also sync the save to the disk before returning.
+        checksums: record a hash for each file, for ``td_memmap.verify``.
+        progress: show a progress bar, or call a function of (bytes done, bytes in all).
+        allow_pickle: pickle the values that nothing else can store, instead of raising.
 
-    def memmap(
-        self,
-        prefix: str | Path | None = None,
-        copy_existing: bool = False,
-        *,
-        num_threads: int = 0,
-        return_early: bool = False,
-        share_non_tensor: bool = False,
-        existsok: bool = True,
-        robust_key: bool | None = True,
-        archive: bool | None = None,
-        compression: str | int | None = None,
-        atomic: bool = False,
-        durable: bool = False,
-        checksums: bool = False,
-        progress: bool = False,
-        allow_pickle: bool = False,
-    ) -> Any:
-        """Write every leaf to a file under ``prefix`` and return a locked collection that maps those files.
+    Raises:
+        CodecError: a leaf or value cannot be stored; nothing was written.
+        FileTakenError: a leaf is stored in another place, or something is in the way at ``prefix``.
+        OSError: there is no room, for instance; the message names key and file, and the old save is untouched.
 
-        The save is complete or not there: it is built beside ``prefix`` and takes its place in one step. What was
-        mapped from an earlier save there stays as it was.
-
-        Args:
-            prefix: directory of the save; None uses an anonymous file that vanishes with the result.
-            copy_existing: copy leaves that are mapped from another place, instead of raising.
-            num_threads: how many threads write; 0 writes in the calling thread.
-            return_early: with threads, return a :class:`TensorDictFuture` at once, and write in the background.
-            share_non_tensor: read each non-tensor value from its file whenever that was replaced, so that a value that
-                one process writes in place is seen by all that were given the result, however they were started.
-                Without it they see it after :meth:`memmap_refresh_`. It needs a ``prefix`` that is a directory.
-            existsok: False raises where a save is already there.
-            robust_key: encode keys that are not safe file names; None means True.
-            archive: write one archive file instead of a directory; None decides by the suffix of ``prefix``.
-            compression: how the archive is compressed: ``"deflate"``, ``"bzip2"``, ``"lzma"``; None stores.
-            atomic: accepted for compatibility; every save is atomic.
-            durable: also sync the save to the disk before returning.
-            checksums: record a hash for each file, for ``td_memmap.verify``.
-            progress: show a progress bar, or call a function of (bytes done, bytes in all).
-            allow_pickle: pickle the values that nothing else can store, instead of raising.
-
-        Raises:
-            CodecError: a leaf or value cannot be stored; nothing was written.
-            FileTakenError: a leaf is stored in another place, or something is in the way at ``prefix``.
-            OSError: there is no room, for instance; the message names key and file, and the old save is untouched.
-
-        >>> import tempfile, torch
-        >>> from td_core import TensorDict
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> saved = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
-        >>> saved["a"]
-        MemoryMappedTensor([0, 1, 2])
-        >>> folder.cleanup()
-        """
-        return _api().memmap(
-            self,
-            prefix,
-            copy_existing=copy_existing,
-            num_threads=num_threads,
-            return_early=return_early,
-            share_non_tensor=share_non_tensor,
-            existsok=existsok,
-            robust_key=robust_key,
-            archive=archive,
-            compression=compression,
-            atomic=atomic,
-            durable=durable,
-            checksums=checksums,
-            progress=progress,
-            allow_pickle=allow_pickle,
+    >>> import tempfile, torch
+    >>> from td_core import TensorDict
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> saved = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
+    >>> saved["a"]
+    MemoryMappedTensor([0, 1, 2])
+    >>> folder.cleanup()
+    """
+    packed = _packed(prefix, archive)
+    options = _options(
+        packed or prefix is None,
+        atomic,
+        robust_key,
+        share_non_tensor,
+        copy_existing=copy_existing,
+        num_threads=num_threads,
+        existsok=existsok,
+        durable=durable,
+        checksums=checksums,
+        progress=progress,
+        allow_pickle=allow_pickle,
+    )
+    if (archive or compression is not None) and not (packed and prefix is not None):
+        raise ValueError(
+            f"only an archive can be compressed, and it needs a path; got prefix={prefix!r}, archive={archive!r}, "
+            f"compression={compression!r}"
         )
+    if prefix is not None and packed:
+        from ._archive import save_archive
 
-    def memmap_(
-        self,
-        prefix: str | Path | None = None,
-        copy_existing: bool = False,
-        *,
-        num_threads: int = 0,
-        return_early: bool = False,
-        share_non_tensor: bool = False,
-        existsok: bool = True,
-        robust_key: bool | None = True,
-        atomic: bool = False,
-        durable: bool = False,
-        checksums: bool = False,
-        progress: bool = False,
-        allow_pickle: bool = False,
-    ) -> Any:
-        """Write every leaf to a file under ``prefix``, map it in place, and lock the collection.
+        return _run(save_archive(data, os.fspath(prefix), options, compression), num_threads, return_early)
+    return _run(_mapping(data, prefix, options), num_threads, return_early)
 
-        The arguments are those of :meth:`memmap`.
 
-        >>> import torch
-        >>> from td_core import TensorDict
-        >>> td = TensorDict({"a": torch.arange(3)})
-        >>> td.memmap_() is td, td.is_memmap(), td["a"]
-        (True, True, MemoryMappedTensor([0, 1, 2]))
-        """
-        return _api().memmap(
-            self,
-            prefix,
-            copy_existing=copy_existing,
-            num_threads=num_threads,
-            return_early=return_early,
-            share_non_tensor=share_non_tensor,
-            existsok=existsok,
-            robust_key=robust_key,
-            archive=False,
-            atomic=atomic,
-            durable=durable,
-            checksums=checksums,
-            progress=progress,
-            allow_pickle=allow_pickle,
-            inplace=True,
+save = memmap
+
+
+def memmap_(
+    data: Any,
+    prefix: str | Path | None = None,
+    copy_existing: bool = False,
+    *,
+    num_threads: int = 0,
+    return_early: bool = False,
+    share_non_tensor: bool = False,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+    atomic: bool = False,
+    durable: bool = False,
+    checksums: bool = False,
+    progress: Progress = False,
+    allow_pickle: bool = False,
+) -> Any:
+    """Write every leaf to a file under ``prefix``, map it in place, and lock the collection.
+
+    The arguments are those of :meth:`memmap`.
+
+    >>> import torch
+    >>> from td_core import TensorDict
+    >>> td = TensorDict({"a": torch.arange(3)})
+    >>> td.memmap_() is td, td.is_memmap(), td["a"]
+    (True, True, MemoryMappedTensor([0, 1, 2]))
+    """
+    options = _options(
+        prefix is None,
+        atomic,
+        robust_key,
+        share_non_tensor,
+        copy_existing=copy_existing,
+        num_threads=num_threads,
+        existsok=existsok,
+        durable=durable,
+        checksums=checksums,
+        progress=progress,
+        allow_pickle=allow_pickle,
+        inplace=True,
+    )
+    return _run(_mapping(data, prefix, options), num_threads, return_early)
+
+
+def memmap_like(
+    data: Any,
+    prefix: str | Path | None = None,
+    copy_existing: bool = False,
+    *,
+    existsok: bool = True,
+    num_threads: int = 0,
+    return_early: bool = False,
+    share_non_tensor: bool = False,
+    robust_key: bool | None = True,
+    archive: bool | None = None,
+    durable: bool = False,
+    progress: Progress = False,
+    allow_pickle: bool = False,
+) -> Any:
+    """Return a mapped, locked collection of the same structure whose files are sparse zeros, to be filled.
+
+    The files take no space until they are written to; filling them on a full disk is an error of the operating
+    system that Python cannot catch. Content of a save of the same structure at ``prefix`` is kept. The arguments
+    are those of :meth:`memmap`.
+
+    Raises:
+        FileTakenError: a save of another structure is at ``prefix``.
+
+    >>> import torch
+    >>> from td_core import TensorDict
+    >>> datum = TensorDict({"image": torch.zeros(3, 64, 64, dtype=torch.uint8), "label": 0})
+    >>> datum.expand(1_000_000).memmap_like()["image"].shape
+    torch.Size([1000000, 3, 64, 64])
+    """
+    packed = _packed(prefix, archive)
+    options = _options(
+        packed or prefix is None,
+        False,
+        robust_key,
+        share_non_tensor,
+        copy_existing=copy_existing,
+        num_threads=num_threads,
+        existsok=existsok,
+        durable=durable,
+        progress=progress,
+        allow_pickle=allow_pickle,
+        like=True,
+    )
+    work: Callable[[], Any]
+    if prefix is None:
+        from ._save import save_anonymous
+
+        work = lambda: save_anonymous(data, inplace=False, like=True)  # noqa: E731
+    elif packed:
+        from ._archive import save_archive
+
+        work = save_archive(data, os.fspath(prefix), options, None)
+    else:
+        from ._like import like_directory
+
+        work = like_directory(data, os.fspath(prefix), options)
+    return _run(work, num_threads, return_early)
+
+
+def load_memmap(
+    prefix: str | Path,
+    device: torch.device | None = None,
+    non_blocking: bool = False,
+    *,
+    out: Any = None,
+    robust_key: bool | None = True,
+    subpath: NestedKey | None = None,
+    mode: str | None = None,
+    num_threads: int = 0,
+    allow_pickle: bool | None = None,
+    verify: bool = False,
+    strict: bool = True,
+    progress: Progress = False,
+) -> Any:
+    """Return the collection saved at ``prefix``, mapped from its files.
+
+    Everything is checked before anything is mapped. Nothing is written, unpickled or imported.
+
+    Args:
+        prefix: directory or archive of the save.
+        device: move every leaf there; None keeps them mapped; ``"meta"`` reads no leaf at all.
+        non_blocking: as in ``Tensor.to``.
+        out: a collection to load into.
+        robust_key: whether keys were encoded as file names; None means True.
+        subpath: load the sub-collection under this key alone: a nested key, or ``"a/b"``.
+        mode: None maps shared and writable where the file is; ``"r"`` copies on write; ``"r+"`` is shared or raises.
+        num_threads: how many threads read; 0 reads in the calling thread.
+        allow_pickle: unpickle values of the save that were pickled; None means False.
+        verify: compare every file with its recorded size and hash first.
+        strict: False leaves out what this installation cannot read, instead of raising.
+        progress: show a progress bar, or call a function of (bytes done, bytes in all).
+
+    Raises:
+        FileNotFoundError: nothing is saved there.
+        FormatError: what is there is damaged, or no save.
+        MissingPluginError: a package that is not installed wrote a part of it.
+        PermissionError: mode ``"r+"``, and a file is not writable.
+
+    >>> import tempfile, torch
+    >>> from td_core import TensorDict
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
+    >>> TensorDict.load_memmap(folder.name + "/save")["a"]
+    MemoryMappedTensor([0, 1, 2])
+    >>> folder.cleanup()
+    """
+    from . import _fs
+    from ._archive import load_archive
+    from ._load import Loading, load_directory
+    from ._manifest import check
+    from ._subpath import subdirectory
+    from ._tensor import check_mode
+
+    check_mode(mode)
+    options = Loading(
+        device=None if device is None else torch.device(device),
+        non_blocking=non_blocking,
+        robust_key=robust_key is not False,
+        mode=mode,
+        num_threads=num_threads,
+        allow_pickle=bool(allow_pickle),
+        strict=strict,
+        progress=progress,
+    )
+    path = os.path.abspath(prefix)
+    if verify:
+        check(path)
+    if _fs.is_file(path):
+        result = load_archive(path, options, subpath)
+    else:
+        result = load_directory(path if subpath is None else subdirectory(path, subpath, options), options)
+    return result if out is None else out.update(result)
+
+
+load = load_memmap
+
+
+def load_memmap_(
+    data: Any,
+    prefix: str | Path,
+    robust_key: bool | None = True,
+    *,
+    allow_pickle: bool | None = None,
+    mode: str | None = None,
+    verify: bool = False,
+    strict: bool = True,
+    progress: Progress = False,
+) -> Any:
+    """Copy the content of the save at ``prefix`` into this collection, in place.
+
+    The arguments are those of :meth:`load_memmap`.
+
+    >>> import tempfile, torch
+    >>> from td_core import TensorDict
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
+    >>> TensorDict({"a": torch.zeros(3)}).load_memmap_(folder.name + "/save")["a"]
+    tensor([0., 1., 2.])
+    >>> folder.cleanup()
+    """
+    loaded = load_memmap(
+        prefix,
+        robust_key=robust_key,
+        allow_pickle=allow_pickle,
+        mode=mode,
+        verify=verify,
+        strict=strict,
+        progress=progress,
+    )
+    return data.update_(loaded)
+
+
+def memmap_refresh_(data: Any, *, allow_pickle: bool | None = None) -> Any:
+    """Read again what another process changed in the save that this collection maps.
+
+    Raises:
+        RuntimeError: the collection maps no save.
+
+    >>> import tempfile, torch
+    >>> from td_core import TensorDict
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> td = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
+    >>> _ = TensorDict({"b": torch.ones(2)}).memmap(folder.name + "/save")
+    >>> td.memmap_refresh_()["b"]
+    MemoryMappedTensor([1., 1.])
+    >>> folder.cleanup()
+    """
+    from ._edit import refresh
+
+    return refresh(data, allow_pickle=bool(allow_pickle))
+
+
+def make_memmap(
+    data: Any,
+    key: NestedKey,
+    shape: torch.Size | Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    robust_key: bool | None = True,
+) -> Tensor:
+    """Add an entry of zeros to the save that this collection maps, and return its mapped tensor.
+
+    Raises:
+        KeyPathError: the key is there already.
+        RuntimeError: the collection is not mapped.
+
+    >>> from td_core import TensorDict
+    >>> td = TensorDict().memmap()
+    >>> td.make_memmap("a", (2,))
+    MemoryMappedTensor([0., 0.])
+    """
+    return _add(data, key, shape, dtype, None, robust_key)
+
+
+def make_memmap_from_storage(
+    data: Any,
+    key: NestedKey,
+    storage: torch.UntypedStorage,
+    shape: torch.Size | Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    robust_key: bool | None = True,
+) -> Tensor:
+    """Add an entry with the elements of ``storage`` to the save, and return its mapped tensor.
+
+    >>> import torch
+    >>> from td_core import TensorDict
+    >>> td = TensorDict().memmap()
+    >>> td.make_memmap_from_storage("a", torch.ones(2).untyped_storage(), (2,))
+    MemoryMappedTensor([1., 1.])
+    """
+    from ._tensor import MemoryMappedTensor
+
+    wrapped = MemoryMappedTensor.from_storage(storage, shape=torch.Size(shape), dtype=dtype)
+    return _add(data, key, wrapped.shape, wrapped.dtype, wrapped.detach(), robust_key)
+
+
+def make_memmap_from_tensor(
+    data: Any,
+    key: NestedKey,
+    tensor: Tensor,
+    *,
+    copy_data: bool = True,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+) -> Tensor:
+    """Add an entry like ``tensor`` to the save that this collection maps, and return its mapped tensor.
+
+    Args:
+        data: the collection.
+        key: the new key.
+        tensor: shape, dtype and elements of the entry.
+        copy_data: False leaves zeros.
+        existsok: False raises where a file of that name is already there.
+        robust_key: encode the key as a file name; None means True.
+
+    >>> import torch
+    >>> from td_core import TensorDict
+    >>> td = TensorDict().memmap()
+    >>> td.make_memmap_from_tensor("a", torch.ones(2))
+    MemoryMappedTensor([1., 1.])
+    """
+    content = tensor if copy_data else None
+    return _add(data, key, tensor.shape, tensor.dtype, content, robust_key, existsok=existsok)
+
+
+def is_memmap(data: Any) -> bool:
+    """Tell whether the collection was mapped to files, and has been locked since.
+
+    >>> from td_core import TensorDict
+    >>> TensorDict().is_memmap(), TensorDict().memmap().is_memmap()
+    (False, True)
+    """
+    return _saved_at(data) is not None
+
+
+def saved_path(data: Any) -> Path | None:
+    """Directory that this collection maps; None for one that is mapped to anonymous files.
+
+    Raises:
+        AttributeError: the collection is not mapped.
+    """
+    saved = _saved_at(data)
+    if saved is None:
+        raise AttributeError(f"this {type(data).__name__} has no saved path: it is not memory-mapped")
+    from ._saved import directory
+
+    path = directory(data, saved)
+    return None if path is None else Path(path)
+
+
+def _packed(prefix: str | Path | None, archive: bool | None) -> bool:
+    from ._archive import is_archive_name
+
+    return prefix is not None and is_archive_name(prefix) if archive is None else archive
+
+
+def _options(
+    no_directory: bool, atomic: bool, robust_key: bool | None, share_non_tensor: bool, **chosen: Any
+) -> Options:
+    from ._save import Options
+
+    if share_non_tensor and no_directory:
+        raise ValueError(
+            "share_non_tensor=True needs a prefix that is a directory: values are shared through its files"
         )
+    if not isinstance(atomic, bool):
+        raise TypeError(f"atomic is a bool, and both save atomically; got {atomic!r}")
+    return Options(robust_key=robust_key is not False, share_non_tensor=share_non_tensor, **chosen)
 
-    def memmap_like(
-        self,
-        prefix: str | Path | None = None,
-        copy_existing: bool = False,
-        *,
-        existsok: bool = True,
-        num_threads: int = 0,
-        return_early: bool = False,
-        share_non_tensor: bool = False,
-        robust_key: bool | None = True,
-        archive: bool | None = None,
-        durable: bool = False,
-        progress: bool = False,
-        allow_pickle: bool = False,
-    ) -> Any:
-        """Return a mapped, locked collection of the same structure whose files are sparse zeros, to be filled.
 
-        The files take no space until they are written to; filling them on a full disk is an error of the operating
-        system that Python cannot catch. Content of a save of the same structure at ``prefix`` is kept. The arguments
-        are those of :meth:`memmap`.
+def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable[[], Any]:
+    """Return the work of mapping a collection: to a directory, or to its own files, or to anonymous ones."""
+    from ._save import save_anonymous, save_directory
+    from ._saved import attach, directory
 
-        Raises:
-            FileTakenError: a save of another structure is at ``prefix``.
+    if prefix is not None:
+        return save_directory(data, os.fspath(prefix), options)
+    saved = _saved_at(data)
+    if saved is None:
+        return lambda: save_anonymous(data, inplace=options.inplace)
+    if options.inplace:
+        return lambda: data
+    return lambda: attach(
+        data._map(lambda leaf: leaf), directory(data, saved), saved.robust_key, saved.allow_pickle
+    )
 
-        >>> import torch
-        >>> from td_core import TensorDict
-        >>> datum = TensorDict({"image": torch.zeros(3, 64, 64, dtype=torch.uint8), "label": 0})
-        >>> datum.expand(1_000_000).memmap_like()["image"].shape
-        torch.Size([1000000, 3, 64, 64])
-        """
-        return _api().memmap_like(
-            self,
-            prefix,
-            copy_existing=copy_existing,
-            num_threads=num_threads,
-            return_early=return_early,
-            share_non_tensor=share_non_tensor,
-            existsok=existsok,
-            robust_key=robust_key,
-            archive=archive,
-            durable=durable,
-            progress=progress,
-            allow_pickle=allow_pickle,
-        )
 
-    @classmethod
-    def load_memmap(
-        cls,
-        prefix: str | Path,
-        device: torch.device | None = None,
-        non_blocking: bool = False,
-        *,
-        out: Any = None,
-        robust_key: bool | None = True,
-        subpath: NestedKey | None = None,
-        mode: str | None = None,
-        num_threads: int = 0,
-        allow_pickle: bool | None = None,
-        verify: bool = False,
-        strict: bool = True,
-        progress: bool = False,
-    ) -> Any:
-        """Return the collection saved at ``prefix``, mapped from its files.
+def _run(work: Callable[[], Any], num_threads: int, return_early: bool) -> Any:
+    if not (return_early and num_threads > 0):
+        return work()
+    from concurrent.futures import ThreadPoolExecutor
 
-        Everything is checked before anything is mapped. Nothing is written, unpickled or imported.
+    from ._future import TensorDictFuture
 
-        Args:
-            prefix: directory or archive of the save.
-            device: move every leaf there; None keeps them mapped; ``"meta"`` reads no leaf at all.
-            non_blocking: as in ``Tensor.to``.
-            out: a collection to load into.
-            robust_key: whether keys were encoded as file names; None means True.
-            subpath: load the sub-collection under this key alone: a nested key, or ``"a/b"``.
-            mode: None maps shared and writable where the file is; ``"r"`` copies on write; ``"r+"`` is shared or raises.
-            num_threads: how many threads read; 0 reads in the calling thread.
-            allow_pickle: unpickle values of the save that were pickled; None means False.
-            verify: compare every file with its recorded size and hash first.
-            strict: False leaves out what this installation cannot read, instead of raising.
-            progress: show a progress bar, or call a function of (bytes done, bytes in all).
+    pool = ThreadPoolExecutor(1, "td-memmap-save")
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    return TensorDictFuture([future], None)
 
-        Raises:
-            FileNotFoundError: nothing is saved there.
-            FormatError: what is there is damaged, or no save.
-            MissingPluginError: a package that is not installed wrote a part of it.
-            PermissionError: mode ``"r+"``, and a file is not writable.
 
-        >>> import tempfile, torch
-        >>> from td_core import TensorDict
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> _ = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
-        >>> TensorDict.load_memmap(folder.name + "/save")["a"]
-        MemoryMappedTensor([0, 1, 2])
-        >>> folder.cleanup()
-        """
-        return _api().load_memmap(
-            prefix,
-            device,
-            non_blocking,
-            out=out,
-            robust_key=robust_key,
-            subpath=subpath,
-            mode=mode,
-            num_threads=num_threads,
-            allow_pickle=allow_pickle,
-            verify=verify,
-            strict=strict,
-            progress=progress,
-        )
+def _add(
+    data: Any,
+    key: NestedKey,
+    shape: Any,
+    dtype: torch.dtype | None,
+    content: Any,
+    robust_key: bool | None,
+    **options: Any,
+) -> Tensor:
+    from ._edit import add
 
-    def load_memmap_(
-        self,
-        prefix: str | Path,
-        robust_key: bool | None = True,
-        *,
-        allow_pickle: bool | None = None,
-        mode: str | None = None,
-        verify: bool = False,
-        strict: bool = True,
-        progress: bool = False,
-    ) -> Any:
-        """Copy the content of the save at ``prefix`` into this collection, in place.
+    dtype = dtype or torch.get_default_dtype()
+    return add(data, key, shape, dtype, content, robust_key is not False, **options)
 
-        The arguments are those of :meth:`load_memmap`.
 
-        >>> import tempfile, torch
-        >>> from td_core import TensorDict
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> _ = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
-        >>> TensorDict({"a": torch.zeros(3)}).load_memmap_(folder.name + "/save")["a"]
-        tensor([0., 1., 2.])
-        >>> folder.cleanup()
-        """
-        loaded = _api().load_memmap(
-            prefix,
-            robust_key=robust_key,
-            allow_pickle=allow_pickle,
-            mode=mode,
-            verify=verify,
-            strict=strict,
-            progress=progress,
-        )
-        return self.update_(loaded)  # type: ignore[attr-defined]
+def _saved_at(data: Any) -> Saved | None:
+    """Return what a collection knows of its save; None where it is not mapped."""
+    from ._saved import ATTACHMENT
 
-    def memmap_refresh_(self, *, allow_pickle: bool | None = None) -> Any:
-        """Read again what another process changed in the save that this collection maps.
+    attachments = data._inner()._attachments
+    return None if attachments is None else attachments.get(ATTACHMENT)
 
-        Raises:
-            RuntimeError: the collection maps no save.
 
-        >>> import tempfile, torch
-        >>> from td_core import TensorDict
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> td = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
-        >>> _ = TensorDict({"b": torch.ones(2)}).memmap(folder.name + "/save")
-        >>> td.memmap_refresh_()["b"]
-        MemoryMappedTensor([1., 1.])
-        >>> folder.cleanup()
-        """
-        return _api().refresh(self, allow_pickle=bool(allow_pickle))
-
-    def make_memmap(
-        self,
-        key: NestedKey,
-        shape: torch.Size | Tensor,
-        *,
-        dtype: torch.dtype | None = None,
-        robust_key: bool | None = True,
-    ) -> Tensor:
-        """Add an entry of zeros to the save that this collection maps, and return its mapped tensor.
-
-        Raises:
-            KeyPathError: the key is there already.
-            RuntimeError: the collection is not mapped.
-
-        >>> from td_core import TensorDict
-        >>> td = TensorDict().memmap()
-        >>> td.make_memmap("a", (2,))
-        MemoryMappedTensor([0., 0.])
-        """
-        leaf: Tensor = _api().make(self, key, shape, dtype, None, robust_key)
-        return leaf
-
-    def make_memmap_from_storage(
-        self,
-        key: NestedKey,
-        storage: torch.UntypedStorage,
-        shape: torch.Size | Tensor,
-        *,
-        dtype: torch.dtype | None = None,
-        robust_key: bool | None = True,
-    ) -> Tensor:
-        """Add an entry with the elements of ``storage`` to the save, and return its mapped tensor.
-
-        >>> import torch
-        >>> from td_core import TensorDict
-        >>> td = TensorDict().memmap()
-        >>> td.make_memmap_from_storage("a", torch.ones(2).untyped_storage(), (2,))
-        MemoryMappedTensor([1., 1.])
-        """
-        leaf: Tensor = _api().make(self, key, shape, dtype, storage, robust_key)
-        return leaf
-
-    def make_memmap_from_tensor(
-        self,
-        key: NestedKey,
-        tensor: Tensor,
-        *,
-        copy_data: bool = True,
-        existsok: bool = True,
-        robust_key: bool | None = True,
-    ) -> Tensor:
-        """Add an entry like ``tensor`` to the save that this collection maps, and return its mapped tensor.
-
-        Args:
-            key: the new key.
-            tensor: shape, dtype and elements of the entry.
-            copy_data: False leaves zeros.
-            existsok: False raises where a file of that name is already there.
-            robust_key: encode the key as a file name; None means True.
-
-        >>> import torch
-        >>> from td_core import TensorDict
-        >>> td = TensorDict().memmap()
-        >>> td.make_memmap_from_tensor("a", torch.ones(2))
-        MemoryMappedTensor([1., 1.])
-        """
-        content = tensor if copy_data else None
-        leaf: Tensor = _api().make(
-            self, key, tensor.shape, tensor.dtype, content, robust_key, existsok=existsok
-        )
-        return leaf
-
-    def is_memmap(self) -> bool:
-        """Tell whether the collection was mapped to files, and has been locked since.
-
-        >>> from td_core import TensorDict
-        >>> TensorDict().is_memmap(), TensorDict().memmap().is_memmap()
-        (False, True)
-        """
-        return _api().saved_at(self) is not None
-
-    @property
-    def saved_path(self) -> Path | None:
-        """Directory that this collection maps; None for one that is mapped to anonymous files.
-
-        Raises:
-            AttributeError: the collection is not mapped.
-        """
-        path: Path | None = _api().saved_path(self)
-        return path
+#: What is attached to every collection, by name.
+METHODS: dict[str, Any] = {
+    "memmap": memmap,
+    "memmap_": memmap_,
+    "memmap_like": memmap_like,
+    "load_memmap": of_class(load_memmap),
+    "load_memmap_": load_memmap_,
+    "memmap_refresh_": memmap_refresh_,
+    "make_memmap": make_memmap,
+    "make_memmap_from_storage": make_memmap_from_storage,
+    "make_memmap_from_tensor": make_memmap_from_tensor,
+    "is_memmap": is_memmap,
+    "saved_path": property(saved_path),
+}

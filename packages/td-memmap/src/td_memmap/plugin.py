@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from td_core._serializers import Serializer
 from td_core.plugins.hookspecs import hookimpl
 
-from ._methods import Methods
-from ._serializer import DirectoryFormat
+from ._methods import METHODS, load_memmap, memmap
+
+
+class DirectoryFormat(Serializer):
+    """A directory with one file for each leaf, or an archive of it; the default format.
+
+    >>> DirectoryFormat().detect(Path("nowhere"))
+    False
+    """
+
+    name = "memmap"
+    needs_path = False
+    save = staticmethod(memmap)  # type: ignore[assignment]
+    load = staticmethod(load_memmap)  # type: ignore[assignment]
+
+    def detect(self, path: Path) -> bool:
+        """Tell whether a save is at ``path``: a directory with metadata, or an archive."""
+        from . import _fs, _names
+        from ._archive import is_memmap_archive
+
+        place = os.fspath(path)
+        if _fs.is_file(place):
+            return is_memmap_archive(place)
+        return any(
+            _fs.status(os.path.join(place, name)) is not None for name in (_names.META, _names.OLD_META)
+        )
 
 
 @hookimpl
-def td_methods() -> type:
+def td_methods() -> Mapping[str, Any]:
     """Return the methods of memory mapping, saving and loading."""
-    return Methods
+    return METHODS
 
 
 @hookimpl
