@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -85,7 +86,8 @@ def plain(result: Any) -> Any:
 
 def outcome(statement: str, make: Callable[[], Any]) -> Any:
     """Return what an expression gives, what a statement leaves behind, or the class of the error."""
-    names = {"x": make(), "dense": dense, "torch": torch, "mask": torch.arange(9).view(3, 3) % 4 == 1}
+    mask = torch.arange(9).view(3, 3) % 4 == 1
+    names = {"x": make(), "dense": dense, "torch": torch, "np": np, "TensorDict": TensorDict, "mask": mask}
     try:
         if " = " in statement:
             exec(statement, names)
@@ -110,19 +112,39 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
+# What is written at an index, however much or little of an entry it is.
+VALUES = [
+    "3", "2.5", "True", "np.float32(3)", "torch.tensor(3)", "{'a': 7, ('b', 'c'): 2}", "{'b': 2}", "{'a': torch.ones(4)}",
+    "{'a': torch.tensor(3)}", "{'a': [1, 2, 3, 4]}", "{'a': np.ones((1, 4))}", "{'b': TensorDict({'c': torch.tensor(5)})}",
+    "TensorDict({'a': torch.ones(4)})", "{'b': {'c': 1.5}}", "{'b': {'c': torch.ones(1)}}", "{}",
+]  # fmt: skip
+REFUSED = (
+    "{'b': torch.ones(3)}",
+    "{'a': {'z': 1}}",
+    "{'b': {'z': 1}}",
+    "[1, 2]",
+    "1j",
+    "{'a': torch.ones(5)}",
+)
+
 STATEMENTS = [
     *READS,
     *[f"x[{index}]" for index in INDICES],
     *[f"x[{index}] = 50" for index in INDICES],
     *[f"x[{index}] = dense()[{index}] + 50" for index in INDICES],
     *[f"x[{index}] = {{'b': dense()['b'][{index}] * 0}}" for index in INDICES],
+    *[
+        f"x[{index}] = {value}"
+        for index in ("0", ":, 1", "1:", ":, [2, 0]", "mask")
+        for value in (*VALUES, *REFUSED)
+    ],
 ]
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_every_kind_gives_what_the_dense_one_gives(statement: str) -> None:
     expected = outcome(statement, dense)
-    assert not isinstance(expected, type), f"{expected} on the dense collection"
+    assert isinstance(expected, type) == statement.endswith(REFUSED), expected
     for name, make in KINDS.items():
         if name != "strided" or not statement.startswith("x.view"):
             try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,6 +98,8 @@ class IndexedWrite:
     def _fill(self, root: Core, value: Any, path: Path = ()) -> None:
         todo: list[tuple[Any, Path]] = [(root, path)]
         taken: set[torch.dtype] = set()
+        if isinstance(value, np.generic):
+            value = value.item()
         while todo:
             node, at = todo.pop()
             for key, child in list(node._children().items()):
@@ -162,9 +165,7 @@ class IndexedWrite:
     def _as_leaf(self, entry: Any, target: Tensor, path: Path) -> Tensor:
         if isinstance(entry, NUMBERS):
             return _as_number(entry, target.dtype, target.device, path)
-        leaf = (
-            entry if isinstance(entry, (Core, Mapping)) else coerce(entry, torch.Size(self.lead), None, path)
-        )
+        leaf = entry if isinstance(entry, (Core, Mapping)) else coerce(entry, torch.Size(), None, path)
         if not isinstance(leaf, Tensor):
             raise StructureError(
                 f"cannot write {show_path(path)} at an index: it is a tensor, the value a {type(leaf).__name__}"
@@ -219,6 +220,8 @@ class IndexedWrite:
 
 def _as_number(value: Any, dtype: torch.dtype, device: torch.device | None, path: Path) -> Tensor:
     """Return a number as an element of a leaf; StructureError where its dtype cannot hold it."""
+    if isinstance(value, np.generic):
+        value = value.item()
     try:
         return torch.as_tensor(value, dtype=dtype, device=device)
     except (RuntimeError, TypeError, OverflowError) as error:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from .._coerce import nest
+from .._coerce import NUMBERS, coerce, nest
 from .._collection import Core
 from .._indexing import plan_index
+from .._keys import unravel_key_to_tuple
 from ..errors import BatchSizeError, StructureError
+from .leaf_writes import check_fits
 
 Part = tuple[Any, Any, Any]
+Path = tuple[str, ...]
 
 
 def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
@@ -45,35 +49,80 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
     if along is not None and isinstance(along.picks, int):
         yield members[along.picks], inner, value
         return
-    value = _fitted(value, lead, index, stack.device)
-    if along is not None:
-        picked = members if along.picks is None else [members[i] for i in along.picks]
-        parts = value.unbind(along.stack_dim) if isinstance(value, Core) else [value] * len(picked)  # type: ignore[attr-defined]
-        for member, part in zip(picked, parts, strict=True):
-            yield member, inner, part
-        return
-    # The positions that the index names tell which member, and where in it, each element of the value belongs.
-    chosen = plan.leaf(torch.arange(size.numel()).view(size))
-    if not chosen.numel():
-        return
-    coordinates = torch.unravel_index(chosen, size)
-    for i, member in enumerate(members):
-        here = coordinates[dim] == i
-        if bool(here.any()):
-            part = value._index(here) if isinstance(value, Core) else value
-            inner = tuple(where[here] for j, where in enumerate(coordinates) if j != dim)
-            yield member, inner, part if inner or not isinstance(part, Core) else part._index(-1)
+    picked = members if along is None or along.picks is None else [members[i] for i in along.picks]
+    if along is None:
+        # The positions that the index names tell which member, and where in it, each element of the value belongs.
+        chosen = plan.leaf(torch.arange(size.numel()).view(size))
+        coordinates = torch.unravel_index(chosen, size)
+    for each in _fitted(value, stack, lead, index):
+        if along is not None:
+            parts = each.unbind(along.stack_dim) if isinstance(each, Core) else [each] * len(picked)  # type: ignore[attr-defined]
+            yield from zip(picked, [inner] * len(picked), parts, strict=True)
+            continue
+        for i, member in enumerate(members):
+            here = coordinates[dim] == i
+            if bool(here.any()):
+                part = each._index(here) if isinstance(each, Core) else each
+                inner = tuple(where[here] for j, where in enumerate(coordinates) if j != dim)
+                yield member, inner, part if inner or not isinstance(part, Core) else part._index(-1)
 
 
-def _fitted(value: Any, lead: torch.Size, index: Any, device: torch.device | None) -> Any:
-    """Return a value as a number, or as a collection of the batch size that the index gives."""
-    if isinstance(value, Mapping) and not isinstance(value, Core):
-        return nest(value, lead, device)
-    if isinstance(value, Core) and value.batch_size != lead:
+def _fitted(value: Any, stack: Any, lead: torch.Size, index: Any) -> Sequence[Any]:
+    """Return a value in parts: collections of the batch size that the index gives, and what suits any element."""
+    if isinstance(value, Core):
+        if value.batch_size == lead:
+            return [value]
         try:
-            return value.expand(lead) if lead or not value.batch_size else value.reshape(())  # type: ignore[attr-defined]
+            return [value.expand(lead) if lead or not value.batch_size else value.reshape(())]  # type: ignore[attr-defined]
         except (RuntimeError, ValueError) as error:
             raise BatchSizeError(
                 f"the value has batch size {list(value.batch_size)}, the index {index!r} gives {list(lead)}"
             ) from error
-    return value
+    if not isinstance(value, Mapping):
+        return [value]
+    split: dict[Path, Any] = {}
+    shared: dict[Path, Any] = {}
+    todo: list[tuple[Any, Path]] = [(value, ())]
+    while todo:
+        source, at = todo.pop()
+        for key, entry in source.items():
+            path = (*at, *unravel_key_to_tuple(key))
+            target = _target(stack, path)
+            is_level = isinstance(entry, Mapping) or (
+                isinstance(entry, Core) and not entry._opaque and entry.batch_size[: len(lead)] != lead
+            )
+            if target is None:
+                split[path] = entry
+            elif is_level and not isinstance(target, Tensor):
+                todo.append((entry._children() if isinstance(entry, Core) else entry, path))
+            elif isinstance(target, Tensor):
+                wide = _spread(entry, target.ndim - len(stack.batch_size), lead, path)
+                (shared if wide is None else split)[path] = entry if wide is None else wide
+            else:
+                (shared if isinstance(entry, NUMBERS) else split)[path] = entry
+    return [*([nest(split, lead, stack.device)] if split else ()), *([shared] if shared else ())]
+
+
+def _target(stack: Any, path: Path) -> Any:
+    """Return what a lazy stack has under a key, for looking at only; None where not all members have it."""
+    node = stack
+    for key in path:
+        try:
+            node = node._stand_in(key)
+        except (KeyError, AttributeError):
+            return None
+    return node
+
+
+def _spread(entry: Any, tail: int, lead: torch.Size, path: Path) -> Tensor | None:
+    """Return the value of a leaf with the dims ``lead`` in front of ``tail`` others; None where it suits any element."""
+    if isinstance(entry, (Core, Mapping, *NUMBERS)):
+        return None
+    leaf = coerce(entry, torch.Size(), None, path)
+    if not isinstance(leaf, Tensor) or leaf.ndim == 0:
+        return None
+    # torch lines sizes up at the last dim.
+    leaf = leaf[(None,) * (len(lead) + tail - leaf.ndim)]
+    wanted = lead + leaf.shape[len(lead) :]
+    check_fits(leaf, wanted, path)
+    return leaf.expand(wanted)
