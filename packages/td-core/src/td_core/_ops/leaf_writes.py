@@ -87,6 +87,7 @@ def copied_whole(
     targets: list[Tensor] = []
     values: list[Tensor] = []
     add, add_value = targets.append, values.append
+    kind = type(target)
     todo: list[tuple[Any, Any]] = [(target._children(), source._children())]
     while todo:
         mine, theirs = todo.pop()
@@ -100,35 +101,38 @@ def copied_whole(
             continue
         for key, value in list(theirs.items()):
             entry: Any = mine.get(key)
-            if isinstance(entry, Tensor):
+            if type(entry) in PLAIN:
                 add(entry)
                 add_value(value)
-            elif entry is None or isinstance(value, Tensor) or entry._opaque or value._opaque:
-                return False
-            else:
+            elif type(entry) is kind is type(value) or _both_levels(entry, value):
                 todo.append((entry._children(), value._children()))
+            else:
+                return False
     if not targets:
         return False
     if view is not None:
         targets = list(map(view, targets))
     if not may_fuse(targets, values):
         return False
-    attached = attachments(target)
-    if attached and any(each.written(target, source, targets, values, non_blocking) for each in attached):
-        return True
+    for each in attachments(target):
+        if each.written(target, source, targets, values, non_blocking):
+            return True
     return copied_fused(targets, values, non_blocking)
 
 
+def _both_levels(entry: Any, value: Any) -> bool:
+    """Tell whether two entries are collections with entries of their own."""
+    return all([isinstance(each, Core) and not each._opaque for each in (entry, value)])  # noqa: C419
+
+
 def may_fuse(targets: list[Tensor], values: list[Tensor]) -> bool:
-    """Tell whether one fused call copies each value into its target, or refuses before it writes the first."""
+    """Tell whether one fused call copies each value into its plain target, or refuses before it writes the first."""
     if COPY.fused is None or functorch_level() is not None:
         return False
-    if not (PLAIN.issuperset(map(type, targets)) and PLAIN.issuperset(map(type, values))):
-        return False
-    if not all(map(Tensor.is_same_size, targets, values)):
+    if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
         return False
     # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
-    return all([target.is_contiguous() for target in targets]) or not any(map(is_expanded, targets))  # noqa: C419
+    return all(map(Tensor.is_contiguous, targets)) or not any(map(is_expanded, targets))
 
 
 def copied_fused(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> bool:
