@@ -14,7 +14,8 @@ from td_core import LazyStackedTensorDict, TensorDict
 
 
 def dense() -> TensorDict:
-    leaves = {"a": torch.arange(36.0).view(3, 3, 4), "b": {"c": torch.arange(9).view(3, 3) + 1}}
+    # A level comes before a leaf: walks that visit them in another order than each other mix the two up.
+    leaves = {"b": {"c": torch.arange(9).view(3, 3) + 1}, "a": torch.arange(36.0).view(3, 3, 4)}
     return TensorDict(leaves, [3, 3])
 
 

@@ -453,7 +453,9 @@ class TensorDict(TensorDictBase):
                     add_other(found)
                     continue
                 flat = False
-                if type(child) is TensorDict is type(found):
+                if type(child) is TensorDict:
+                    if type(found) is not TensorDict:
+                        break
                     todo.append((child._data, found._data))
                 elif isinstance(found, Core):
                     child._collect_both(found, mine, theirs, foreign)
@@ -464,7 +466,7 @@ class TensorDict(TensorDictBase):
             break
         else:
             return flat
-        # The walk that keeps track of key paths says what is wrong, or that only values differ.
+        # The walk that keeps track of key paths says what is wrong, or that only values or kinds differ.
         del mine[start:], theirs[start:]
         super()._collect_both(other, mine, theirs, foreign)
         return None
