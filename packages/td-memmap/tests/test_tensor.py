@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -404,6 +405,47 @@ def test_a_parameter_on_it_is_saved_with_its_elements(
     assert (mapped == 0).all()
     os.unlink(mapped.filename)
     assert torch.equal(torch.load(tmp_path / "state.pt")["weight"], source)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_memory_of_a_file_is_never_moved_away_from_it(named: bool, source: Tensor, tmp_path: Path) -> None:
+    mapped = MemoryMappedTensor.from_tensor(source, filename=tmp_path / "t" if named else None)
+    plain = mapped.view(-1)
+    assert type(plain) is Tensor
+    for tensor in (mapped, plain):
+        assert tensor.is_shared()
+        place = tensor.data_ptr()
+        assert tensor.share_memory_().data_ptr() == place
+        assert tensor.untyped_storage().share_memory_().data_ptr() == mapped.data_ptr()
+    with pytest.raises(RuntimeError, match=r"send the MemoryMappedTensor that shows it, or a clone\(\)"):
+        ForkingPickler.dumps(plain)
+    plain.fill_(7)
+    if named:
+        assert torch.equal(torch.from_file(str(tmp_path / "t"), size=12), torch.full((12,), 7.0))
+
+
+def test_a_copy_of_its_storage_is_ordinary_memory(mapped: MemoryMappedTensor) -> None:
+    storage = mapped.untyped_storage()
+    for copied in (storage.clone(), copy.deepcopy(storage)):
+        assert type(copied) is torch.UntypedStorage
+        assert not copied.is_shared()
+        assert copied.tolist() == storage.tolist()
+
+
+def test_the_memory_stays_mapped_as_long_as_a_view_is_left(source: Tensor, tmp_path: Path) -> None:
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text().count(f"{tmp_path}/t")
+
+    MemoryMappedTensor.from_tensor(source, filename=tmp_path / "t")
+    mapped = MemoryMappedTensor.from_filename(tmp_path / "t", torch.float32, (3, 4))
+    assert mappings() == 1
+    row = mapped.view(-1)[4:8]
+    del mapped
+    gc.collect()
+    assert mappings() == 1
+    assert torch.equal(row, source[1])
+    del row
+    assert mappings() == 0
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _fs
+from ._mapping import map_elements
 
 __all__ = ["AnonymousFile"]
 
@@ -62,7 +63,7 @@ class AnonymousFile:
         if not count:
             return torch.empty(0, dtype=dtype)
         if self._bytes is None:
-            self._bytes = _fs.map_elements(self.fd, torch.uint8, self.nbytes, shared=True)
+            self._bytes = map_elements(self.fd, torch.uint8, self.nbytes, shared=True)
         return self._bytes[offset : offset + count * dtype.itemsize].view(dtype)
 
     def __reduce__(self) -> Any:

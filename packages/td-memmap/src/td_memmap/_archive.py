@@ -27,6 +27,7 @@ from ._commit import Staging
 from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._load import Loading, Reader
+from ._mapping import map_elements
 from ._meta import LIMIT, parse_json
 from ._owned import owned
 from ._pieces import pieces
@@ -475,10 +476,10 @@ class ArchiveTree:
     def map_whole(self, *, shared: bool) -> Tensor:
         """Map the whole archive."""
         if not shared:
-            return _fs.map_elements(self._fd, torch.uint8, self.size, shared=False)
+            return map_elements(self._fd, torch.uint8, self.size, shared=False)
         fd = _fs.open_path(self.path, writable=True)
         try:
-            return _fs.map_elements(fd, torch.uint8, self.size, shared=True)
+            return map_elements(fd, torch.uint8, self.size, shared=True)
         finally:
             _fs.close(fd)
 

@@ -26,14 +26,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from td_core.errors import FormatError
 
 from . import _names
 
-__all__ = ["Parts", "Tree", "anonymous_file", "exchange", "map_elements", "reserve", "write_all"]
+__all__ = ["Parts", "Tree", "anonymous_file", "exchange", "reserve", "write_all"]
 
 Parts = tuple[str, ...]
 
@@ -48,21 +45,6 @@ NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 # Linux writes at most 2**31 - 4096 bytes a call; a smaller piece costs nothing and keeps the loop tested.
 _LONGEST_WRITE = 1 << 30
-
-
-def map_elements(fd: int, dtype: torch.dtype, count: int, *, shared: bool) -> Tensor:
-    """Map the first ``count`` elements of an open file.
-
-    The caller has checked that the file is long enough: torch would extend a shorter one.
-
-    Args:
-        fd: the open file; it may be closed afterwards.
-        dtype: element type.
-        count: number of elements, at least 1.
-        shared: stores reach the file; else they stay in this mapping (copy on write).
-    """
-    # torch maps by name only; the name of the open file names this very file, whatever happened to its directory.
-    return torch.from_file(f"{_FD_DIRECTORY}/{fd}", shared=shared, size=count, dtype=dtype, device="cpu")
 
 
 def write_all(fd: int, data: Any) -> None:

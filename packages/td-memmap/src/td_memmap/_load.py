@@ -1,4 +1,7 @@
-"""Loading: read and check all metadata and file sizes, then map, then put together.
+"""Loading: read and check all metadata, then check and map each file, then put together.
+
+A file is opened once, and what is checked is what was opened. Nothing of a save is given out, or copied to a device,
+before every file of it has passed.
 
 The directory is opened once. A save that is replaced while it is read goes on being readable as long as its files are
 there; when one is gone because the save was replaced, loading starts over on the new one.
@@ -8,9 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,21 +120,26 @@ class Reader:
         self.options = options
         self.nodes: list[Node] = []
         self.guessed = False
-        # Directories are opened and closed as they are needed, which two threads must not do at once.
-        self._opening = threading.Lock()
+        device = options.device
+        self._without_content = device is not None and device.type == "meta"
+        self._device = None if device == _CPU else device
 
     def load(self) -> Any:
         """Return the collection."""
-        self.read()
+        # A mode that makes tensors of its own is FakeTensorMode.
+        imagine = self._without_content or type(torch.empty(0)) is not Tensor
+        self.read(sizes=imagine or not self.options.strict)
+        if imagine:
+            return self.build([{key: self._imagine(node, key) for key in node.leaves} for node in self.nodes])
         return self.build(self.map_leaves())
 
-    def read(self) -> None:
-        """Read all metadata and check the size of every file."""
+    def read(self, *, sizes: bool = True) -> None:
+        """Read all metadata; with ``sizes``, check the file of every leaf too, which mapping does in any case."""
         todo: list[_Below] = [((), (), torch.Size(), {}, "")]
         while todo:
             parts, key, above, places, name = todo.pop()
             try:
-                node = self._read_one(parts, key, above)
+                node = self._read_one(parts, key, above, sizes)
             except (FormatError, MissingPluginError):
                 # Without strictness the rest is loaded; the root has no rest.
                 if self.options.strict or not key:
@@ -157,7 +163,7 @@ class Reader:
             below.append(((*parts, name), (*level.key, name), size, node.members, name))
         return below
 
-    def _read_one(self, parts: tuple[str, ...], key: tuple[str, ...], above: torch.Size) -> Node:
+    def _read_one(self, parts: tuple[str, ...], key: tuple[str, ...], above: torch.Size, sizes: bool) -> Node:
         tree, where = self.tree, self.tree.show(parts, _names.META)
         try:
             content = tree.read(parts, _names.META, LIMIT)
@@ -179,9 +185,12 @@ class Reader:
         elif level.version == 0 and not any(isinstance(entry, NodeEntry) for entry in level.entries.values()):
             self._unlisted(level)
         for name, entry in list(level.entries.items()):
-            if isinstance(entry, LeafEntry):
+            if type(entry) is LeafEntry:
+                if not sizes and entry.plain:
+                    node.leaves[name] = (entry, entry.files[0])
+                    continue
                 try:
-                    self._find_leaf(node, name, entry)
+                    node.leaves[name] = (entry, self._find_leaf(level, name, entry))
                 except FormatError:
                     if self.options.strict:
                         raise
@@ -285,19 +294,10 @@ class Reader:
             f"none of {list(entry.files)} is there"
         )
 
-    def _find_leaf(self, node: Node, key: str, entry: LeafEntry) -> None:
-        """Find the file of a leaf and check its size."""
-        level = node.level
-        if self.options.device is not None and self.options.device.type == "meta":
-            node.leaves[key] = (entry, "")
-            return
-        if entry.jagged is None and entry.files and entry.nbytes:
-            # Nearly every leaf of nearly every save: one file, under the likeliest name.
-            stem = entry.files[0]
-            found = self.tree.stat(level.parts, stem + (".shape.memmap" if entry.nested else ".memmap"))
-            if found is not None and found.st_size >= entry.nbytes:
-                node.leaves[key] = (entry, stem)
-                return
+    def _find_leaf(self, level: Level, key: str, entry: LeafEntry) -> str:
+        """Return the name, without ending, of the file of a leaf; check its size."""
+        if self._without_content:
+            return ""
         wanted = [(".shape.memmap" if entry.nested else ".memmap", entry.nbytes)]
         if entry.jagged is not None:
             size = 8 if entry.jagged["offsets_dtype"] == "torch.int64" else 4
@@ -308,7 +308,7 @@ class Reader:
         for ending, nbytes in wanted:
             if nbytes:
                 stem = self._check_file(level, (*level.key, key), entry, ending, nbytes)
-        node.leaves[key] = (entry, stem)
+        return stem
 
     def _check_file(
         self, level: Level, key: tuple[str, ...], entry: LeafEntry, ending: str, nbytes: int
@@ -330,38 +330,33 @@ class Reader:
 
     def map_leaves(self) -> list[dict[str, Tensor]]:
         """Return the leaves of every node, by key."""
-        options = self.options
-        make = self._map
-        if (options.device is not None and options.device.type == "meta") or type(
-            torch.empty(0)
-        ) is not Tensor:
-            # A mode that makes tensors of its own is active: FakeTensorMode.
-            make = self._imagine
+        self._check_mappings(sum(len(node.leaves) for node in self.nodes))
+        leaves = [{key: self._map(node, key) for key in node.leaves} for node in self.nodes]
+        if self._device is not None or self.options.progress is not False:
+            self._move(leaves)
+        return leaves
+
+    def _move(self, leaves: list[dict[str, Tensor]]) -> None:
+        """Copy the leaves to their device, once all of them are known to be good.
+
+        Only this is done in threads: to map a file takes less time than to hand it to a thread.
+        """
+        options, device = self.options, self._device
+        sizes = [entry.nbytes for node in self.nodes for entry, _ in node.leaves.values()]
+        report = reporter(options.progress, sum(sizes), "load")
+
+        def move(place: dict[str, Tensor], key: str, nbytes: int) -> None:
+            if device is not None:
+                place[key] = plain(place[key]).to(device, non_blocking=options.non_blocking)
+            report(nbytes)
+
+        places = [place for place in leaves for _ in place]
+        keys = [key for place in leaves for key in place]
+        if options.num_threads > 0 and device is not None:
+            with ThreadPoolExecutor(options.num_threads, "td-memmap") as pool:
+                list(pool.map(move, places, keys, sizes))
         else:
-            self._check_mappings(sum(len(node.leaves) for node in self.nodes))
-        if options.progress is not False or options.num_threads > 0:
-            return self._map_in_threads(make)
-        return [{key: make(node, key) for key in node.leaves} for node in self.nodes]
-
-    def _map_in_threads(self, make: Callable[[Node, str], Tensor]) -> list[dict[str, Tensor]]:
-        jobs = [(node, key) for node in self.nodes for key in node.leaves]
-        report = reporter(
-            self.options.progress, sum(node.leaves[key][0].nbytes for node, key in jobs), "load"
-        )
-
-        def load(job: tuple[Node, str]) -> Tensor:
-            node, key = job
-            leaf = make(node, key)
-            report(node.leaves[key][0].nbytes)
-            return leaf
-
-        if self.options.num_threads > 0:
-            with ThreadPoolExecutor(self.options.num_threads, "td-memmap") as pool:
-                loaded = list(pool.map(load, jobs))
-        else:
-            loaded = [load(job) for job in jobs]
-        following = iter(loaded)
-        return [{key: next(following) for key in node.leaves} for node in self.nodes]
+            list(map(move, places, keys, sizes))
 
     def _imagine(self, node: Node, key: str) -> Tensor:
         entry = node.leaves[key][0]
@@ -384,29 +379,30 @@ class Reader:
 
     def _map(self, node: Node, key: str) -> Tensor:
         entry, stem = node.leaves[key]
-        options = self.options
-        if not entry.nested and entry.jagged is None:
-            result = self._map_file(
-                node.level.parts, stem + ".memmap", entry.dtype, entry.shape, entry.nbytes
+        parts = node.level.parts
+        if entry.plain:
+            try:
+                return self._map_file(parts, stem + ".memmap", entry.dtype, entry.shape, entry.nbytes)
+            except FormatError:
+                # Missing or too short: it may have another name, and if not, this says what is wrong.
+                stem = self._find_leaf(node.level, key, entry)
+                return self._map_file(parts, stem + ".memmap", entry.dtype, entry.shape, entry.nbytes)
+        if entry.jagged is not None:
+            return self._map_jagged(node, entry, stem)
+        if not entry.nested:
+            return self._map_file(parts, stem + ".memmap", entry.dtype, entry.shape, entry.nbytes)
+        table = self._table(node, key)
+        nbytes = element_count(table) * entry.dtype.itemsize
+        found = self.tree.stat(parts, stem + ".memmap")
+        if nbytes and (found is None or (found.st_size < nbytes and not _fs.is_link(found))):
+            raise damaged(
+                self.tree.show(parts, stem + ".memmap"),
+                (*node.level.key, key),
+                "the size",
+                None if found is None else found.st_size,
+                f"at least {nbytes} bytes",
             )
-        elif entry.jagged is not None:
-            result = self._map_jagged(node, entry, stem)
-        else:
-            table = self._table(node, key)
-            nbytes = element_count(table) * entry.dtype.itemsize
-            found = self.tree.stat(node.level.parts, stem + ".memmap")
-            if nbytes and (found is None or (found.st_size < nbytes and not _fs.is_link(found))):
-                raise damaged(
-                    self.tree.show(node.level.parts, stem + ".memmap"),
-                    (*node.level.key, key),
-                    "the size",
-                    None if found is None else found.st_size,
-                    f"at least {nbytes} bytes",
-                )
-            result = self._map_file(node.level.parts, stem + ".memmap", entry.dtype, table)
-        if options.device is not None and options.device != _CPU:
-            result = plain(result).to(options.device, non_blocking=options.non_blocking)
-        return result
+        return self._map_file(parts, stem + ".memmap", entry.dtype, table)
 
     def _table(self, node: Node, key: str) -> Tensor:
         """Return the component shapes of a strided nested leaf."""
@@ -443,8 +439,7 @@ class Reader:
             place = Place(shape, tree.show(parts, name), None, 0, mode)
             return MemoryMappedTensor._on(shaped(torch.empty(0, dtype=dtype), shape), place)
         try:
-            with self._opening:
-                fd, status, shared = _fs.open_in_tree(tree, parts, name, mode)
+            fd, status, shared = _fs.open_in_tree(tree, parts, name, mode)
         except FileNotFoundError:
             raise FormatError(f"{tree.show(parts, name)} is missing") from None
         try:

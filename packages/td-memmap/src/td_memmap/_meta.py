@@ -43,6 +43,7 @@ class LeafEntry:
         nbytes: bytes of the elements, of the table for a strided nested one.
         nested: whether it is a strided nested tensor.
         jagged: the entry of a jagged tensor; None for others.
+        plain: whether it is one file of elements, as nearly every leaf of nearly every save is.
     """
 
     shape: torch.Size
@@ -51,6 +52,7 @@ class LeafEntry:
     nbytes: int = 0
     nested: bool = False
     jagged: dict[str, Any] | None = None
+    plain: bool = False
 
 
 @dataclass(slots=True)
@@ -316,7 +318,7 @@ def _leaf(
         if batch_size and shape[: len(batch_size)] != batch_size:
             expected = f"a shape that starts with the batch size {list(batch_size)}"
             raise damaged(where, key, "shape", list(shape), expected)
-        return LeafEntry(shape, dtype, files, nbytes)
+        return LeafEntry(shape, dtype, files, nbytes, plain=nbytes > 0 and bool(files))
     if nested is not True:
         raise damaged(where, key, "is_nested", nested, "true or false")
     if entry.get("layout") == "jagged":

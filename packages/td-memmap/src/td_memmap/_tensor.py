@@ -25,6 +25,7 @@ from . import _fs
 from ._anonymous import AnonymousFile
 from ._dtypes import elements, storable
 from ._errors import FileTakenError, NoFileError
+from ._mapping import map_elements
 from ._shapes import Shape, as_shape, component_shapes, element_count, shape_of, shaped, show_shape
 
 __all__ = ["MemoryMappedTensor", "Place"]
@@ -120,9 +121,10 @@ class MemoryMappedTensor(Tensor):
     @classmethod
     def _on(cls, data: Tensor, place: Place) -> MemoryMappedTensor:
         """Return ``data``, which is mapped already, as a tensor that knows its place."""
-        result = data.as_subclass(cls)
-        result._place = place
-        return result
+        # The same as as_subclass(), without a second tensor object: nobody else has this one.
+        data.__class__ = cls
+        data._place = place  # type: ignore[attr-defined]
+        return data  # type: ignore[return-value]
 
     @classmethod
     def from_tensor(
@@ -572,7 +574,7 @@ def map_file(
             f"{path} is too short for shape {show_shape(shape)} of {dtype}: it has {status.st_size} bytes, "
             f"{nbytes} are needed"
         )
-    data = _fs.map_elements(fd, dtype, nbytes // dtype.itemsize, shared=shared)
+    data = map_elements(fd, dtype, nbytes // dtype.itemsize, shared=shared)
     place = Place(shape, path, None, 0, mode, shared, (status.st_dev, status.st_ino))
     return MemoryMappedTensor._on(shaped(data, shape), place)
 

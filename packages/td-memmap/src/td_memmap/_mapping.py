@@ -1,0 +1,96 @@
+"""Memory that a file is mapped to, as a tensor.
+
+torch maps a file by its name only, and creates, extends or follows whatever that name means by then. Here an open file
+is mapped, which has been checked, and torch is given the memory. To hand torch the open file as ``/proc/self/fd/<n>``
+would be as safe, but takes twice as long: it opens the file once more, through the slowest of all file systems.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["map_elements"]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap, _munmap = _libc.mmap, _libc.munmap
+_mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_ssize_t,  # off_t, which is as wide; the offset is always 0
+]
+_mmap.restype = ctypes.c_void_p
+_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
+_WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
+
+
+class _Memory(ctypes.Array):  # type: ignore[type-arg]
+    """Mapped memory, which is unmapped when the last tensor on it is gone.
+
+    It is made of an address alone, so its length is that of no file: torch is told how many elements there are.
+    """
+
+    _type_ = ctypes.c_ubyte
+    _length_ = 1 << 62
+    nbytes: int
+
+    # Bound here, since the globals of a module may be gone when the interpreter ends.
+    def __del__(self, unmap: Any = _munmap, address: Any = ctypes.addressof) -> None:
+        unmap(address(self), self.nbytes)
+
+
+class _FileStorage(torch.UntypedStorage):
+    """The storage of mapped memory. Other processes share it through its file, so it is never moved to other memory."""
+
+    def is_shared(self) -> bool:
+        """Return True."""
+        return True
+
+    def share_memory_(self) -> _FileStorage:
+        """Leave the storage where it is."""
+        return self
+
+    def clone(self) -> torch.UntypedStorage:
+        """Return a copy in ordinary memory."""
+        return torch.UntypedStorage(self.nbytes()).copy_(self)
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError(
+            "the memory of a mapped file cannot be sent or pickled by itself: send the MemoryMappedTensor that shows it, "
+            "or a clone()"
+        )
+
+
+def map_elements(fd: int, dtype: torch.dtype, count: int, *, shared: bool) -> Tensor:
+    """Map the first ``count`` elements of an open file.
+
+    The caller has checked that the file is long enough: loading from pages behind its end would end the process.
+
+    Args:
+        fd: the open file; it may be closed afterwards.
+        dtype: element type.
+        count: number of elements, at least 1.
+        shared: stores reach the file; else they stay in this mapping (copy on write).
+
+    Raises:
+        OSError: the file cannot be mapped.
+    """
+    nbytes = count * dtype.itemsize
+    address = _mmap(None, nbytes, _WRITABLE, mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE, fd, 0)
+    if address == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    memory = _Memory.from_address(address)
+    memory.nbytes = nbytes
+    result = torch.frombuffer(memory, dtype=dtype, count=count)
+    result.untyped_storage().__class__ = _FileStorage
+    return result
