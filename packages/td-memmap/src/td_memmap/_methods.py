@@ -1,6 +1,6 @@
 """The methods of mapped collections, which are functions of the package too: memory mapping, saving, loading.
 
-This module is imported with td-core, so it imports no other of the package: the first call brings them in.
+This module is imported with td-core, so it imports nothing of the project: the first call brings in what it needs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from td_core.plugins.siblings import of_class
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from ._save import Options
     from ._saved import Saved
 
-__all__ = ["METHODS", "load", "load_memmap", "memmap", "memmap_like", "save"]
+__all__ = ["load", "load_memmap", "memmap", "memmap_like", "save"]
 
 
 def memmap(
@@ -516,19 +514,3 @@ def _saved_at(data: Any) -> Saved | None:
 
     attachments = data._inner()._attachments
     return None if attachments is None else attachments.get(ATTACHMENT)
-
-
-#: What is attached to every collection, by name.
-METHODS: dict[str, Any] = {
-    "memmap": memmap,
-    "memmap_": memmap_,
-    "memmap_like": memmap_like,
-    "load_memmap": of_class(load_memmap),
-    "load_memmap_": load_memmap_,
-    "memmap_refresh_": memmap_refresh_,
-    "make_memmap": make_memmap,
-    "make_memmap_from_storage": make_memmap_from_storage,
-    "make_memmap_from_tensor": make_memmap_from_tensor,
-    "is_memmap": is_memmap,
-    "saved_path": property(saved_path),
-}

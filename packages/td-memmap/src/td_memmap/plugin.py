@@ -9,8 +9,21 @@ from typing import Any
 
 from td_core._serializers import Serializer
 from td_core.plugins.hookspecs import hookimpl
+from td_core.plugins.siblings import of_class
 
-from ._methods import METHODS, load_memmap, memmap
+from ._methods import (
+    is_memmap,
+    load_memmap,
+    load_memmap_,
+    make_memmap,
+    make_memmap_from_storage,
+    make_memmap_from_tensor,
+    memmap,
+    memmap_,
+    memmap_like,
+    memmap_refresh_,
+    saved_path,
+)
 
 
 class DirectoryFormat(Serializer):
@@ -41,7 +54,19 @@ class DirectoryFormat(Serializer):
 @hookimpl
 def td_methods() -> Mapping[str, Any]:
     """Return the methods of memory mapping, saving and loading."""
-    return METHODS
+    return {
+        "memmap": memmap,
+        "memmap_": memmap_,
+        "memmap_like": memmap_like,
+        "load_memmap": of_class(load_memmap),
+        "load_memmap_": load_memmap_,
+        "memmap_refresh_": memmap_refresh_,
+        "make_memmap": make_memmap,
+        "make_memmap_from_storage": make_memmap_from_storage,
+        "make_memmap_from_tensor": make_memmap_from_tensor,
+        "is_memmap": is_memmap,
+        "saved_path": property(saved_path),
+    }
 
 
 @hookimpl
