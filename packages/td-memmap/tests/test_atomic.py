@@ -101,6 +101,8 @@ def start(work: Callable[[], Any]) -> int:
     """Run ``work`` in a forked child; return its id."""
     pid = os.fork()
     if pid == 0:
+        # The threads that torch started to compute with did not come along.
+        torch.set_num_threads(1)
         try:
             work()
         except BaseException:
