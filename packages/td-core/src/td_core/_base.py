@@ -29,6 +29,8 @@ from .plugins.siblings import SiblingMethods
 
 
 class TensorCollection(
+    # torch looks for its protocol without the cache of the interpreter: class by class, at each call.
+    TorchFunctions,
     Structure,
     LeafMapping,
     Parallel,
@@ -38,7 +40,6 @@ class TensorCollection(
     Pointwise,
     Casting,
     Reductions,
-    TorchFunctions,
     Elements,
     Joining,
     Selecting,

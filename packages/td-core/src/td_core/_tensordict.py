@@ -8,6 +8,7 @@ another thread does not disturb the walk; where there is a result, the copy beco
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, overload
 
 import torch
@@ -38,6 +39,24 @@ from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 SelfT = TypeVar("SelfT", bound="TensorDict")
 
 _new = object.__new__
+
+
+def _node(
+    cls: type[SelfT],
+    data: dict[str, Child],
+    batch_size: torch.Size,
+    device: torch.device | None,
+    names: Names | None,
+) -> SelfT:
+    """Return a new node of a class around checked entries; walks call this, for a class method takes longer."""
+    node = _new(cls)
+    node._data = data
+    node._batch_size = batch_size
+    node._device = device
+    node._names = names
+    node._locked = False
+    node._lock_parents = node._attachments = node._undo = None
+    return node
 
 
 class TensorDict(TensorDictBase):
@@ -172,14 +191,7 @@ class TensorDict(TensorDictBase):
         names: Names | None,
     ) -> SelfT:
         """Return a new node around checked entries, without copying ``data``."""
-        node = _new(cls)
-        node._data = data
-        node._batch_size = batch_size
-        node._device = device
-        node._names = names
-        node._locked = False
-        node._lock_parents = node._attachments = node._undo = None
-        return node
+        return _node(cls, data, batch_size, device, names)
 
     @property
     def batch_size(self) -> torch.Size:
@@ -234,7 +246,8 @@ class TensorDict(TensorDictBase):
         device: torch.device | NoDefault | None = NO_DEFAULT,
         names: Names | NoDefault | None = NO_DEFAULT,
     ) -> SelfT:
-        return type(self)._make(
+        return _node(
+            type(self),
             dict(children),
             self._batch_size if batch_size is None else batch_size,
             self._device if device is NO_DEFAULT else device,
@@ -474,7 +487,7 @@ class TensorDict(TensorDictBase):
     def _with_leaves(self: SelfT, leaves: Sequence[Tensor], flat: bool | None = None) -> SelfT:
         data = self._data
         if flat and len(leaves) == len(data):
-            return type(self)._make(dict(zip(data, leaves)), self._batch_size, self._device, self._names)
+            return _node(type(self), dict(zip(data, leaves)), self._batch_size, self._device, self._names)
         return super()._with_leaves(leaves)
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
@@ -529,7 +542,7 @@ class TensorDict(TensorDictBase):
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead else old[n:]
         names = None if self._names is None else move_names(self._names, plan.dims(), n)
         level = self._data.copy()
-        root = type(self)._make(level, size, self._device, names)
+        root = _node(type(self), level, size, self._device, names)
         todo: list[dict[str, Child]] = []
         while True:
             for key, child in level.items():
@@ -538,7 +551,8 @@ class TensorDict(TensorDictBase):
                 elif type(child) is TensorDict:
                     data = child._data.copy()
                     inner = child._batch_size
-                    level[key] = TensorDict._make(
+                    level[key] = _node(
+                        TensorDict,
                         data,
                         size if inner == old else torch.Size(lead + inner[n:]),
                         child._device,
@@ -573,7 +587,7 @@ class TensorDict(TensorDictBase):
 
     def _shells(self: SelfT, plan: Any) -> list[SelfT]:
         """Return one empty node for each part of an exploding plan."""
-        make, device, n = type(self)._make, self._device, plan.n
+        cls, device, n = type(self), self._device, plan.n
         tail = self._batch_size[n:]
         names = None if self._names is None else move_names(self._names, plan.dims(), n)
         # The parts of an unbind share one lead; equal neighbours share one Size.
@@ -582,20 +596,21 @@ class TensorDict(TensorDictBase):
         for lead in plan.leads:
             sizes.append(sizes[-1] if lead is last else torch.Size(lead + tail))
             last = lead
-        return [make({}, size, device, names) for size in sizes]
+        return [_node(cls, {}, size, device, names) for size in sizes]
 
     def _join(self: SelfT, items: Sequence[Core], plan: Plan, path: tuple[str, ...] = ()) -> SelfT:
         leaf, lead, n = plan.leaf, plan.lead, plan.n
         names = None if self._names is None else move_names(self._names, plan.dims(), n)
-        target: dict[str, Child] = {}
         old = self._batch_size
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead or n else old
-        root = type(self)._make(target, size, self._device, names)
         columns: list[dict[str, Child]] = [
-            item._data if type(item) is TensorDict else dict(item._children()) for item in items
+            item._data.copy() if type(item) is TensorDict else dict(item._children()) for item in items
         ]
+        # The copy of the first becomes the result, entry by entry.
+        target = columns[0]
+        root = _node(type(self), target, size, self._device, names)
         at = path
-        todo: list[tuple[list[dict[str, Child]], dict[str, Child], tuple[str, ...]]] = []
+        todo: list[tuple[list[dict[str, Child]], tuple[str, ...]]] = []
         while True:
             for key, values in _rows(columns, at):
                 child = values[0]
@@ -605,14 +620,15 @@ class TensorDict(TensorDictBase):
                     except (RuntimeError, TypeError) as error:
                         raise _why_not_joined(values, (*at, key), error) from error
                 elif _DENSE.issuperset(map(type, values)):
-                    data: dict[str, Child] = {}
-                    target[key] = TensorDict._make(
-                        data,
+                    below = [value._data.copy() for value in values]
+                    target[key] = _node(
+                        TensorDict,
+                        below[0],
                         size if child._batch_size == old else torch.Size(lead + child._batch_size[n:]),
                         child._device,
                         None if child._names is None else move_names(child._names, plan.dims(), n),
                     )
-                    todo.append(([value._data for value in values], data, (*at, key)))
+                    todo.append((below, (*at, key)))
                 else:
                     for value in values:
                         if isinstance(value, Tensor):
@@ -620,25 +636,27 @@ class TensorDict(TensorDictBase):
                     target[key] = child._join(values, plan, (*at, key))
             if not todo:
                 return root
-            columns, target, at = todo.pop()
+            columns, at = todo.pop()
+            target = columns[0]
 
 
 def _rows(columns: list[dict[str, Child]], at: tuple[str, ...]) -> Iterator[tuple[str, Sequence[Child]]]:
     """Return each key with the entry that each dict has under it; KeyMismatchError where one has none."""
-    columns = list(map(dict.copy, columns))
-    orders = list(map(list, columns))
-    if orders.count(orders[0]) == len(orders):
-        # Mappings of one order, the usual case, need no look-ups. zip(strict=) would take as long as two leaves.
-        return zip(orders[0], zip(*map(dict.values, columns)))
-    first = columns[0]
+    keys = list(columns[0])
     for column in columns:
-        check_same_keys(first, column, at)
-    return ((key, [column[key] for column in columns]) for key in orders[0])
+        if list(column) != keys:
+            break
+    else:
+        # Mappings of one order, the usual case, need no look-ups. zip(strict=) would take as long as two leaves.
+        return zip(keys, zip(*map(dict.values, columns)))
+    for column in columns:
+        check_same_keys(columns[0], column, at)
+    return ((key, [column[key] for column in columns]) for key in keys)
 
 
 def _twin(node: SelfT) -> SelfT:
     """Return a new, unlocked node with the metadata and the entries of another, for a walk to replace one by one."""
-    return type(node)._make(node._data.copy(), node._batch_size, node._device, node._names)
+    return _node(type(node), node._data.copy(), node._batch_size, node._device, node._names)
 
 
 def _why_not_joined(values: Sequence[Child], path: tuple[str, ...], error: Exception) -> StructureError:
@@ -685,4 +703,4 @@ def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
 _DENSE = frozenset({TensorDict})
 
 register_mapping(TensorDict)
-set_dense(TensorDict._make)
+set_dense(partial(_node, TensorDict))

@@ -50,12 +50,12 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
         return torch.stack(_tensors(items, "stack"), dim, out=out)
     sizes = _batch_sizes(items, "stack")
     size = sizes[0]
-    for i, other in enumerate(sizes):
-        if other is not size and other != size:
-            raise BatchSizeError(
-                f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}; "
-                "use lazy_stack() to keep both"
-            )
+    if sizes.count(size) != len(sizes):
+        i, other = next((i, other) for i, other in enumerate(sizes) if other != size)
+        raise BatchSizeError(
+            f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}; "
+            "use lazy_stack() to keep both"
+        )
     return _joined(items, stack_plan(size, dim, len(items)), out)
 
 
