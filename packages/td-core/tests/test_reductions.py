@@ -46,6 +46,12 @@ def entries(td: TensorDict) -> dict[object, Tensor]:
     return dict(td.items(include_nested=True, leaves_only=True))
 
 
+def behind(td: TensorDict) -> dict[object, Tensor]:
+    """Return each leaf with what is behind the batch dims of its level as the last dim."""
+    sizes = {key: td.batch_size if isinstance(key, str) else td[key[:-1]].batch_size for key in entries(td)}
+    return {key: leaf.reshape(*sizes[key], -1) for key, leaf in entries(td).items()}
+
+
 def check(result: TensorDict, expected: dict[object, Tensor]) -> None:
     found = entries(result)
     assert list(found) == list(expected)
@@ -111,9 +117,9 @@ def test_reducing_each_leaf(name: str, keepdim: bool, td: TensorDict) -> None:
 @pytest.mark.parametrize("name", WITH_DTYPE + EXTREMES)
 def test_reducing_features(name: str, td: TensorDict) -> None:
     result = getattr(td, name)("feature")
-    expected = {key: reduced(name, leaf.reshape(2, 3, -1), (2,)) for key, leaf in entries(td).items()}
-    check(result, expected)
+    check(result, {key: reduced(name, leaf, (leaf.ndim - 1,)) for key, leaf in behind(td).items()})
     assert result.batch_size == td.batch_size
+    assert [node.batch_size for node in result._nested()] == [node.batch_size for node in td._nested()]
 
 
 @pytest.mark.parametrize("name", REGULAR)
@@ -179,7 +185,7 @@ def test_extremes_of_everything_have_no_indices(name: str, td: TensorDict) -> No
 
 @pytest.mark.parametrize("name", WITH_INDICES)
 def test_extremes_of_features(name: str, td: TensorDict) -> None:
-    expected = {key: getattr(leaf.reshape(2, 3, -1), name)(-1) for key, leaf in entries(td).items()}
+    expected = {key: getattr(leaf, name)(-1) for key, leaf in behind(td).items()}
     result = getattr(td, name)("feature")
     check(result.values, {key: value.values for key, value in expected.items()})
     check(result.indices, {key: value.indices for key, value in expected.items()})
@@ -232,10 +238,9 @@ def test_quantile_of_everything(td: TensorDict) -> None:
     check(result, {key: leaf.quantile(q) for key, leaf in entries(td).items()})
     everything = torch.cat([leaf.flatten() for leaf in entries(td).values()])
     torch.testing.assert_close(td.quantile(q, reduce=True), everything.quantile(q))
-    check(
-        td.quantile(0.5, "feature"),
-        {k: v.reshape(2, 3, -1).quantile(0.5, -1) for k, v in entries(td).items()},
-    )
+    for level in (0.5, q):
+        expected = {key: leaf.quantile(level, -1) for key, leaf in behind(td).items()}
+        check(td.quantile(level, "feature"), expected)
     nearest = {key: leaf.quantile(0.4, 0, interpolation="nearest") for key, leaf in entries(td).items()}
     check(td.quantile(0.4, 0, interpolation="nearest"), nearest)
 

@@ -92,30 +92,6 @@ class Reduce(ShapePlan):
         return Along(None, inner, stack_dim - gone + (self._front is not None))
 
 
-class ReduceFeatures(ShapePlan):
-    """An operation that reduces everything behind the batch dims; ``call`` takes a tensor and reduces its last dim."""
-
-    __slots__ = ("_call", "_front")
-    invents = True
-
-    def __init__(self, batch: Shape, call: Leaf, front: int | None = None) -> None:
-        n = len(batch)
-        self.leaf = lambda leaf: call(features(leaf, n))
-        self.lead = batch if front is None else (front, *batch)
-        self.n = ALL_DIMS
-        self._call = call
-        self._front = front
-
-    def dims(self) -> tuple[int | None, ...]:
-        kept = tuple(range(len(self.lead) - (self._front is not None)))
-        return kept if self._front is None else (None, *kept)
-
-    def along(self, stack_dim: int) -> Along:
-        batch = self.lead if self._front is None else self.lead[1:]
-        inner = ReduceFeatures(without(batch, stack_dim), self._call, self._front)
-        return Along(None, inner, stack_dim + (self._front is not None))
-
-
 class Pair(ExplodePlan):
     """A scan or reduction that gives two results, values and indices."""
 

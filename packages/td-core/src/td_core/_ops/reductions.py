@@ -1,7 +1,7 @@
 """Reductions and scans over batch dims, over the features of each element, or over everything.
 
 All of them take ``dim`` alike: nothing or None reduces each leaf to one number (and the batch size to nothing); a
-dim, a tuple of dims or names of dims reduce batch dims; ``"feature"`` reduces what is behind the batch dims.
+dim, a tuple of dims or names of dims reduce batch dims; ``"feature"`` reduces what is behind the batch dims of each level.
 With ``reduce=True`` the leaves are reduced together, to one tensor.
 """
 
@@ -20,7 +20,7 @@ from .._nodes import dense
 from .._plans import ShapePlan, wrap_dim
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, NestedKey, NoDefault
-from .dim_plans import Pair, Reduce, ReduceFeatures, Scan, caller, caller_of_one, features
+from .dim_plans import Pair, Reduce, Scan, caller, caller_of_one, features
 from .operands import write_out
 
 SelfT = TypeVar("SelfT", bound="Reductions")
@@ -91,18 +91,15 @@ def with_indices(name: str, what: str) -> Callable[..., Any]:
         result_type = getattr(torch.return_types, name) if return_indices else None
         if dim == "feature":
             call = methodcaller(name, -1)
-            joined = call(_features_together(self, name)) if reduce else None
-            plan: ShapePlan = ReduceFeatures(tuple(self.batch_size), call)
-        else:
-            place = _one_dim(self, name, dim)
-            call = methodcaller(name, place, keepdim)
-            joined = call(_together(self, name, place)) if reduce else None
+            pair = call(_features_together(self, name)) if reduce else _of_features(self, call, 2)
+            return _shown(pair, result_type)
+        place = _one_dim(self, name, dim)
+        joined = methodcaller(name, place, keepdim)(_together(self, name, place)) if reduce else None
 
-            def make(dims: Any) -> Callable[[Tensor], Any]:
-                return methodcaller(name, dims[0], keepdim)
+        def make(dims: Any) -> Callable[[Tensor], Any]:
+            return methodcaller(name, dims[0], keepdim)
 
-            plan = Reduce(tuple(self.batch_size), (place,), keepdim, make)
-        return _pair(self, plan, joined, result_type)
+        return _pair(self, Reduce(tuple(self.batch_size), (place,), keepdim, make), joined, result_type)
 
     example = f"""
         >>> from td_core import TensorDict
@@ -202,7 +199,7 @@ def _reduce(
         call = methodcaller(name, -1, **options)
         if reduce:
             return call(_features_together(node, name))
-        plan: ShapePlan = ReduceFeatures(tuple(node.batch_size), call)
+        (result,) = _of_features(node, call)
     else:
         dims = _dims_of(node, name, dim)
         if name in _ONE_DIM:
@@ -211,15 +208,40 @@ def _reduce(
             make = caller(name, keep, options)
         if reduce:
             return make(dims)(_together(node, name, None if dims is None else dims[0]))
-        plan = Reduce(tuple(node.batch_size), dims, keep, make)
-    result = node._transform(plan)
+        result = node._transform(Reduce(tuple(node.batch_size), dims, keep, make))
     return result if key_transform is None else _with_keys(result, key_transform)
 
 
 def _pair(node: Any, plan: ShapePlan, joined: Any, result_type: Any) -> Any:
     """Return values and indices, of tensors that were reduced together or of the collection."""
-    values, indices = node._explode(Pair(plan)) if joined is None else joined
-    return values if result_type is None else result_type((values, indices))
+    return _shown(node._explode(Pair(plan)) if joined is None else joined, result_type)
+
+
+def _shown(pair: Any, result_type: Any) -> Any:
+    """Return values and indices as torch does, or the values alone where there is no type for both."""
+    return pair[0] if result_type is None else result_type(tuple(pair))
+
+
+def _of_features(node: Any, call: Callable[[Tensor], Any], count: int | None = None) -> list[Any]:
+    """Return the collections of what ``call`` makes of each leaf, whose dims behind those of its level are one.
+
+    ``count`` tells how many tensors it gives; None: a single one.
+    """
+    results = [node._shallow() for _ in range(count or 1)]
+    todo = [results]
+    while todo:
+        levels = todo.pop()
+        if levels[0]._opaque:
+            continue
+        if levels[0]._stacked() is None:
+            n = len(levels[0].batch_size)
+            for key, child in list(levels[0]._children().items()):
+                if isinstance(child, Tensor):
+                    given = call(features(child, n))
+                    for level, value in zip(levels, (given,) if count is None else given):
+                        level._set_child(key, value)
+        todo.extend([list(below) for below in zip(*[level._nested() for level in levels])])
+    return results
 
 
 def _dims_of(node: Any, name: str, dim: Dims) -> tuple[int, ...] | None:
@@ -427,7 +449,8 @@ class Reductions(Core):
                 raise TypeError(_NO_KEEPDIM.format(name="quantile"))
             if reduce:
                 return call(_features_together(self, "quantile"), -1)
-            plan: ShapePlan = ReduceFeatures(tuple(self.batch_size), lambda value: call(value, -1), front)
+            each = _of_features(self, lambda value: call(value, -1), front)
+            result = self.stack(each) if many else each[0]  # type: ignore[attr-defined]
         else:
             dims = _dims_of(self, "quantile", dim)
             make = caller_of_one(call, keep, many)
@@ -437,7 +460,7 @@ class Reductions(Core):
             plan = Reduce(
                 tuple(self.batch_size), dims, keep, make, None if dims is None and not keep else front
             )
-        result = self._transform(plan)
+            result = self._transform(plan)
         return result if key_transform is None else _with_keys(result, key_transform)
 
     def softmax(self: SelfT, dim: int | str, dtype: torch.dtype | None = None) -> SelfT:
