@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorCollection, TensorDict
 
 
 def dense() -> TensorDict:
@@ -55,8 +55,9 @@ READS = [
     "x.view(-1)", "x.reshape(9, 1)", "x.flatten()", "x.unflatten(1, (3, 1))", "x.unsqueeze(1)", "x.permute(1, 0)",
     "x.transpose(0, 1)", "x.movedim(0, 1)", "x.expand(2, 3, 3)", "x.repeat(2, 1)", "x.repeat_interleave(2, 0)",
     "x.roll(1, 0)", "x.flip(0)", "x.rot90()", "x.narrow(1, 1, 2)", "x.split(2, 1)", "x.chunk(2)", "x.unbind(1)",
-    "x.tensor_split([1], 1)", "x.gather(0, torch.tensor([[0, 2, 1]]))", "x.masked_select(mask)", "x.masked_fill(mask, 5)",
-    "x.masked_fill_(mask, 5)", "x.masked_fill(mask[0], 5)", "x.where(mask, x * 0)", "x.where(mask[:, 0], x * 0)",
+    "x.tensor_split([1], 1)", "x.tensor_split(4)", "x.split([0, 3])", "x.masked_fill(mask, 5)",
+    "x.gather(0, torch.tensor([[0, 2, 1]]))", "x.masked_select(mask)", "x.masked_fill_(mask, 5)", "x.masked_fill(mask[0], 5)",
+    "x.where(mask, x * 0)", "x.where(mask[:, 0], x * 0)",
     "x.pad([0, 1, 1, 0])", "x.contiguous()", "x.densify()", "torch.stack([x, x], 1)", "torch.cat([x, dense()], 1)",
     "torch.stack([dense(), x])", "x.exp()", "x + x", "x + dense()", "dense() - x", "x * torch.arange(9.0).view(3, 3)",
     "x + torch.arange(3.0)", "x - torch.arange(3.0)[:, None]", "1 - x", "x == dense()", "x > 3", "x.clamp(dense(), x)",
@@ -80,15 +81,18 @@ def plain(result: Any) -> Any:
     """Return a result as tensors and sizes in plain containers."""
     if isinstance(result, tuple):
         return [plain(part) for part in result]
-    if hasattr(result, "batch_size"):
-        return {(): result.batch_size, **dict(sorted(result.items(True, True), key=str))}
+    if isinstance(result, TensorCollection):
+        entries = {key: plain(entry) for key, entry in sorted(result.items(), key=str)}
+        return {(): [result.batch_size, *result.names], **entries}
     return result
 
 
 def outcome(statement: str, make: Callable[[], Any]) -> Any:
     """Return what an expression gives, what a statement leaves behind, or the class of the error."""
     mask = torch.arange(9).view(3, 3) % 4 == 1
-    names = {"x": make(), "dense": dense, "torch": torch, "np": np, "TensorDict": TensorDict, "mask": mask}
+    x = make()
+    x.names = ["u", "v"]
+    names = {"x": x, "dense": dense, "torch": torch, "np": np, "TensorDict": TensorDict, "mask": mask}
     try:
         if " = " in statement:
             exec(statement, names)

@@ -345,3 +345,28 @@ def test_the_layout_of_nested_tensors():
     assert stack.get("a", as_nested_tensor=True).layout is torch.jagged
     assert stack.get_nestedtensor("a").layout is torch.strided
     assert stack.get_nestedtensor("a", layout=torch.jagged).layout is torch.jagged
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda td: td.exclude(("s", "a")).filter_empty_(),
+        lambda td: (td.separates(("s", "a")), td)[1],
+        lambda td: td.split_keys([("s", "a")], inplace=True)[1],
+        lambda td: td.split_keys([("s", "a")])[1],
+    ],
+)
+def test_what_a_nested_stack_hides_is_not_taken_for_nothing(change):
+    hidden = LazyStackedTensorDict(TensorDict({"a": 0, "b": 1}), TensorDict({"a": 0}))
+    assert change(TensorDict({"s": hidden}))["s"][0]["b"] == 1
+
+
+def test_no_member_can_lose_a_stack_dim():
+    inner = LazyStackedTensorDict(TensorDict({"a": 0}), TensorDict({"a": 0}))
+    stack = LazyStackedTensorDict(inner, TensorDict({"a": torch.zeros(2)}, [2]))
+    for size in ([], [2]):
+        with pytest.raises(
+            BatchSizeError, match=r"does not fit a stack of 2 along dim 0: the stack dim stays"
+        ):
+            stack.batch_size = size
+    assert stack.batch_size == (2, 2)

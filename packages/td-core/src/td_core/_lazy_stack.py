@@ -21,7 +21,7 @@ from ._names import Names, check_names
 from ._nodes import dense
 from ._ops.member_writes import member_parts
 from ._pytree import register
-from ._ragged import nested_tensor, padded_tensor, ragged_error
+from ._ragged import in_form, ragged_error
 from ._shape_plans import stack_plan, unbind_plan
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
@@ -204,11 +204,18 @@ class LazyStackedTensorDict(TensorDictBase):
     @batch_size.setter
     def batch_size(self, batch_size: Sequence[int]) -> None:
         size = torch.Size(batch_size)
-        dim = self._stack_dim
-        if len(size) <= dim or size[dim] != len(self._members):
-            raise BatchSizeError(
-                f"the batch size {list(size)} does not fit a stack of {len(self._members)} along dim {dim}"
-            )
+        todo: list[tuple[Core, torch.Size]] = [(self, size)] if self._members else []
+        while todo:
+            node, wanted = todo.pop()
+            stacked = node._stacked()
+            if stacked is not None:
+                members, dim = stacked
+                if len(wanted) <= dim or wanted[dim] != len(members):
+                    raise BatchSizeError(
+                        f"the batch size {list(size)} does not fit a stack of {len(members)} along dim {dim}: the stack "
+                        "dim stays; densify() first to drop it"
+                    )
+                todo.extend((member, wanted[:dim] + wanted[dim + 1 :]) for member in members)
         self._change_batch_size(size)
 
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
@@ -296,7 +303,10 @@ class LazyStackedTensorDict(TensorDictBase):
                 f"{show_path((key,))} is a tensor in some members and a collection in others"
             )
         else:
-            value = first._keep_together(entries, self._stack_dim)
+            value = first._keep_together(entries, dim)
+            if self._stack_dim_name is not None:
+                names = value._names or (None,) * len(value.batch_size)
+                value._names = (*names[:dim], self._stack_dim_name, *names[dim + 1 :])
         return value if self._hook_out is None else self._hook_out(value)
 
     def _stand_in(self, key: str) -> Child:
@@ -312,33 +322,11 @@ class LazyStackedTensorDict(TensorDictBase):
         shape.insert(self._stack_dim, len(entries))
         return first.unsqueeze(self._stack_dim).expand(shape)
 
-    def _get_as(  # type: ignore[override]
-        self,
-        key: NestedKey,
-        default: Any,
-        *,
-        as_list: bool = False,
-        as_nested_tensor: bool = False,
-        as_padded_tensor: bool = False,
-        padding_value: float = 0.0,
-        padding_side: str = "right",
-        layout: torch.layout | None = None,
-    ) -> Any:
-        """Return a ragged entry as a list, a nested tensor or a padded one."""
-        if as_list + as_nested_tensor + as_padded_tensor != 1:
-            raise TypeError("give exactly one of as_list, as_nested_tensor, as_padded_tensor")
+    def _get_as(self, key: NestedKey, default: Any, **form: Any) -> Any:
+        """Return a ragged entry in the one form that is asked for, see :func:`in_form`."""
         found = [member.get(key, NO_DEFAULT) for member in self._members]
-        if not found or any(entry is NO_DEFAULT for entry in found):
-            return default
-        if as_list:
-            return found
-        if any(not isinstance(entry, Tensor) for entry in found):
-            raise StructureError(
-                f"key {key!r} is not a tensor in every member, so it cannot be one nested tensor"
-            )
-        if as_nested_tensor:
-            return nested_tensor(key, found, self._stack_dim, layout)
-        return padded_tensor(found, self._stack_dim, padding_value, padding_side)
+        missing = not found or any(entry is NO_DEFAULT for entry in found)
+        return in_form(key, None if missing else found, self._stack_dim, default, **form)
 
     def get_nestedtensor(
         self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None
@@ -486,6 +474,12 @@ class LazyStackedTensorDict(TensorDictBase):
         )
         if not members:
             result._empty_size = torch.Size(plan.lead + self.batch_size[plan.n :])
+        if (
+            self._stack_dim_name is not None
+            and self._stack_dim < plan.n
+            and self._stack_dim not in plan.dims()
+        ):
+            result._stack_dim_name = None
         return result
 
     def _rearranged(self, plan: Any) -> Any:
@@ -507,7 +501,8 @@ class LazyStackedTensorDict(TensorDictBase):
             return dense({}, self.batch_size, None, None)
         plan = stack_plan(self._members[0].batch_size, self._stack_dim, len(self._members))
         result = self._members[0]._join(self._members, plan)
-        result._names = self._names
+        if self._stack_dim_name is not None:
+            result._set_names(self._names)
         return result
 
     def _explode(self, plan: Any) -> tuple[Any, ...]:
@@ -516,10 +511,14 @@ class LazyStackedTensorDict(TensorDictBase):
             return self._densified()._explode(plan)  # type: ignore[no-any-return]
         picks, inner, stack_dim = along
         if picks is not None:
+            # A part without members is made by the index that keeps the entries.
+            nothing = (slice(None),) * self._stack_dim + (slice(0, 0),)
             return tuple(
                 self._members[pick]
                 if isinstance(pick, int)
                 else self._like([self._members[i] for i in pick], stack_dim)
+                if pick
+                else self._index(nothing)
                 for pick in picks
             )
         columns = [member._explode(inner) for member in self._members]

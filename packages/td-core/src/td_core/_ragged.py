@@ -36,6 +36,35 @@ def ragged_error(key: str, entries: list[Child], error: Exception) -> StructureE
     )
 
 
+def in_form(
+    key: NestedKey,
+    entries: list[Any] | None,
+    dim: int,
+    default: Any,
+    *,
+    as_list: bool = False,
+    as_nested_tensor: bool = False,
+    as_padded_tensor: bool = False,
+    padding_value: float = 0.0,
+    padding_side: str = "right",
+    layout: torch.layout | None = None,
+) -> Any:
+    """Return what the members have under a key as a list, a nested tensor or a padded one; None: the default."""
+    if as_list + as_nested_tensor + as_padded_tensor != 1:
+        raise TypeError("give exactly one of as_list, as_nested_tensor, as_padded_tensor")
+    if entries is None:
+        return default
+    if as_list:
+        return entries
+    if any(not isinstance(entry, Tensor) for entry in entries):
+        raise StructureError(
+            f"key {key!r} is not a tensor in every member, so it cannot be one nested tensor"
+        )
+    if as_nested_tensor:
+        return nested_tensor(key, entries, dim, layout)
+    return padded_tensor(entries, dim, padding_value, padding_side)
+
+
 def nested_tensor(key: NestedKey, leaves: list[Tensor], dim: int, layout: torch.layout | None) -> Tensor:
     """Return leaves as one nested tensor: jagged where one dim at most is ragged, unless ``layout`` says otherwise."""
     if dim != 0:

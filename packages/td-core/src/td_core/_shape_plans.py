@@ -58,17 +58,23 @@ class Reshape(ShapePlan):
 
     def _along(self, stack_dim: int) -> Along | None:
         old, new = self._old, self.lead
+        first, last = self._kept
         before, after = math.prod(old[:stack_dim]), math.prod(old[stack_dim + 1 :])
-        for dim, size in enumerate(new):
+        in_first, in_last = stack_dim < first, stack_dim >= len(old) - last
+        places: Sequence[int] = range(first, len(new) - last)
+        if in_first or in_last:
+            places = [stack_dim if in_first else stack_dim - len(old) + len(new)]
+        for dim in places:
             if (
-                size == old[stack_dim]
+                new[dim] == old[stack_dim]
                 and math.prod(new[:dim]) == before
                 and math.prod(new[dim + 1 :]) == after
             ):
                 inner_old, inner_new = without(old, stack_dim), without(new, dim)
                 inner = None
                 if inner_old != inner_new:
-                    inner = Reshape(inner_old, inner_new, (0, 0), copy=self._copy)
+                    kept = (first - in_first, last - in_last)
+                    inner = Reshape(inner_old, inner_new, kept, copy=self._copy)
                 return Along(None, inner, dim)
         return None
 

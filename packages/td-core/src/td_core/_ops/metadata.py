@@ -114,7 +114,9 @@ class Metadata(Core):
             tail = (None,) * (len(node.batch_size) - ndim) if node._names is None else node._names[ndim:]
             full = (names or (None,) * ndim) + tail
             node._names = full if any(name is not None for name in full) else None
-            todo.extend(child._inner() for child in node._nested())
+            # A lazy stack has passed them on to its members, without the stack dim.
+            if node._stacked() is None:
+                todo.extend(child._inner() for child in node._nested())
 
     def refine_names(self: SelfT, *names: Any) -> SelfT:
         """Name dims that have no name yet, in place.

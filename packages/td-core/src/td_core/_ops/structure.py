@@ -213,7 +213,7 @@ class Structure(Updating):
                     if not isinstance(child, Tensor) and not child._opaque
                 )
         for node, parent, key in reversed(levels):
-            if parent is not None and not node._children():
+            if parent is not None and _is_bare(node):
                 refuse_if_locked(parent, f"remove the empty key {key!r}")
                 parent._del_child(key)
         return self
@@ -444,7 +444,11 @@ def _without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
             elif isinstance(child, Tensor) or child._opaque:
                 continue
             elif child._stacked() is not None:
-                target[key] = _without(child, below, prune=prune)
+                rest = _without(child, below, prune=prune)
+                if prune and _is_bare(rest) and not _is_bare(child):
+                    del target[key]
+                else:
+                    target[key] = rest
             else:
                 inner: dict[str, Child] = {}
                 target[key] = inner
@@ -490,8 +494,14 @@ def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
                 levels.append((node._get_child(key), below, node, key))
     if prune:
         for node, _, parent, key in reversed(levels):
-            if parent is not None and not node._children():
+            if parent is not None and _is_bare(node):
                 parent._del_child(key)
+
+
+def _is_bare(node: Core) -> bool:
+    """Tell whether a level has no entries, and hides none as lazy stacks do."""
+    stacked = node._stacked()
+    return not node._children() if stacked is None else all(map(_is_bare, stacked[0]))
 
 
 def _own_levels(root: Core, path: tuple[str, ...]) -> Any:
