@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ._collection import Core
-from ._nodes import Encoded
 
 __all__ = ["Attachment", "attachments"]
 
@@ -46,10 +45,8 @@ class Attachment:
     ) -> bool | None:
         """Copy ``values``, the leaves of ``source``, into ``targets``, leaves of ``node``; True if it was done."""
 
-    def pickled(
-        self, node: Core, encoded: Encoded, classes: tuple[type, ...], protocol: int
-    ) -> tuple[Any, ...] | None:
-        """Return ``node``, which encodes to ``encoded``, as ``__reduce_ex__`` does."""
+    def pickled(self, node: Core, protocol: int) -> tuple[Any, ...] | None:
+        """Return ``node`` as ``__reduce_ex__`` does."""
 
     def changed(self, node: Core) -> None:
         """Take notice that a value of ``node``, not a leaf, was written in place."""

@@ -31,6 +31,17 @@ def rebuild(
     return decode(Encoded(nodes, leaves.tensors if isinstance(leaves, Leaves) else leaves, values))
 
 
+def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
+    """Return the arguments of :func:`rebuild`.
+
+    The files of :func:`torch.save`, which pickles with protocol 2, hold tensors as torch writes them.
+    """
+    subclasses: list[type] = []
+    encoded = encode(node, subclasses)
+    leaves = Leaves(encoded.leaves) if protocol > 2 else encoded.leaves
+    return encoded.nodes, leaves, encoded.values, tuple(subclasses)
+
+
 _foreign: Callable[[type, Any], Any] | None = None
 
 
@@ -46,18 +57,12 @@ class Pickling(Core):
     __slots__ = ()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return the collection as a function and plain arguments.
-
-        The files of :func:`torch.save`, which pickles with protocol 2, hold tensors as torch writes them.
-        """
-        subclasses: list[type] = []
-        encoded = encode(self, subclasses)
-        leaves = Leaves(encoded.leaves) if protocol > 2 else encoded.leaves
+        """Return the collection as a function and plain arguments."""
         for attachment in attachments(self):
-            reduced = attachment.pickled(self, encoded, tuple(subclasses), protocol)
+            reduced = attachment.pickled(self, protocol)
             if reduced is not None:
                 return reduced
-        return rebuild, (encoded.nodes, leaves, encoded.values, tuple(subclasses))
+        return rebuild, take_apart(self, protocol)
 
     def __getstate__(self) -> tuple[Any, ...]:
         """Return what ``__setstate__`` takes: the encoded tree."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from itertools import islice
+from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from torch import Tensor
 from td_core import decode, encode
 from td_core._attachments import Attachment
 from td_core._buffers import Leaves
-from td_core._nodes import Encoded
+from td_core._nodes import KINDS, Encoded
 from td_core._ops.moving import relabel
 from td_core.errors import StructureError
 
@@ -22,57 +25,120 @@ from . import _storage
 from ._storage import Layout, Leaf, Span
 
 KEY = "consolidated"
+_DTYPE = attrgetter("dtype")
+_REQUIRES_GRAD = attrgetter("requires_grad")
 #: Of the spans of all leaves: dtypes, shapes, first bytes; (number of spans, ragged dim) of each jagged leaf by position.
 Columns = tuple[list[torch.dtype], list[tuple[int, ...]], list[int], dict[int, tuple[int, int]]]
+
+
+#: Of each node its class, header and keys, of all and of other nodes; the leaves.
+Form = tuple[list[tuple[Any, ...]], list[Tensor]]
+
+
+class Taken:
+    """A consolidated collection taken apart, and what was made of that.
+
+    It serves for as long as nothing but the content of leaves changes. A lock stops neither ``td.batch_size = ...`` nor
+    ``leaf.data = ...``, so :meth:`holds` compares all that could have changed.
+
+    Args:
+        node: the collection.
+        form: what :func:`_form` gives for it.
+        find: tells where leaves lie.
+
+    Attributes:
+        encoded: the tree.
+        classes: those that have to be imported before the tree can be put together.
+        layout: where its leaves lie in the storage; None if one of them does not.
+        planned: whether that is the layout which :func:`_storage.plan` gives; None before someone looked.
+        sent: the message that announces it.
+        received: the last message that was checked to have its structure and its layout.
+        schema: nodes and :data:`Columns` as they stand in a pickle.
+    """
+
+    __slots__ = ("_form", "_places", "classes", "encoded", "layout", "planned", "received", "schema", "sent")
+
+    def __init__(
+        self, node: Any, form: Form | None, find: Callable[[Sequence[Tensor]], Layout | None]
+    ) -> None:
+        classes: list[type] = []
+        self.encoded = encode(node, classes)
+        self.classes = tuple(classes)
+        self.layout = find(self.encoded.leaves)
+        self.planned: bool | None = None
+        self.sent: Any = None
+        self.received: Any = None
+        self.schema: bytes | None = None
+        self._form: Form | None = None
+        if form is not None and self.layout is not None and not any(map(torch.is_complex, form[1])):
+            self._form, self._places = (deepcopy(form[0]), form[1]), _places(form[1])
+
+    def holds(self, form: Form | None) -> bool:
+        """Tell whether a collection of this form is the one that was taken apart."""
+        if form is None or self._form is None:
+            return False
+        rows, leaves = self._form
+        return (
+            form[0] == rows
+            and len(form[1]) == len(leaves)
+            and all(map(is_, form[1], leaves))
+            and _places(leaves) == self._places
+        )
+
+
+def _form(collection: Any) -> Form | None:
+    """Return what a collection consists of, for less than encoding it costs; None if its parts could change unseen."""
+    rows: list[tuple[Any, ...]] = []
+    leaves: list[Any] = []
+    todo = [collection]
+    while todo:
+        node = todo.pop()
+        record = KINDS.of(node).flatten(node)
+        if record.values:
+            return None
+        children, below = record.entries.values(), []
+        if {*map(type, children)} <= {Tensor}:
+            leaves += children
+        else:
+            below = [key for key, child in record.entries.items() if not isinstance(child, Tensor)]
+            todo += [record.entries[key] for key in below]
+            others = [child for child in children if isinstance(child, Tensor)]
+            if any(leaf.is_nested for leaf in others):
+                return None
+            leaves += others
+        todo += record.members.values()
+        rows.append((type(node), record.meta, [*record.entries], below, [*record.members]))
+    return rows, leaves
+
+
+def _places(leaves: Sequence[Tensor]) -> list[Any]:
+    """Return where each leaf lies in memory, and what it makes of the bytes there."""
+    return [list(map(look, leaves)) for look in (Tensor.data_ptr, Tensor.size, Tensor.is_contiguous, _DTYPE)]
 
 
 class Consolidated(Attachment):
     """The storage of a consolidated collection.
 
-    Where the leaves lie is looked up when it is asked for, and what was found is checked before it is used again.
-
     Args:
         storage: one vector of bytes.
         filename: the file behind it, if there is one.
-
-    Attributes:
-        planned: a layout, and whether it is the one that :func:`_storage.plan` gives.
-        sent: the last message that announced it.
-        received: the last message that had its structure and its layout, with that layout and the nodes.
     """
 
-    __slots__ = ("_columns", "_known", "filename", "planned", "received", "sent", "storage")
+    __slots__ = ("_taken", "filename", "storage")
 
     def __init__(self, storage: Tensor, filename: Path | None = None) -> None:
         self.storage = storage
         self.filename = filename
-        self.sent: Any = None
-        self.received: tuple[Any, Layout, list[dict[str, Any]]] | None = None
-        self.planned: tuple[Layout, bool] | None = None
-        # leaves, (address, shape) of each, where they lie
-        self._known: tuple[list[Tensor], list[tuple[int, torch.Size]], Layout] = [], [], Layout([], 0)
-        self._columns: tuple[Layout, Columns] | None = None
+        self._taken: Taken | None = None
 
-    def layout(self, encoded: Encoded) -> Layout | None:
-        """Return where the leaves of the collection lie in the storage; None if one of them does not."""
-        leaves, places, layout = self._known
-        if len(leaves) == len(encoded.leaves):
-            for leaf, known, (address, shape) in zip(encoded.leaves, leaves, places):
-                if (
-                    leaf is not known
-                    or leaf.data_ptr() != address
-                    or leaf.shape != shape
-                    or not leaf.is_contiguous()
-                ):
-                    break
-            else:
-                return layout
-        found = self._look(encoded.leaves)
-        if found is not None and all(leaf.ragged_idx is None for leaf in found.leaves):
-            self._known = encoded.leaves, [(leaf.data_ptr(), leaf.shape) for leaf in encoded.leaves], found
-        return found
+    def taken(self, node: Any) -> Taken:
+        """Return the collection taken apart: as last time, if it still is that."""
+        form = _form(node)
+        if self._taken is None or not self._taken.holds(form):
+            self._taken = Taken(node, form, self._find)
+        return self._taken
 
-    def _look(self, leaves: list[Tensor]) -> Layout | None:
+    def _find(self, leaves: Sequence[Tensor]) -> Layout | None:
         base, size = self.storage.data_ptr(), len(self.storage)
         found = []
         for leaf in leaves:
@@ -96,11 +162,10 @@ class Consolidated(Attachment):
         return result if views.copied else attach(result, Consolidated(storage))
 
     def _elsewhere(self, node: Any, move: Any) -> Any:
-        encoded = encode(node)
-        if any(leaf.requires_grad for leaf in encoded.leaves):
+        taken = self.taken(node)
+        if taken.layout is None or any(map(_REQUIRES_GRAD, taken.encoded.leaves)):
             return None
-        layout = self.layout(encoded)
-        return None if layout is None else self._on(move(self.storage), encoded, layout)
+        return self._on(move(self.storage), taken.encoded, taken.layout)
 
     def cloned(self, node: Any) -> Any:
         """Return an unlocked copy of ``node``; in the memory of the host one call for each leaf is as fast."""
@@ -140,17 +205,28 @@ class Consolidated(Attachment):
         self.storage.copy_(other.storage, non_blocking=non_blocking)
         return True
 
-    def pickled(
-        self, node: Any, encoded: Encoded, classes: tuple[type, ...], protocol: int
-    ) -> tuple[Any, ...] | None:
+    def pickled(self, node: Any, protocol: int) -> tuple[Any, ...] | None:
         """Return ``node`` as its structure and one buffer."""
-        layout = None if any(leaf.requires_grad for leaf in encoded.leaves) else self.layout(encoded)
-        if layout is None:
+        taken = self.taken(node)
+        if taken.layout is None or any(map(_REQUIRES_GRAD, taken.encoded.leaves)):
             return None
-        storage: Any = Leaves([self.storage], in_place=True) if protocol > 2 else [self.storage]
-        if self._columns is None or self._columns[0] is not layout:
-            self._columns = layout, _columns(layout)
-        return rebuild, (encoded.nodes, self._columns[1], storage, encoded.values, classes)
+        values = taken.encoded.values
+        if protocol <= 2:
+            return rebuild, (
+                taken.encoded.nodes,
+                _columns(taken.layout),
+                [self.storage],
+                values,
+                taken.classes,
+            )
+        if taken.schema is None:
+            taken.schema = pickle.dumps((taken.encoded.nodes, _columns(taken.layout)), 4)
+        return _unpacked, (taken.schema, Leaves([self.storage], in_place=True), values, taken.classes)
+
+
+def _unpacked(schema: bytes, storage: Leaves, values: list[Any], classes: tuple[type, ...]) -> Any:
+    nodes, columns = pickle.loads(schema)
+    return rebuild(nodes, columns, storage.tensors, values, classes)
 
 
 def _columns(layout: Layout) -> Columns:
@@ -167,12 +243,12 @@ def _columns(layout: Layout) -> Columns:
 def rebuild(
     nodes: list[dict[str, Any]],
     columns: Columns,
-    storage: Leaves | list[Tensor],
+    storage: list[Tensor],
     values: list[Any],
     classes: tuple[type, ...],
 ) -> Any:
     """Return the consolidated collection that :meth:`Consolidated.pickled` took apart."""
-    (data,) = storage.tensors if isinstance(storage, Leaves) else storage
+    (data,) = storage
     *spans_of, jagged = columns
     spans = (
         Span(dtype, shape, start, start + math.prod(shape) * dtype.itemsize, 0)

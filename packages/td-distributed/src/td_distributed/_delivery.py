@@ -18,55 +18,64 @@ from ._attachment import attached
 from ._wire import Message
 
 
-def known(collection: Any, header: bytes) -> Message | None:
-    """Return the message that a header announces, if it was the last one that a consolidated collection took."""
-    state = attached(collection)
-    last = None if state is None else state.received
-    return last[0] if last is not None and last[0].header == header else None
+class Target:
+    """A collection that is being received into, as it is before anything arrives.
 
-
-def deliver(collection: Any, message: Message, storage: Tensor) -> None:
-    """Copy what has arrived into the leaves of a collection of the announced structure.
-
-    Raises:
-        StructureError: the structure differs, a leaf cannot be written in place, or is ragged in another way; names the
-            first key. Nothing was written.
+    Args:
+        collection: the collection.
     """
-    encoded = encode(collection)
-    state = attached(collection)
-    layout = None if state is None else state.layout(encoded)
-    if state is not None and layout is not None and not message.values:
-        last = state.received
-        if (
-            last is not None
-            and last[0] is message
-            and last[1] is layout
-            and last[2] == encoded.nodes
-            and len(storage) == len(state.storage)
-        ):
-            # The same structure was checked before, and lies in both storages in the same way.
-            state.storage.copy_(storage)
+
+    def __init__(self, collection: Any) -> None:
+        self.collection = collection
+        self.state = attached(collection)
+        self.taken = None if self.state is None else self.state.taken(collection)
+
+    def announced(self, header: bytes) -> Message:
+        """Return the message that a header announces.
+
+        Raises:
+            FormatError: the header is damaged.
+        """
+        last = None if self.taken is None else self.taken.received
+        return last if last is not None and last.header == header else _wire.incoming(header)
+
+    def deliver(self, message: Message, storage: Tensor) -> None:
+        """Copy what has arrived into the leaves, if the collection has the announced structure.
+
+        Raises:
+            StructureError: the structure differs, a leaf cannot be written in place, or is ragged in another way; names
+                the first key. Nothing was written.
+        """
+        if self.state is not None and self.taken is not None and self.taken.received is message:
+            # This structure was checked before, and lies in both storages in the same way.
+            self.state.storage.copy_(storage)
             return
-    layout = layout or _storage.plan(encoded)
-    views = _storage.Views(storage)
-    order = _write(
-        collection,
-        encoded,
-        layout,
-        message,
-        lambda i: [views.of(span) for span in message.layout.leaves[i].spans],
-    )
-    if state is not None:
-        same_places = all(
-            [span[:3] for span in layout.leaves[mine].spans]
-            == [span[:3] for span in message.layout.leaves[theirs].spans]
-            for mine, theirs in order
+        encoded = encode(self.collection) if self.taken is None else self.taken.encoded
+        layout = None if self.taken is None else self.taken.layout
+        views = _storage.Views(storage)
+        order = _write(
+            self.collection,
+            encoded,
+            layout or _storage.plan(encoded),
+            message,
+            lambda i: [views.of(span) for span in message.layout.leaves[i].spans],
         )
-        state.received = (message, layout, encoded.nodes) if same_places else None
+        if (
+            self.taken is not None
+            and layout is not None
+            and not message.values
+            and len(storage) == layout.nbytes
+            and all(
+                [span[:3] for span in layout.leaves[mine].spans]
+                == [span[:3] for span in message.layout.leaves[theirs].spans]
+                for mine, theirs in order
+            )
+        ):
+            self.taken.received = message
 
 
 def deliver_files(collection: Any, saved: Any) -> None:
-    """Copy a collection that was loaded from files into one of its structure; errors as for :func:`deliver`."""
+    """Copy a collection that was loaded from files into one of its structure; errors as for :meth:`Target.deliver`."""
     encoded, theirs = encode(collection), encode(saved)
     message = Message(b"", _storage.plan(theirs), theirs.nodes, theirs.values, True)
     _write(

@@ -15,7 +15,7 @@ from torch import Tensor
 from td_core.errors import FormatError
 
 from . import _mapped, _reference, _wire
-from ._delivery import deliver, deliver_files, known
+from ._delivery import Target, deliver_files
 from ._group import MARK, device_of
 
 WIRES = ("td", "reference")
@@ -281,6 +281,7 @@ def _named(collection: Any, peer: Peer) -> list[Tensor] | None:
 
 
 def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
+    target = Target(collection)
     mark, length, count, nbytes, first = _first(peer)
     if mark == _mapped.ASKS:
         _mapped.answer(root, peer)
@@ -297,10 +298,13 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
     if not count and (named := _mapped.named(header)) is not None:
         deliver_files(collection, _mapped.load(root, named))
         return
-    message = known(collection, header) or _wire.incoming(header)
+    message = target.announced(header)
     parts = message.parts()
     if len(parts) != count or sum(stop - start for start, stop in parts) != nbytes:
         raise FormatError(f"a message announced {count} parts of {nbytes} bytes, its header {parts!r:.100}")
+    if message.together and stop + nbytes <= _wire.FIRST:
+        target.deliver(message, first[stop : stop + nbytes])
+        return
     storage = _bytes(message.layout.nbytes, device)
     for begin, end in parts:
         if stop + nbytes <= _wire.FIRST:
@@ -308,7 +312,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
             stop, nbytes = stop + end - begin, nbytes - (end - begin)
         else:
             peer.recv(storage[begin:end])
-    deliver(collection, message, storage)
+    target.deliver(message, storage)
 
 
 def _first(peer: Peer) -> tuple[int, int, int, int, Tensor]:

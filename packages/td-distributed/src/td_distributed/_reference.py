@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from td_core import encode
-from td_core._nodes import KINDS, Encoded
+from td_core._nodes import KINDS
 
 from . import _storage
 from ._attachment import attached
@@ -56,9 +56,9 @@ def outgoing(collection: Any, consolidated: bool, device: torch.device) -> list[
     """Return the messages of a collection."""
     if not consolidated:
         return [leaf.detach().contiguous().to(device) for leaf in in_order(collection)]
-    encoded = encode(collection)
-    storage = _as_it_travels(collection, encoded)
+    storage = _as_it_travels(collection)
     if storage is None:
+        encoded = encode(collection)
         storage = _storage.gathered(_storage.plan(encoded), encoded.leaves)
     return [storage.to(device)]
 
@@ -74,25 +74,27 @@ def receive(collection: Any, consolidated: bool, peer: Any) -> None:
             else:
                 target.copy_(peer.recv(torch.empty(leaf.shape, dtype=leaf.dtype, device=device)))
         return
-    encoded = encode(collection)
-    storage = _as_it_travels(collection, encoded)
+    storage = _as_it_travels(collection)
     if storage is not None and storage.device == device:
         peer.recv(storage)
         return
+    encoded = encode(collection)
     layout = _storage.plan(encoded)
     arrived = peer.recv(torch.empty(layout.nbytes, dtype=torch.uint8, device=device))
     for leaf, view in zip(encoded.leaves, _storage.Views(arrived).leaves(layout), strict=True):
         leaf.detach().copy_(view)
 
 
-def _as_it_travels(collection: Any, encoded: Encoded) -> Tensor | None:
+def _as_it_travels(collection: Any) -> Tensor | None:
     """Return the storage of a consolidated collection if its leaves lie in it as the reference lays them out."""
     state = attached(collection)
-    found = None if state is None else state.layout(encoded)
-    if state is None or found is None:
+    taken = None if state is None else state.taken(collection)
+    if state is None or taken is None or taken.layout is None:
         return None
-    if state.planned is None or state.planned[0] is not found:
-        planned = _storage.plan(encoded)
-        starts = [[span.start for leaf in each.leaves for span in leaf.spans] for each in (found, planned)]
-        state.planned = found, starts[0] == starts[1] and len(state.storage) == planned.nbytes
-    return state.storage if state.planned[1] else None
+    if taken.planned is None:
+        planned = _storage.plan(taken.encoded)
+        starts = [
+            [span.start for leaf in each.leaves for span in leaf.spans] for each in (taken.layout, planned)
+        ]
+        taken.planned = starts[0] == starts[1] and len(state.storage) == planned.nbytes
+    return state.storage if taken.planned else None

@@ -105,16 +105,14 @@ def in_one(collection: Any, device: torch.device) -> tuple[int, Tensor]:
 
 def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tensor | None]:
     """Return a collection as a message, its tree, and its storage if that can be sent as it is."""
-    encoded = encode(collection)
     state = attached(collection)
-    layout = state.layout(encoded) if state is not None and together else None
-    if state is None or layout is None:
+    taken = state.taken(collection) if state is not None and together else None
+    if state is None or taken is None or taken.layout is None:
+        encoded = encode(collection)
         return _announce(encoded, _storage.plan(encoded), together, state is not None), encoded, None
-    known = state.sent
-    if encoded.values or known is None or known.nodes != encoded.nodes or known.layout is not layout:
-        known = _announce(encoded, layout, True, True)
-        state.sent = None if encoded.values else known
-    return known, encoded, state.storage
+    if taken.sent is None:
+        taken.sent = _announce(taken.encoded, taken.layout, True, True)
+    return taken.sent, taken.encoded, state.storage
 
 
 def _announce(encoded: Encoded, layout: Layout, together: bool, consolidated: bool) -> Message:

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from td_core import _pickling
 from td_core._attachments import Attachment
-from td_core._buffers import Leaves
 from td_core._collection import Core
-from td_core._nodes import Encoded
-from td_core._pickling import rebuild
 
 from . import _fs, _names
 from ._fs import Tree
@@ -78,17 +76,14 @@ class Saved(Attachment):
         loaded: Core = load_directory(self.path, Loading(allow_pickle=self.allow_pickle))
         return loaded
 
-    def pickled(
-        self, node: Core, encoded: Encoded, classes: tuple[type, ...], protocol: int
-    ) -> tuple[Any, ...]:
+    def pickled(self, node: Core, protocol: int) -> tuple[Any, ...]:
         """Return a mapped collection for pickle: it is mapped to the same files where it is unpickled."""
-        leaves = Leaves(encoded.leaves) if protocol > 2 else encoded.leaves
-        parts = (encoded.nodes, leaves, encoded.values, classes)
+        parts = _pickling.take_apart(node, protocol)
         return _again, (parts, directory(node, self), self.robust_key, self.allow_pickle, self.shared)
 
 
 def _again(parts: tuple[Any, ...], *saved: Any) -> Any:
-    return attach(rebuild(*parts), *saved)
+    return attach(_pickling.rebuild(*parts), *saved)
 
 
 def directory(node: Core, saved: Saved) -> str | None:

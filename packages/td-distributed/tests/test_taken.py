@@ -1,0 +1,229 @@
+"""What is remembered of a consolidated collection serves only while it is true: after every change, every way out is right."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import pickle
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import TensorDict
+from td_core.errors import StructureError
+from td_distributed import storage_of
+from td_distributed._collectives import Parcel, unpack
+
+HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
+
+
+class Done:
+    """A finished exchange."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class Loop:
+    """A group of one process: what is sent to it is received from it."""
+
+    def __init__(self) -> None:
+        self.messages: deque[torch.Tensor] = deque()
+
+    def name(self) -> str:
+        """Return the backend that it stands for."""
+        return "gloo"
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Done:
+        """Take a message."""
+        self.messages.append(tensors[0].clone())
+        return Done()
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Done:
+        """Give a message back; it has exactly the size that was asked for."""
+        message = self.messages.popleft()
+        assert len(message) == len(tensors[0])
+        tensors[0].copy_(message)
+        return Done()
+
+
+def sent(source: Any, target: Any, **options: Any) -> Any:
+    """Return ``target`` once it has received ``source``."""
+    loop = Loop()
+    source.send(group=loop, group_dst=0, consolidated=True, **options)
+    target.recv(group=loop, group_src=0, consolidated=True, **options)
+    assert not loop.messages
+    return target
+
+
+def tree() -> Any:
+    square = torch.arange(9.0).view(3, 3)
+    below = {"a": square + 20, "c": torch.ones(3, 3)}
+    return TensorDict({"a": square, "b": square + 10, "n": below}, [3], device="cpu")
+
+
+def replace(node: Any, key: str, value: Any) -> None:
+    """Replace an entry as nothing public can while the collection is locked."""
+    node._children()[key] = value
+
+
+def exchange(td: Any) -> None:
+    one, other = td["a"], td["b"]
+    replace(td, "a", other)
+    replace(td, "b", one)
+
+
+def swap_data(one: torch.Tensor, other: torch.Tensor) -> None:
+    one.data, other.data = other.data, one.data
+
+
+def reorder(td: Any) -> None:
+    for key in ("b", "a", "n"):
+        td[key] = td.pop(key)
+
+
+def unlocked(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a change that needs an unlock."""
+
+    def run(td: Any) -> None:
+        td.unlock_()
+        change(td)
+        td.lock_()
+
+    return run
+
+
+def sevens() -> torch.Tensor:
+    return torch.full((3, 3), 7.0)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda td: None,
+    "written in place": lambda td: td["n", "a"].add_(5),
+    "a leaf of equal shape": unlocked(lambda td: td.set("a", sevens())),
+    "a leaf of equal shape below": unlocked(lambda td: td.set(("n", "a"), sevens())),
+    "a leaf of equal shape in spite of the lock": lambda td: replace(td["n"], "a", sevens()),
+    "leaves exchanged in spite of the lock": exchange,
+    "the order of keys": unlocked(reorder),
+    "a leaf more": unlocked(lambda td: td.set("x", torch.ones(3))),
+    "a leaf less": unlocked(lambda td: td.pop("a")),
+    "a leaf for a sub-collection in spite of the lock": lambda td: replace(td, "n", sevens()),
+    "a sub-collection": unlocked(lambda td: td.set("n", {"a": sevens(), "c": sevens()})),
+    "a sub-collection in spite of the lock": lambda td: replace(td, "n", (td["n"] + 1).lock_()),
+    "other data": lambda td: setattr(td["a"], "data", sevens()),
+    "data of another dtype": lambda td: setattr(td["a"], "data", td["a"].data.view(torch.int32)),
+    "the same data transposed": lambda td: setattr(td["a"], "data", td["a"].data.t()),
+    "data exchanged": lambda td: swap_data(td["a"], td["b"]),
+    "resize_": lambda td: td["a"].resize_(3, 2),
+    "t_": lambda td: td["n", "a"].t_(),
+    "unsqueeze_": lambda td: td["a"].unsqueeze_(1),
+    "set_": lambda td: td["b"].set_(sevens()),
+    "a gradient": lambda td: td["a"].requires_grad_(),
+    "the batch size": lambda td: setattr(td, "batch_size", []),
+    "the batch size below": lambda td: setattr(td["n"], "batch_size", [3, 3]),
+    "names": lambda td: setattr(td, "names", ["time"]),
+    "names below": lambda td: setattr(td["n"], "names", ["time"]),
+    "the device": lambda td: td.clear_device_(),
+}
+if HAS_TENSORCLASS:
+    from td_tensorclass import NonTensorData
+
+    CHANGES["a value of another type"] = unlocked(lambda td: td.set("s", ("x", 2)))
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert (found.batch_size, found.names, found.device) == (wanted.batch_size, wanted.names, wanted.device)
+    assert list(found.keys()) == list(wanted.keys())
+    for key in wanted.keys():
+        value = wanted[key]
+        if isinstance(value, torch.Tensor):
+            assert found[key].dtype == value.dtype and found[key].shape == value.shape
+            assert torch.equal(found[key], value)
+        elif isinstance(value, TensorDict):
+            same(found[key], value)
+        else:
+            assert found[key] == value
+
+
+def carried(td: Any) -> Any:
+    """Return what a process that knows nothing about a collection would get."""
+    parcel = Parcel(lambda: td, torch.device("cpu"))
+    return unpack(list(parcel.front), parcel.data, 0)
+
+
+def emptied(td: Any) -> Any:
+    """Return a collection of the same structure with other values."""
+    return td.apply(lambda leaf: leaf.detach().contiguous() - 100)
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_way_out_follows_a_change(change: str, consolidated: bool) -> None:
+    td = tree().consolidate()
+    for _ in range(2):
+        pickle.dumps(td)
+        carried(td)
+        sent(td, emptied(td).consolidate())
+        sent(emptied(td), td)
+        sent(emptied(td).consolidate(), td)
+        sent(td, emptied(td), wire="reference")
+    CHANGES[change](td)
+    same(pickle.loads(pickle.dumps(td)), td)
+    same(carried(td), td)
+    other = emptied(td)
+    other = other.consolidate() if consolidated else other
+    same(sent(td, other), td)
+    same(sent(td, other.apply(torch.zeros_like), wire="reference"), td)
+    wanted = emptied(td)
+    source = wanted.consolidate() if consolidated else wanted
+    for _ in range(2):
+        same(sent(source, td), wanted)
+        td.data.zero_()
+    same(sent(source, td, wire="reference"), wanted)
+
+
+@pytest.mark.parametrize(
+    "change", ["a leaf less", "data of another dtype", "resize_", "the batch size", "unsqueeze_"]
+)
+def test_what_was_received_before_the_change_is_refused_afterwards(change: str) -> None:
+    td, source = tree().consolidate(), emptied(tree()).consolidate()
+    for _ in range(2):
+        sent(source, td)
+    CHANGES[change](td)
+    before = td.clone()
+    with pytest.raises(StructureError, match="nothing was changed"):
+        sent(source, td)
+    same(td, before)
+
+
+def test_a_message_of_equal_structure_and_other_values_is_never_mistaken_for_the_last_one() -> None:
+    td = tree().consolidate()
+    for step in range(3):
+        source = (tree() + step).consolidate()
+        same(sent(source, td), source)
+        assert torch.equal(storage_of(td), storage_of(source))
+
+
+@pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
+def test_values_that_change_in_place_are_seen() -> None:
+    td = TensorDict({"a": torch.ones(2), "v": NonTensorData(["x"])}).consolidate()
+    for step in range(3):
+        assert carried(td)["v"] == pickle.loads(pickle.dumps(td))["v"] == ["x", *range(step)]
+        td["v"].append(step)
+
+
+def test_dropping_a_collection_frees_what_is_remembered_of_it() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        td = tree().consolidate()
+        carried(td), pickle.dumps(td), sent(td, td)
+        gone = [weakref.ref(each) for each in (td, td["n"], td["n", "a"])]
+        del td
+        assert [each() for each in gone] == [None] * 3
+    finally:
+        gc.enable()
