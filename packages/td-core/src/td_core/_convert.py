@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from . import _from_python as source
+from ._class_methods import of_class
 from ._coerce import coerce
 from ._collection import Child, Core
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
 from ._nodes import dense
 from .errors import DepthError
-from .typing import BatchSize, DeviceType, NestedKey
+from .typing import BatchSize, DeviceType
 
 SelfT = TypeVar("SelfT", bound="Converting")
 
@@ -35,25 +36,22 @@ class Converting(Core):
         """Return a new dense collection as what a classmethod of this class gives; classes with fields override it."""
         return result
 
-    @classmethod
-    def from_any(
-        cls,
-        obj: Any,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: DeviceType | None = None,
-        batch_size: BatchSize | None = None,
-    ) -> Any:
-        """Return a Python object as a collection, as far as it is one; see :func:`td_core.from_any`.
-
-        >>> from td_core import TensorDict
-        >>> TensorDict.from_any((1, 2))
-        TensorDict(batch_size=[], fields={0: i64[], 1: i64[]})
-        """
-        return source.from_any(
-            obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
-        )
+    from_any = of_class(source.from_any)
+    """Return a Python object as a collection, as far as it is one; see :func:`td_core.from_any`."""
+    from_list = of_class(source.from_list, dense=True)
+    """Return the stack of a list of mappings or collections."""
+    from_tuple = of_class(source.from_tuple)
+    """Return a tuple as a collection; see :func:`td_core.from_tuple`."""
+    from_namedtuple = of_class(source.from_namedtuple, dense=True)
+    """Return a named tuple as a collection; see :func:`td_core.from_namedtuple`."""
+    from_struct_array = of_class(source.from_struct_array, dense=True)
+    """Return a structured array as a collection; see :func:`td_core.from_struct_array`."""
+    from_pytree = of_class(source.from_pytree)
+    """Return a pytree as a collection; see :func:`td_core.from_pytree`."""
+    fromkeys = of_class(source.fromkeys, dense=True)
+    """Return a collection with the same value under each key; see :func:`td_core.fromkeys`."""
+    from_schema = of_class(source.from_schema, dense=True)
+    """Return a collection of zeros with the given keys, shapes and dtypes."""
 
     @classmethod
     def from_dict(
@@ -129,175 +127,6 @@ class Converting(Core):
             if parent is not None:
                 parent._set_child(key, result)
         return result
-
-    @classmethod
-    def from_list(
-        cls,
-        input: Sequence[Any],
-        *,
-        auto_batch_size: bool | None = None,
-        batch_size: BatchSize | None = None,
-        device: DeviceType | None = None,
-        batch_dims: int | None = None,
-        names: Sequence[str | None] | None = None,
-        lazy: bool | None = None,
-    ) -> Any:
-        """Return the stack of a list of mappings or collections.
-
-        Args:
-            input: the items.
-            auto_batch_size: set the batch size to the leading dims that the leaves share.
-            batch_size: the batch size of the stack.
-            device: where entries are moved.
-            batch_dims: the number of dims that ``auto_batch_size`` finds at most; implies it.
-            names: a name or None for each batch dim of the stack.
-            lazy: True keeps the items side by side, False stacks every leaf, None stacks if keys and shapes agree.
-
-        >>> from td_core import TensorDict
-        >>> TensorDict.from_list([{"a": 1}, {"a": 2}])["a"]
-        tensor([1, 2])
-        """
-        return cls._of_dense(
-            source.from_list(
-                input,
-                auto_batch_size=auto_batch_size,
-                batch_size=batch_size,
-                device=device,
-                batch_dims=batch_dims,
-                names=names,
-                lazy=lazy,
-            )
-        )
-
-    @classmethod
-    def from_tuple(
-        cls,
-        obj: Sequence[Any],
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: DeviceType | None = None,
-        batch_size: BatchSize | None = None,
-    ) -> Any:
-        """Return a tuple as a collection; see :func:`td_core.from_tuple`.
-
-        >>> from td_core import TensorDict
-        >>> TensorDict.from_tuple((1, {"a": 2}))["1", "a"]
-        tensor(2)
-        """
-        return source.from_tuple(
-            obj, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
-        )
-
-    @classmethod
-    def from_namedtuple(
-        cls,
-        named_tuple: Any,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: DeviceType | None = None,
-        batch_size: BatchSize | None = None,
-    ) -> Any:
-        """Return a named tuple as a collection; see :func:`td_core.from_namedtuple`.
-
-        >>> from collections import namedtuple
-        >>> from td_core import TensorDict
-        >>> TensorDict.from_namedtuple(namedtuple("Point", "x y")(1, 2))["y"]
-        tensor(2)
-        """
-        return cls._of_dense(
-            source.from_namedtuple(
-                named_tuple,
-                auto_batch_size=auto_batch_size,
-                batch_dims=batch_dims,
-                device=device,
-                batch_size=batch_size,
-            )
-        )
-
-    @classmethod
-    def from_struct_array(
-        cls,
-        struct_array: np.ndarray[Any, Any],
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: DeviceType | None = None,
-        batch_size: BatchSize | None = None,
-    ) -> Any:
-        """Return a structured array as a collection; see :func:`td_core.from_struct_array`.
-
-        >>> import numpy
-        >>> from td_core import TensorDict
-        >>> TensorDict.from_struct_array(numpy.array([(1,), (3,)], dtype=[("x", "i4")]))["x"]
-        tensor([1, 3], dtype=torch.int32)
-        """
-        return cls._of_dense(
-            source.from_struct_array(
-                struct_array,
-                auto_batch_size=auto_batch_size,
-                batch_dims=batch_dims,
-                device=device,
-                batch_size=batch_size,
-            )
-        )
-
-    @classmethod
-    def from_pytree(
-        cls,
-        pytree: Any,
-        *,
-        batch_size: BatchSize | None = None,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-    ) -> Any:
-        """Return a pytree as a collection; see :func:`td_core.from_pytree`.
-
-        >>> from td_core import TensorDict
-        >>> TensorDict.from_pytree(torch.ones(2))
-        tensor([1., 1.])
-        """
-        return source.from_pytree(
-            pytree, batch_size=batch_size, auto_batch_size=auto_batch_size, batch_dims=batch_dims
-        )
-
-    @classmethod
-    def fromkeys(cls, keys: Iterable[NestedKey], value: Any = 0) -> Any:
-        """Return a collection with the same value under each key; see :func:`td_core.fromkeys`.
-
-        >>> from td_core import TensorDict
-        >>> TensorDict.fromkeys(["a", "b"], 3)["b"]
-        tensor(3)
-        """
-        return cls._of_dense(source.fromkeys(keys, value))
-
-    @classmethod
-    def from_schema(
-        cls,
-        schema: Mapping[NestedKey, tuple[Sequence[int] | torch.Size, torch.dtype]],
-        *,
-        batch_size: BatchSize | None = None,
-        storage: str | None = None,
-        device: DeviceType | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Return a collection of zeros with the given keys, shapes and dtypes.
-
-        Args:
-            schema: key -> (shape without the batch dims, dtype).
-            batch_size: the batch size, empty if not given.
-            storage: None for memory, ``"shared"`` for shared memory, ``"memmap"`` for files (needs td-memmap).
-            device: where the leaves are.
-            **kwargs: passed to ``memmap_like`` (its ``prefix``, say).
-
-        >>> from td_core import TensorDict
-        >>> TensorDict.from_schema({"a": ([3], torch.float32)}, batch_size=[2])
-        TensorDict(batch_size=[2], fields={a: f32[3]})
-        """
-        return cls._of_dense(
-            source.from_schema(schema, batch_size=batch_size, storage=storage, device=device, **kwargs)
-        )
 
     def to_dict(
         self, *, retain_none: bool = True, convert_tensors: ConvertTensors = False, tolist_first: bool = False

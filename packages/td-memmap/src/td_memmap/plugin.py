@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from td_core._class_methods import of_class
 from td_core._serializers import Serializer
 from td_core.plugins.hookspecs import hookimpl
-from td_core.plugins.siblings import of_class
 
 from ._methods import (
     is_memmap,

@@ -10,7 +10,6 @@ replaces the declaration by the package's own function: the call is then an ordi
 
 from __future__ import annotations
 
-import functools
 import inspect
 import keyword
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
     from typing_extensions import Self
 
-__all__ = ["DECLARATIONS", "SiblingMethods", "attach", "of_class", "provided_by"]
+__all__ = ["DECLARATIONS", "SiblingMethods", "attach", "provided_by"]
 
 F = TypeVar("F")
 
@@ -85,26 +84,6 @@ def provided_by(distribution: str) -> Callable[[F], F]:
         return cast(F, Declaration(distribution, declared))
 
     return declare
-
-
-def of_class(function: Callable[..., Any]) -> Any:
-    """Return a classmethod that calls ``function`` without the class: what it loads says of which kind it is.
-
-    >>> class Shape:
-    ...     parse = of_class(lambda text: text.split())
-    >>> Shape.parse("3 4")
-    ['3', '4']
-    """
-
-    @functools.wraps(function)
-    def method(cls: type, /, *args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    signature = inspect.signature(function)
-    first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [first, *signature.parameters.values()]
-    method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return classmethod(method)
 
 
 def attach(name: str, member: Any, distribution: str) -> Callable[[], None]:

@@ -1,0 +1,37 @@
+"""Functions that are classmethods too."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+__all__ = ["of_class"]
+
+P = ParamSpec("P")
+
+
+def of_class(function: Callable[P, Any], *, dense: bool = False) -> classmethod[Any, P, Any]:
+    """Return a classmethod that calls ``function`` without the class, with its signature and documentation.
+
+    Args:
+        function: what is called; the result says of which kind it is.
+        dense: let the class make its own of the result, which is a dense collection.
+
+    >>> class Shape:
+    ...     parse = of_class(lambda text: text.split())
+    >>> Shape.parse("3 4")
+    ['3', '4']
+    """
+
+    @functools.wraps(function)
+    def method(cls: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        result = function(*args, **kwargs)
+        return cls._of_dense(result) if dense else result
+
+    signature = inspect.signature(function)
+    first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [first, *signature.parameters.values()]
+    method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return classmethod(method)
