@@ -142,13 +142,12 @@ class Converting(Core):
         >>> TensorDict({"a": 1, "b": {"c": [1, 2]}}).to_dict(convert_tensors=True)
         {'a': 1, 'b': {'c': [1, 2]}}
         """
-        root: dict[str, Any] = {}
-        todo: list[tuple[Any, dict[str, Any]]] = [(self, root)]
+        # One copy in C for each level, then a look at what is no plain tensor.
+        root: dict[str, Any] = dict(self._dict_entries())
+        todo = [root]
         below: dict[str, Any]
         while todo:
-            node, out = todo.pop()
-            # One copy in C, then a look at what is no plain tensor.
-            out.update(node._dict_entries())
+            out = todo.pop()
             for key, child in list(out.items()) if convert_tensors or not retain_none else out.items():
                 if isinstance(child, Tensor):
                     if convert_tensors:
@@ -159,8 +158,8 @@ class Converting(Core):
                     if tolist_first and child.batch_size:
                         out[key] = child.tolist(convert_tensors=convert_tensors, tolist_first=True)  # type: ignore[attr-defined]
                     else:
-                        out[key] = below = {}
-                        todo.append((child, below))
+                        out[key] = below = dict(child._dict_entries())  # type: ignore[attr-defined]
+                        todo.append(below)
                     continue
                 value = child._unwrap() if isinstance(child, Core) else child
                 if isinstance(value, Tensor) and convert_tensors:

@@ -37,7 +37,7 @@ def _level(node: Core) -> Iterator[tuple[str, Child]]:
     children = node._children()
     # A dict is the storage itself, read in one go: a writer in another thread does not disturb the walk.
     if children.__class__ is dict:
-        return iter(list(children.items()))
+        return iter(children.copy().items())
     # Another mapping may build each entry that it is asked for.
     return ((key, node._stand_in(key)) for key in children)
 
@@ -55,7 +55,7 @@ def _leaf_keys(node: Core, nested: bool) -> list[Any]:
                 stack.append((prefix, level))
                 below: Any = child._children()
                 prefix = (*prefix, key)
-                level = iter(list(below.items())) if below.__class__ is dict else _level(child)
+                level = iter(below.copy().items()) if below.__class__ is dict else _level(child)
                 break
         else:
             if not stack:
@@ -87,14 +87,16 @@ def _leaf_items(node: Core, nested: bool) -> list[tuple[Any, Tensor]]:
     out: list[tuple[Any, Tensor]] = []
     append, stack = out.append, []
     prefix: tuple[str, ...] = ()
-    level = iter(list(node._children().items()))
+    level = iter(dict(node._children()).items())
     while True:
         for key, child in level:
-            if isinstance(child, Tensor) or child._shows_tensor:
-                append(((*prefix, key) if prefix else key, shown(child)))
+            if isinstance(child, Tensor):
+                append(((*prefix, key) if prefix else key, child))
+            elif child._shows_tensor:
+                append(((*prefix, key) if prefix else key, child._unwrap()))
             elif nested and not child._opaque:
                 stack.append((prefix, level))
-                prefix, level = (*prefix, key), iter(list(child._children().items()))
+                prefix, level = (*prefix, key), iter(dict(child._children()).items())
                 break
         else:
             if not stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -268,7 +269,8 @@ def _take(root: nn.Module, filter_empty: bool) -> Any:
                 continue
             below = _tensors(child)
             entries[key] = dense(below, size)
-            todo.append((child, below, (*above, module)))
+            if child._modules:
+                todo.append((child, below, (*above, module)))
     if filter_empty:
         # Levels were listed from the top, so backwards each is looked at after all below it.
         for entries, key in reversed(levels):
@@ -279,7 +281,8 @@ def _take(root: nn.Module, filter_empty: bool) -> Any:
 
 def _is_sharded(module: Any) -> bool:
     """Tell whether ``torch.distributed.fsdp.fully_shard`` was applied to a module, without importing it."""
-    return getattr(type(module), "reshard", None) is not None
+    # To look in vain for an attribute of a class takes as long as reading several parameters.
+    return "torch.distributed.fsdp" in sys.modules and getattr(type(module), "reshard", None) is not None
 
 
 def _tensors(module: Any) -> dict[str, Child]:

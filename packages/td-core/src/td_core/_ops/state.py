@@ -67,31 +67,33 @@ class State(Core):
         target: Any = OrderedDict() if destination is None else destination
         if not hasattr(target, "_metadata"):
             target._metadata = OrderedDict()
-        where = prefix.removesuffix(".")
-        levels = [(_enter(self, target, where), target, prefix)]
-        while levels:
-            entries, out, before = levels[-1]
+        entries, out, before = _enter(self, target, prefix.removesuffix(".")), target, prefix
+        above: list[Any] = []
+        while True:
             for key, child in entries:
                 name = before + key
-                if isinstance(child, Tensor) or child._shows_tensor:
-                    if name in out:
-                        raise KeyPathError(f"two leaves have the dotted key {name!r}; use flatten=False")
-                    leaf = child if isinstance(child, Tensor) else child._unwrap()
-                    out[name] = leaf if keep_vars else leaf.detach()
-                    continue
-                if flatten:
-                    if name in out._metadata and child._children():
-                        raise KeyPathError(f"two levels have the dotted key {name!r}; use flatten=False")
-                    levels.append((_enter(child, out, name), out, name + "."))
+                if isinstance(child, Tensor):
+                    leaf = child
+                elif child._shows_tensor:
+                    leaf = child._unwrap()
                 else:
-                    nested: Any = OrderedDict()
-                    nested._metadata = OrderedDict()
-                    out[name] = nested
-                    levels.append((_enter(child, nested, ""), nested, ""))
-                break
+                    above.append((entries, out, before))
+                    if flatten:
+                        if name in out._metadata and child._children():
+                            raise KeyPathError(f"two levels have the dotted key {name!r}; use flatten=False")
+                        entries, before = _enter(child, out, name), name + "."
+                    else:
+                        out[name] = nested = OrderedDict()  # type: ignore[var-annotated]
+                        nested._metadata = OrderedDict()  # type: ignore[attr-defined]
+                        entries, out, before = _enter(child, nested, ""), nested, ""
+                    break
+                if name in out:
+                    raise KeyPathError(f"two leaves have the dotted key {name!r}; use flatten=False")
+                out[name] = leaf if keep_vars else leaf.detach()
             else:
-                levels.pop()
-        return target  # type: ignore[no-any-return]
+                if not above:
+                    return target  # type: ignore[no-any-return]
+                entries, out, before = above.pop()
 
     def load_state_dict(
         self: SelfT,
@@ -178,7 +180,7 @@ def _enter(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
     out._metadata[level] = meta
     record = _record(node)
     if record is None:
-        return iter(list(node._children().items()))
+        return iter(dict(node._children()).items())
     meta.update(record.meta)
     if record.values:
         meta["_non_tensor"] = dict(record.values)
