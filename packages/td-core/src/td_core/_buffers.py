@@ -8,10 +8,13 @@ processes without copying them.
 
 from __future__ import annotations
 
+import math
 import pickle
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from itertools import repeat
 from multiprocessing.reduction import ForkingPickler
+from operator import attrgetter, mul, sub
 from typing import Any
 
 import torch
@@ -21,6 +24,13 @@ __all__ = ["Leaves"]
 
 #: Storages below this size are copied into one buffer for each dtype: a buffer costs more than the bytes.
 SMALL = 1 << 14
+_KIND = attrgetter("__class__", "layout", "is_cpu", "is_nested", "dtype")
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
+#: dtype, positions, shapes: tensors that stand one after the other in the buffer of that number.
+Row = tuple[torch.dtype, list[int], list[tuple[int, ...]]]
+#: position, buffer, dtype, shape, stride, first element of a tensor that shares a buffer with others.
+Place = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...], int]
 
 
 class Leaves:
@@ -43,10 +53,17 @@ class Leaves:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Return the tensors as buffers, and how each lies in them."""
-        places, ranges = _pack(self.tensors)
+        one_each = {id(tensor): tensor for tensor in self.tensors}
+        tensors = list(one_each.values())
+        order = None
+        if len(tensors) < len(self.tensors):
+            position = {key: i for i, key in enumerate(one_each)}
+            order = [position[id(tensor)] for tensor in self.tensors]
+        rows, places, others, ranges = _pack(tensors)
+        grads = [i for i, grad in enumerate(map(_REQUIRES_GRAD, tensors)) if grad and i not in others]
         arrays: list[Any] = [each.numpy() for each in ranges]
         buffers = [pickle.PickleBuffer(a) if protocol >= 5 else a.tobytes() for a in arrays]
-        return _unpack, (places, buffers, self.in_place)
+        return _unpack, (rows, places, others, grads, order, buffers, self.in_place)
 
 
 def _share(leaves: Leaves) -> tuple[Any, ...]:
@@ -56,132 +73,130 @@ def _share(leaves: Leaves) -> tuple[Any, ...]:
 ForkingPickler.register(Leaves, _share)
 
 
-def _pack(tensors: Sequence[Tensor]) -> tuple[list[Any], list[Tensor]]:
-    """Return a place for each tensor, (buffer, dtype, shape, stride, first element, requires grad), and the buffers.
+def _pack(tensors: list[Tensor]) -> tuple[list[Row], list[Place], dict[int, Tensor], list[Tensor]]:
+    """Return what stands in the first buffers, what in the others, the tensors without buffer by position; the buffers.
 
-    A tensor that is more than its bytes (another class, device or layout) is its own place.
+    A tensor that is more than its bytes (another class, device or layout) has no buffer.
     """
-    places: list[Any] = list(tensors)
-    groups: dict[int, dict[int, list[int]]] = {}
-    for i, tensor in enumerate(tensors):
-        if _is_plain(tensor):
-            groups.setdefault(tensor.untyped_storage().data_ptr(), {}).setdefault(id(tensor), []).append(i)
-    ranges: list[Tensor] = []
-    small: dict[torch.dtype, list[list[int]]] = {}
+    kinds: dict[Any, list[int]] = {}
+    for i, kind in enumerate(map(_KIND, tensors)):
+        kinds.setdefault(kind, []).append(i)
+    others: dict[int, Tensor] = {}
+    plain: list[tuple[torch.dtype, list[int], list[int], list[int]]] = []
+    sharing: Counter[int] = Counter()
+    for (cls, layout, cpu, nested, dtype), positions in kinds.items():
+        same = [tensors[i] for i in positions]
+        if cls is not Tensor or layout is not torch.strided or not cpu or nested or same[0].is_quantized:
+            others.update(zip(positions, same))
+            continue
+        starts = map(mul, map(Tensor.storage_offset, same), repeat(dtype.itemsize))
+        storages = list(map(sub, map(Tensor.data_ptr, same), starts))
+        sharing.update(storages)
+        plain.append((dtype, positions, storages, list(map(Tensor.numel, same))))
+    together: dict[torch.dtype, list[int]] = {}
+    groups: dict[int, list[int]] = {}
+    for dtype, positions, storages, counts in plain:
+        most = SMALL // dtype.itemsize
+        small = [
+            i
+            for i, storage, count in zip(positions, storages, counts)
+            if not count or (count <= most and sharing[storage] == 1)
+        ]
+        if small:
+            together[dtype] = small
+        if len(small) < len(positions):
+            rest = set(small)
+            for i, storage in zip(positions, storages):
+                if i not in rest:
+                    groups.setdefault(storage, []).append(i)
+    shared: list[tuple[list[int], int, Tensor]] = []
+    alone: list[tuple[torch.dtype, list[int]]] = []
     for group in groups.values():
-        members = list(group.values())
-        first = tensors[members[0][0]]
-        if len(members) == 1 and first.numel() * first.itemsize <= SMALL:
-            small.setdefault(first.dtype, []).append(members[0])
-        else:
-            _add_range(tensors, members, places, ranges)
-    for dtype, members in small.items():
-        _add_copies(tensors, members, places, ranges, dtype)
-    return places, ranges
+        found = _range([tensors[i] for i in group])
+        if found is not None:
+            shared.append((group, *found))
+            continue
+        for i in group:
+            dtype = tensors[i].dtype
+            if tensors[i].numel() * dtype.itemsize <= SMALL:
+                together.setdefault(dtype, []).append(i)
+            else:
+                alone.append((dtype, [i]))
+    rows: list[Row] = []
+    buffers: list[Tensor] = []
+    for dtype, positions in (*together.items(), *alone):
+        same = [tensors[i] for i in positions]
+        known: dict[torch.Size, tuple[int, ...]] = {}  # a pickle holds an object once
+        shapes = [known.get(size) or known.setdefault(size, tuple(size)) for size in map(Tensor.size, same)]
+        rows.append((dtype, positions, shapes))
+        buffers.append(_join(same, all(len(size) == 1 for size in known)))
+    places: list[Place] = []
+    for group, start, buffer in shared:
+        for i in group:
+            tensor = tensors[i]
+            first = int(tensor.storage_offset()) - start // tensor.itemsize
+            places.append((i, len(buffers), tensor.dtype, tuple(tensor.shape), tensor.stride(), first))
+        buffers.append(buffer)
+    return rows, places, others, buffers
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return (
-        type(tensor) is Tensor
-        and tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and not (tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
-        and tensor.numel() > 0
-    )
+def _join(tensors: list[Tensor], flat: bool) -> Tensor:
+    """Return the bytes of tensors of one dtype, ``flat`` if all are vectors, each C-contiguous, one after the other."""
+    with torch.no_grad():
+        vectors = tensors if flat else list(map(Tensor.flatten, tensors))
+        if len(vectors) > 1:
+            return torch.cat(vectors).view(torch.uint8)
+        whole = vectors[0].detach().resolve_conj().resolve_neg().contiguous()
+        # Not view(-1): a tensor of one element is contiguous whatever its stride is, and keeps it.
+        return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
 
 
-def _add_range(
-    tensors: Sequence[Tensor], members: list[list[int]], places: list[Any], ranges: list[Tensor]
-) -> None:
-    """Add tensors that share a storage: the bytes that they span, or each alone where those are mostly others'."""
+def _range(tensors: list[Tensor]) -> tuple[int, Tensor] | None:
+    """Return the bytes of one storage that tensors span, and the first; None where those are mostly others'."""
     spans = []
-    for same in members:
-        tensor = tensors[same[0]]
-        start = tensor.storage_offset() * tensor.itemsize
+    for tensor in tensors:
+        start = int(tensor.storage_offset()) * tensor.itemsize
         last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
         spans.append((start, start + (last + 1) * tensor.itemsize))
     start, stop = min(span[0] for span in spans), max(span[1] for span in spans)
     # A whole element of every dtype before the first byte, so that each is reached by counting elements.
     start -= start % 16
-    used = sum(tensors[same[0]].numel() * tensors[same[0]].itemsize for same in members)
-    if 2 * used < stop - start:
-        for same in members:
-            _add_copies(tensors, [same], places, ranges, tensors[same[0]].dtype)
-        return
-    storage = tensors[members[0][0]].untyped_storage()
-    ranges.append(torch.empty(0, dtype=torch.uint8).set_(storage, start, (stop - start,), (1,)))
-    for same in members:
-        tensor = tensors[same[0]]
-        offset = tensor.storage_offset() - start // tensor.itemsize
-        place = (
-            len(ranges) - 1,
-            tensor.dtype,
-            tuple(tensor.shape),
-            tensor.stride(),
-            offset,
-            tensor.requires_grad,
-        )
-        for i in same:
-            places[i] = place
+    used = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+    if 2 * used < stop - start or any(tensor.is_conj() or tensor.is_neg() for tensor in tensors):
+        return None
+    storage = tensors[0].untyped_storage()
+    return start, torch.empty(0, dtype=torch.uint8).set_(storage, start, (stop - start,), (1,))
 
 
-def _add_copies(
-    tensors: Sequence[Tensor],
-    members: list[list[int]],
-    places: list[Any],
-    ranges: list[Tensor],
-    dtype: torch.dtype,
-) -> None:
-    """Add tensors of one dtype as contiguous copies, one after the other, in one buffer."""
-    offset = 0
-    flat = []
-    for same in members:
-        tensor = tensors[same[0]].detach().contiguous()
-        # Not view(-1): a tensor of one element is contiguous whatever its stride is, and keeps it.
-        flat.append(tensor.as_strided((tensor.numel(),), (1,)))
-        place = (
-            len(ranges),
-            dtype,
-            tuple(tensor.shape),
-            tensor.stride(),
-            offset,
-            tensors[same[0]].requires_grad,
-        )
-        offset += tensor.numel()
-        for i in same:
-            places[i] = place
-    together = flat[0] if len(flat) == 1 else torch.cat(flat)
-    ranges.append(together.view(torch.uint8))
-
-
-def _unpack(places: list[Any], buffers: list[Any], in_place: bool) -> Leaves:
+def _unpack(
+    rows: list[Row],
+    places: list[Place],
+    others: dict[int, Tensor],
+    grads: list[int],
+    order: list[int] | None,
+    buffers: list[Any],
+    in_place: bool,
+) -> Leaves:
     storages = [_as_storage(buffer, in_place) for buffer in buffers]
-    typed: dict[tuple[int, torch.dtype], Tensor] = {}
-    known: dict[int, Tensor] = {}
-    tensors: list[Tensor] = []
-    for place in places:
-        if isinstance(place, Tensor):
-            tensors.append(place)
-            continue
-        tensor = known.get(id(place))
-        if tensor is None:
-            number, dtype, shape, stride, offset, requires_grad = place
-            base = typed.get((number, dtype))
-            if base is None:
-                storage = storages[number]
-                base = typed[number, dtype] = storage[: len(storage) - len(storage) % dtype.itemsize].view(
-                    dtype
-                )
-            tensor = known[id(place)] = base.as_strided(shape, stride, offset)
-            if requires_grad:
-                tensor.requires_grad_()
-        tensors.append(tensor)
-    return Leaves(tensors, in_place)
+    found = others
+    for storage, (dtype, positions, shapes) in zip(storages, rows):
+        pieces = storage.view(dtype).unsafe_split_with_sizes(list(map(math.prod, shapes)))
+        for i, piece, shape in zip(positions, pieces, shapes, strict=True):
+            found[i] = piece if len(shape) == 1 else piece.view(shape)
+    for i, number, dtype, shape, stride, first in places:
+        storage = storages[number]
+        whole = storage[: len(storage) - len(storage) % dtype.itemsize].view(dtype)
+        found[i] = whole.as_strided(shape, stride, first)
+    for i in grads:
+        found[i].requires_grad_()
+    return Leaves([found[i] for i in (range(len(found)) if order is None else order)], in_place)
 
 
 def _as_storage(buffer: Any, in_place: bool) -> Tensor:
     """Return the bytes of a buffer as a tensor: a view, unless it is read-only or lies across elements."""
     view = memoryview(buffer)
+    if not view.nbytes:
+        return torch.empty(0, dtype=torch.uint8)
     # Bytes come out of the pickle itself, so nothing else knows them and they may be written after all; the
     # interpreter shares those of one element.
     if view.readonly and (view.nbytes < 2 if isinstance(buffer, bytes) else not in_place):

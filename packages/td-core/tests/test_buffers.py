@@ -1,0 +1,102 @@
+"""Tensors through a pickle: values, what they share, and how many buffers that takes."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from td_core._buffers import SMALL, Leaves
+
+BASE = torch.arange(40_000.0)
+KINDS: dict[str, Callable[[int], Tensor]] = {
+    "vector": lambda i: torch.arange(float(i % 5)),
+    "matrix": lambda i: torch.full((2, i % 4), i),
+    "number": lambda i: torch.tensor(i, dtype=torch.int16),
+    "empty": lambda i: torch.zeros(i % 3, 0, 2),
+    "bool": lambda i: torch.tensor([True, False, i % 2 == 0]),
+    "transposed": lambda i: torch.arange(6.0).view(2, 3).t() + i,
+    "one of a step": lambda i: torch.arange(8)[i % 4 :: 5][:1],
+    "expanded": lambda i: torch.ones(1).expand(i % 7),
+    "large": lambda i: torch.arange(SMALL).view(2, -1) + i,
+    "large and transposed": lambda i: (torch.arange(SMALL).view(2, -1) + i).t(),
+    "row of a large one": lambda i: BASE[i * 100 : i * 100 + 3],
+    "half of a large one": lambda i: BASE[: 20_000 + i],
+    "complex": lambda i: torch.tensor([i + 2j]),
+    "conjugate": lambda i: torch.tensor([i + 2j, 3j]).conj(),
+    "negative": lambda i: torch.tensor([i + 2j, 3j]).conj().imag,
+    "float8": lambda i: torch.full((3,), float(i)).to(torch.float8_e5m2),
+    "gradient": lambda i: torch.full((3,), float(i), requires_grad=True),
+    "parameter": lambda i: torch.nn.Parameter(torch.full((3,), float(i))),
+    "sparse": lambda i: torch.eye(3).to_sparse(),
+    "meta": lambda i: torch.empty(i, device="meta"),
+    "jagged": lambda i: torch.nested.nested_tensor([torch.ones(2), torch.ones(i)], layout=torch.jagged),
+}
+
+
+def out_of_band(tensors: list[Tensor], protocol: int = 5) -> tuple[list[Tensor], list[Any]]:
+    buffers: list[Any] = []
+    data = pickle.dumps(Leaves(tensors), protocol, buffer_callback=buffers.append if protocol == 5 else None)
+    return pickle.loads(data, buffers=buffers).tensors, buffers
+
+
+def same(found: Tensor, wanted: Tensor) -> None:
+    assert type(found) is type(wanted) and found.dtype == wanted.dtype and found.layout == wanted.layout
+    assert found.requires_grad == wanted.requires_grad and found.device == wanted.device
+    if wanted.is_nested:
+        for one, other in zip(found.unbind(), wanted.unbind(), strict=True):
+            same(one, other)
+    else:
+        assert found.shape == wanted.shape
+        if not wanted.is_meta:
+            one, other = (
+                each.detach().to_dense() if each.is_sparse else each.detach() for each in (found, wanted)
+            )
+            assert torch.equal(one.to(torch.complex128), other.to(torch.complex128))
+
+
+@pytest.mark.parametrize("protocol", [3, 5])
+@pytest.mark.parametrize("seed", range(20))
+def test_any_tensors_come_back(seed: int, protocol: int) -> None:
+    choose = random.Random(seed)
+    tensors = [KINDS[choose.choice(list(KINDS))](i) for i in range(30)]
+    tensors += [choose.choice(tensors) for _ in range(seed % 3)]
+    found, _ = out_of_band(tensors, protocol)
+    for one, other in zip(found, tensors, strict=True):
+        same(one, other)
+    assert [[a is b for b in found] for a in found] == [[a is b for b in tensors] for a in tensors]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_alone_comes_back(kind: str) -> None:
+    tensor = KINDS[kind](3)
+    (found,), _ = out_of_band([tensor])
+    same(found, tensor)
+
+
+def test_small_tensors_take_one_buffer_for_each_dtype() -> None:
+    tensors = [torch.full((i % 3 + 1, 2), i) for i in range(50)] + [torch.ones(i) for i in range(50)]
+    assert len(out_of_band(tensors)[1]) == 2
+    assert len(out_of_band([BASE[i * 800 : i * 800 + 3] for i in range(50)])[1]) == 1
+
+
+def test_large_tensors_and_those_that_share_a_storage_are_not_copied() -> None:
+    large, base = torch.ones(SMALL), torch.arange(10.0)
+    found, buffers = out_of_band([large, base[:6], base[2:]])
+    assert len(buffers) == 2 and found[0].data_ptr() == large.data_ptr()
+    found[1][2] = 100
+    assert found[2][0] == 100 and base[2] == 100
+
+
+def test_small_tensors_do_not_share_what_is_written() -> None:
+    tensors = [torch.zeros(2), torch.zeros(2, 2), torch.ones(2, requires_grad=True)]
+    found, _ = out_of_band(tensors)
+    found[0].add_(1)
+    found[1].mul_(found[2])  # a view on what others share could not take the gradient of one
+    assert found[1].requires_grad and not found[0].requires_grad
+    assert all(tensor.eq(0).all() for tensor in tensors[:2])
