@@ -71,8 +71,8 @@ def _append(tree: Tree, path: str, rows: Core, options: Loading) -> None:
     for node in nodes:
         place = (*node.level.parts, _names.META)
         metas[place] = _new_meta(tree, node, texts, count)
-        for key, (entry, stem) in node.leaves.items():
-            place = (*node.level.parts, stem + ".memmap")
+        for key, entry in node.level.leaves.items():
+            place = (*node.level.parts, entry.files[0] + ".memmap")
             wanted = (*node.level.parts, _names.encode_key(key) + ".memmap")
             grown.append((place, _check_leaf(node, key, entry, files.pop(wanted, None)), _size(entry)))
     if files:
@@ -101,7 +101,7 @@ def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> 
                     f"the rows have {theirs.get(name)!r}"
                 )
         return json.dumps(meta).encode()
-    mine, other = set(level.entries), {name for name, entry in theirs.items() if isinstance(entry, dict)}
+    mine, other = set(level.keys), {name for name, entry in theirs.items() if isinstance(entry, dict)}
     if mine != other:
         raise AppendError(
             f"cannot append to {tree.path}: {where} has the keys {sorted(mine)}, the rows have {sorted(other)}"
@@ -116,9 +116,8 @@ def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> 
             f"the rows have {theirs['shape']}"
         )
     meta["shape"][0] += count
-    for name, entry in level.entries.items():
-        if isinstance(entry, LeafEntry):
-            meta[name]["shape"][0] += count
+    for name in level.leaves:
+        meta[name]["shape"][0] += count
     return json.dumps(meta).encode()
 
 

@@ -20,7 +20,6 @@ import stat
 import sys
 import tempfile
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +35,7 @@ Parts = tuple[str, ...]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_READ, _WRITE = os.O_RDONLY | _FILE, os.O_RDWR | _FILE
 _FD_DIRECTORY = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
 _OPEN_DIRECTORIES = 128
 _CRC_PIECE = 16 << 20
@@ -197,7 +197,7 @@ class Tree:
     def __init__(self, fd: int, path: str) -> None:
         self.root = fd
         self.path = path
-        self._open: OrderedDict[Parts, int] = OrderedDict()
+        self._open: dict[Parts, int] = {}
 
     @classmethod
     def at_path(cls, path: str, dir_fd: int | None = None) -> Tree:
@@ -235,7 +235,6 @@ class Tree:
             return self.root
         found = self._open.get(parts)
         if found is not None:
-            self._open.move_to_end(parts)
             return found
         depth = len(parts) - 1
         while depth and parts[:depth] not in self._open:
@@ -258,7 +257,7 @@ class Tree:
             raise
         self._open[parts] = below
         if len(self._open) > _OPEN_DIRECTORIES:
-            os.close(self._open.popitem(last=False)[1])
+            os.close(self._open.pop(next(iter(self._open))))
         return below
 
     def _inside(self, parts: Parts) -> Parts | None:
@@ -275,9 +274,8 @@ class Tree:
             FileNotFoundError: it is missing.
             FormatError: it is a device, a pipe, a directory, or a link that leaves the tree.
         """
-        flags = (os.O_RDWR if writable else os.O_RDONLY) | _FILE
         try:
-            fd = os.open(name, flags, dir_fd=self.fd(parts))
+            fd = os.open(name, _WRITE if writable else _READ, dir_fd=self.fd(parts))
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EMLINK):
                 inside = self._inside((*parts, name))
@@ -292,6 +290,24 @@ class Tree:
             os.close(fd)
             raise FormatError(f"{self.show(parts, name)} is not a regular file")
         return fd, status
+
+    def open_in_mode(self, parts: Parts, name: str, mode: str | None) -> tuple[int, os.stat_result, bool]:
+        """Open a leaf as ``mode`` says; return its status too, and whether stores shall reach it.
+
+        Raises:
+            FileNotFoundError: it is missing.
+            FormatError: it must not be opened.
+            PermissionError: mode ``"r+"``, and it is not writable.
+        """
+        if mode != "r":
+            try:
+                fd, found = self.open(parts, name, writable=True)
+                return fd, found, True
+            except OSError as error:
+                if mode is not None or error.errno not in NOT_WRITABLE:
+                    raise
+        fd, found = self.open(parts, name)
+        return fd, found, False
 
     def read(self, parts: Parts, name: str, limit: int) -> bytes:
         """Return the content of a small file.
@@ -308,8 +324,9 @@ class Tree:
                     f"{status.st_size} bytes, at most {limit}"
                 )
             # The file may have grown since its size was asked for; it is read as it was then.
-            content = os.read(fd, status.st_size)
-            while len(content) < status.st_size and (piece := os.read(fd, status.st_size - len(content))):
+            size = status.st_size
+            content = os.read(fd, size)
+            while len(content) < size and (piece := os.read(fd, size - len(content))):
                 content += piece
             return content
         finally:
@@ -441,23 +458,6 @@ class Tree:
     def sync(self, parts: Parts = ()) -> None:
         """Make the names in a directory durable."""
         os.fsync(self.fd(parts))
-
-
-def open_in_tree(tree: Tree, parts: Parts, name: str, mode: str | None) -> tuple[int, os.stat_result, bool]:
-    """Open a leaf as ``mode`` says; return its status, and whether stores shall reach the file.
-
-    Raises:
-        FileNotFoundError: it is missing.
-        FormatError: it must not be opened.
-        PermissionError: mode ``"r+"``, and it is not writable.
-    """
-    if mode != "r":
-        try:
-            return *tree.open(parts, name, writable=True), True
-        except OSError as error:
-            if mode is not None or error.errno not in NOT_WRITABLE:
-                raise
-    return *tree.open(parts, name), False
 
 
 def file_sync(fd: int) -> None:

@@ -109,7 +109,7 @@ def _leaf(tree: Tree, parts: Parts, key: str, mode: str | None, device: torch.de
         result = MemoryMappedTensor._on(torch.empty(shape, dtype=dtype), Place(shape, path, mode=mode))
     else:
         try:
-            fd, status, shared = _fs.open_in_tree(tree, parts, key + ".memmap", mode)
+            fd, status, shared = tree.open_in_mode(parts, key + ".memmap", mode)
         except FileNotFoundError:
             raise FormatError(f"{path} is missing") from None
         try:

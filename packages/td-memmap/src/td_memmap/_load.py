@@ -29,7 +29,7 @@ from ._errors import PickleRefusedError
 from ._fs import Parts, Tree
 from ._legacy import load_legacy
 from ._limits import check_mappings
-from ._meta import LIMIT, LeafEntry, Level, NodeEntry, check_shape, damaged, parse_json, read_level
+from ._meta import LIMIT, LeafEntry, Level, check_shape, damaged, parse_json, read_level
 from ._plan import FORMAT
 from ._progress import Progress, reporter
 from ._shapes import element_count, jagged, shaped
@@ -69,7 +69,8 @@ class Node:
     Attributes:
         level: the checked metadata.
         above: batch size of the level above.
-        below: position of each child in the list of nodes, by key; ``leaves`` of this level by key.
+        entries: position of each collection below in the list of nodes, by key.
+        members: the same of each member, by name.
         values: the Python values.
     """
 
@@ -77,7 +78,6 @@ class Node:
     above: torch.Size
     entries: dict[str, int] = field(default_factory=dict)
     members: dict[str, int] = field(default_factory=dict)
-    leaves: dict[str, tuple[LeafEntry, str]] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
 
@@ -130,7 +130,9 @@ class Reader:
         imagine = self._without_content or type(torch.empty(0)) is not Tensor
         self.read(sizes=imagine or not self.options.strict)
         if imagine:
-            return self.build([{key: self._imagine(node, key) for key in node.leaves} for node in self.nodes])
+            return self.build(
+                [{key: self._imagine(node, key) for key in node.level.leaves} for node in self.nodes]
+            )
         return self.build(self.map_leaves())
 
     def read(self, *, sizes: bool = True) -> None:
@@ -154,11 +156,11 @@ class Reader:
         level = node.level
         parts, size = level.parts, level.batch_size
         below: list[_Below] = []
-        for key, entry in level.entries.items():
-            if type(entry) is NodeEntry:
-                file = self._find_directory(level, key, entry)
-                if file is not None:
-                    below.append(((*parts, file), (*level.key, key), size, node.entries, key))
+        for key, files in level.nodes.items():
+            # Where there is only one, reading it tells whether it is there.
+            file = files[0] if len(files) == 1 else self._find_directory(level, key, files)
+            if file is not None:
+                below.append(((*parts, file), (*level.key, key), size, node.entries, key))
         for name in level.members or ():
             below.append(((*parts, name), (*level.key, name), size, node.members, name))
         return below
@@ -182,19 +184,15 @@ class Reader:
             self._sidecars(node, where)
         elif level.general:
             self._general_values(node, where)
-        elif level.version == 0 and not any(isinstance(entry, NodeEntry) for entry in level.entries.values()):
+        elif level.version == 0 and not level.nodes:
             self._unlisted(level)
-        for name, entry in list(level.entries.items()):
-            if type(entry) is LeafEntry:
-                if not sizes and entry.plain:
-                    node.leaves[name] = (entry, entry.files[0])
-                    continue
-                try:
-                    node.leaves[name] = (entry, self._find_leaf(level, name, entry))
-                except FormatError:
-                    if self.options.strict:
-                        raise
-                    del level.entries[name]
+        for name in list(level.leaves) if sizes else ():
+            try:
+                self._find_leaf(level, name)
+            except FormatError:
+                if self.options.strict:
+                    raise
+                del level.leaves[name]
         return node
 
     def _unlisted(self, level: Level) -> None:
@@ -202,7 +200,8 @@ class Reader:
         self.guessed = True
         for name, is_directory in sorted(self.tree.entries(level.parts).items()):
             if is_directory and self.tree.stat((*level.parts, name), _names.META) is not None:
-                level.entries[name] = NodeEntry((name,))
+                level.nodes[name] = (name,)
+                level.keys.append(name)
 
     def _sidecars(self, node: Node, where: str) -> None:
         """Read the files beside the metadata of a node that is not a mapping: members, values."""
@@ -280,35 +279,31 @@ class Reader:
         except (pickle.UnpicklingError, EOFError, ImportError, *_MISFITS) as error:
             raise FormatError(f"{where} cannot be unpickled: {error}") from error
 
-    def _find_directory(self, level: Level, key: str, entry: NodeEntry) -> str | None:
-        if len(entry.files) == 1:
-            # Reading it tells whether it is there.
-            return entry.files[0]
-        for file in entry.files:
+    def _find_directory(self, level: Level, key: str, files: tuple[str, ...]) -> str | None:
+        for file in files:
             if self.tree.stat(level.parts, file) is not None:
                 return file
         if not self.options.strict:
             return None
         raise FormatError(
             f"{self.tree.show(level.parts)}: the directory of {show_path((*level.key, key))} is missing: "
-            f"none of {list(entry.files)} is there"
+            f"none of {list(files)} is there"
         )
 
-    def _find_leaf(self, level: Level, key: str, entry: LeafEntry) -> str:
-        """Return the name, without ending, of the file of a leaf; check its size."""
+    def _find_leaf(self, level: Level, key: str) -> None:
+        """Find the file of a leaf, and check its size."""
+        entry = level.leaves[key]
         if self._without_content:
-            return ""
+            return
         wanted = [(".shape.memmap" if entry.nested else ".memmap", entry.nbytes)]
         if entry.jagged is not None:
             size = 8 if entry.jagged["offsets_dtype"] == "torch.int64" else 4
             wanted.append((".offsets.memmap", (entry.jagged["components"] + 1) * size))
             if entry.jagged["lengths"]:
                 wanted.append((".lengths.memmap", entry.jagged["components"] * size))
-        stem = entry.files[0] if entry.files else ""
         for ending, nbytes in wanted:
             if nbytes:
-                stem = self._check_file(level, (*level.key, key), entry, ending, nbytes)
-        return stem
+                entry.files = (self._check_file(level, (*level.key, key), entry, ending, nbytes),)
 
     def _check_file(
         self, level: Level, key: tuple[str, ...], entry: LeafEntry, ending: str, nbytes: int
@@ -330,8 +325,11 @@ class Reader:
 
     def map_leaves(self) -> list[dict[str, Tensor]]:
         """Return the leaves of every node, by key."""
-        self._check_mappings(sum(len(node.leaves) for node in self.nodes))
-        leaves = [{key: self._map(node, key) for key in node.leaves} for node in self.nodes]
+        self._check_mappings(sum(len(node.level.leaves) for node in self.nodes))
+        leaves = [
+            {key: self._map(node.level, key, entry) for key, entry in node.level.leaves.items()}
+            for node in self.nodes
+        ]
         if self._device is not None or self.options.progress is not False:
             self._move(leaves)
         return leaves
@@ -342,7 +340,7 @@ class Reader:
         Only this is done in threads: to map a file takes less time than to hand it to a thread.
         """
         options, device = self.options, self._device
-        sizes = [entry.nbytes for node in self.nodes for entry, _ in node.leaves.values()]
+        sizes = [entry.nbytes for node in self.nodes for entry in node.level.leaves.values()]
         report = reporter(options.progress, sum(sizes), "load")
 
         def move(place: dict[str, Tensor], key: str, nbytes: int) -> None:
@@ -359,55 +357,55 @@ class Reader:
             list(map(move, places, keys, sizes))
 
     def _imagine(self, node: Node, key: str) -> Tensor:
-        entry = node.leaves[key][0]
+        entry = node.level.leaves[key]
         device = self.options.device or _CPU
         if entry.nested or entry.jagged is not None:
             return self._nested_without_content(node, key, device)
         return torch.empty(entry.shape, dtype=entry.dtype, device=device)
 
     def _nested_without_content(self, node: Node, key: str, device: torch.device) -> Tensor:
-        entry, _ = node.leaves[key]
+        entry = node.level.leaves[key]
         if entry.jagged is not None:
             components = entry.jagged["components"]
             offsets = torch.empty(components + 1, dtype=torch.int64, device=device)
             values = torch.empty(entry.shape, dtype=entry.dtype, device=device)
             return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=entry.jagged["ragged"])
         # The component shapes are content, which is read even for a tensor without any.
-        table = self._table(node, key)
+        table = self._table(node.level, key)
         parts = [torch.empty(row, dtype=entry.dtype, device=device) for row in table.tolist()]
         return torch.nested.as_nested_tensor(parts)
 
-    def _map(self, node: Node, key: str) -> Tensor:
-        entry, stem = node.leaves[key]
-        parts = node.level.parts
-        if entry.plain:
+    def _map(self, level: Level, key: str, entry: LeafEntry) -> Tensor:
+        parts, name = level.parts, entry.files[0] + ".memmap"
+        if entry.jagged is None and not entry.nested:
             try:
-                return self._map_file(parts, stem + ".memmap", entry.dtype, entry.shape, entry.nbytes)
+                return self._map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
             except FormatError:
                 # Missing or too short: it may have another name, and if not, this says what is wrong.
-                stem = self._find_leaf(node.level, key, entry)
-                return self._map_file(parts, stem + ".memmap", entry.dtype, entry.shape, entry.nbytes)
+                self._find_leaf(level, key)
+                name = entry.files[0] + ".memmap"
+                return self._map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
+        self._find_leaf(level, key)
         if entry.jagged is not None:
-            return self._map_jagged(node, entry, stem)
-        if not entry.nested:
-            return self._map_file(parts, stem + ".memmap", entry.dtype, entry.shape, entry.nbytes)
-        table = self._table(node, key)
+            return self._map_jagged(level, entry)
+        table = self._table(level, key)
         nbytes = element_count(table) * entry.dtype.itemsize
-        found = self.tree.stat(parts, stem + ".memmap")
+        name = entry.files[0] + ".memmap"
+        found = self.tree.stat(parts, name)
         if nbytes and (found is None or (found.st_size < nbytes and not _fs.is_link(found))):
             raise damaged(
-                self.tree.show(parts, stem + ".memmap"),
-                (*node.level.key, key),
+                self.tree.show(parts, name),
+                (*level.key, key),
                 "the size",
                 None if found is None else found.st_size,
                 f"at least {nbytes} bytes",
             )
-        return self._map_file(parts, stem + ".memmap", entry.dtype, table)
+        return self._map_file(parts, name, entry.dtype, table, nbytes)
 
-    def _table(self, node: Node, key: str) -> Tensor:
+    def _table(self, level: Level, key: str) -> Tensor:
         """Return the component shapes of a strided nested leaf."""
-        entry, _ = node.leaves[key]
-        parts = node.level.parts
+        entry = level.leaves[key]
+        parts = level.parts
         stem = next(
             (stem for stem in entry.files if self.tree.stat(parts, stem + ".shape.memmap") is not None),
             entry.files[0],
@@ -418,12 +416,10 @@ class Reader:
             return torch.empty(entry.shape, dtype=torch.int64)
         content = self.tree.read(parts, stem + ".shape.memmap", LIMIT)
         if len(content) < count * 8:
-            raise damaged(
-                where, (*node.level.key, key), "the size", len(content), f"at least {count * 8} bytes"
-            )
+            raise damaged(where, (*level.key, key), "the size", len(content), f"at least {count * 8} bytes")
         table = torch.frombuffer(bytearray(content), dtype=torch.int64, count=count).view(entry.shape)
         for row in table.tolist():
-            check_shape(row, where, (*node.level.key, key), "the shape of a component", entry.dtype.itemsize)
+            check_shape(row, where, (*level.key, key), "the shape of a component", entry.dtype.itemsize)
         return table
 
     def _check_mappings(self, count: int) -> None:
@@ -432,40 +428,38 @@ class Reader:
     def _map_file(
         self, parts: Parts, name: str, dtype: torch.dtype, shape: Any, nbytes: int | None = None
     ) -> Tensor:
-        mode, tree = self.options.mode, self.tree
+        mode, path = self.options.mode, self.tree.show(parts, name)
         if nbytes is None:
             nbytes = element_count(shape) * dtype.itemsize
         if not nbytes:
-            place = Place(shape, tree.show(parts, name), None, 0, mode)
-            return MemoryMappedTensor._on(shaped(torch.empty(0, dtype=dtype), shape), place)
+            data = shaped(torch.empty(0, dtype=dtype), shape)
+            return MemoryMappedTensor._on(data, Place(shape, path, None, 0, mode))
         try:
-            fd, status, shared = _fs.open_in_tree(tree, parts, name, mode)
+            fd, status, shared = self.tree.open_in_mode(parts, name, mode)
         except FileNotFoundError:
-            raise FormatError(f"{tree.show(parts, name)} is missing") from None
+            raise FormatError(f"{path} is missing") from None
         try:
-            return map_file(
-                fd, tree.show(parts, name), dtype, shape, mode, shared=shared, status=status, nbytes=nbytes
-            )
+            return map_file(fd, path, dtype, shape, mode, shared=shared, status=status, nbytes=nbytes)
         finally:
             _fs.close(fd)
 
-    def _map_jagged(self, node: Node, entry: LeafEntry, stem: str) -> Tensor:
-        spec = entry.jagged
+    def _map_jagged(self, level: Level, entry: LeafEntry) -> Tensor:
+        spec, stem = entry.jagged, entry.files[0]
         assert spec is not None
         dtype = torch.int64 if spec["offsets_dtype"] == "torch.int64" else torch.int32
         count = spec["components"]
-        values = self._map_file(node.level.parts, stem + ".memmap", entry.dtype, entry.shape)
-        offsets = self._map_file(node.level.parts, stem + ".offsets.memmap", dtype, torch.Size([count + 1]))
+        values = self._map_file(level.parts, stem + ".memmap", entry.dtype, entry.shape)
+        offsets = self._map_file(level.parts, stem + ".offsets.memmap", dtype, torch.Size([count + 1]))
         lengths = None
         if spec["lengths"]:
-            lengths = self._map_file(node.level.parts, stem + ".lengths.memmap", dtype, torch.Size([count]))
+            lengths = self._map_file(level.parts, stem + ".lengths.memmap", dtype, torch.Size([count]))
         ragged = spec["ragged"]
         size = entry.shape[ragged - 1] if 0 < ragged <= len(entry.shape) else -1
         steps = offsets.diff()
         if size < 0 or int(offsets[0]) < 0 or int(offsets[-1]) > size or bool((steps < 0).any()):
-            where = self.tree.show(node.level.parts, stem + ".offsets.memmap")
+            where = self.tree.show(level.parts, stem + ".offsets.memmap")
             raise damaged(
-                where, node.level.key, "the offsets", offsets.tolist()[:10], f"increasing, within {size}"
+                where, level.key, "the offsets", offsets.tolist()[:10], f"increasing, within {size}"
             )
         return jagged(ragged, plain(values), plain(offsets), None if lengths is None else plain(lengths))
 
@@ -479,13 +473,13 @@ class Reader:
 
     def _build_one(self, node: Node, leaves: dict[str, Tensor], built: list[Any]) -> Any:
         level = node.level
-        where = self.tree.show(level.parts, _names.META)
-        entries: dict[str, Any] = {}
-        for key in level.entries:
-            if key in leaves:
-                entries[key] = leaves[key]
-            elif key in node.entries:
-                entries[key] = built[node.entries[key]]
+        entries: dict[str, Any] = leaves
+        if node.entries:
+            entries = {
+                key: leaves[key] if key in leaves else built[node.entries[key]]
+                for key in level.keys
+                if key in leaves or key in node.entries
+            }
         members = {name: built[position] for name, position in node.members.items()}
         meta = dict(level.meta)
         device = self.options.device or _CPU
@@ -497,19 +491,21 @@ class Reader:
                 return _views.rebuild(meta, members)
             unflatten = level.kind.unflatten if level.general else level.kind.layouts[FORMAT].unflatten
             result = unflatten(record)
-            self._check_nested(result, entries, level, where)
+            if node.entries and level.sized:
+                self._check_nested(entries, level)
         except (FormatError, MissingPluginError):
             raise
         except _MISFITS as error:
+            where = self.tree.show(level.parts, _names.META)
             raise FormatError(f"{where}: {show_path(level.key)} cannot be put together: {error}") from error
         return result
 
-    def _check_nested(self, result: Any, entries: dict[str, Any], level: Level, where: str) -> None:
+    def _check_nested(self, entries: dict[str, Any], level: Level) -> None:
         size = level.batch_size
         for key, entry in entries.items():
-            if level.sized and not isinstance(entry, Tensor) and entry.batch_size[: len(size)] != size:
+            if not isinstance(entry, Tensor) and entry.batch_size[: len(size)] != size:
                 raise damaged(
-                    where,
+                    self.tree.show(level.parts, _names.META),
                     (*level.key, key),
                     "the batch size",
                     list(entry.batch_size),

@@ -19,7 +19,7 @@ from ._dtypes import DTYPES
 from ._fs import Parts
 from ._plan import FORMAT, VERSION
 
-__all__ = ["LeafEntry", "Level", "NodeEntry", "damaged", "parse_json", "read_level"]
+__all__ = ["LeafEntry", "Level", "damaged", "parse_json", "read_level"]
 
 #: Longest ``meta.json`` that is read; a level of a million leaves has about 100 MB.
 LIMIT = 1 << 29
@@ -39,11 +39,10 @@ class LeafEntry:
         shape: shape of the leaf; of the table of component shapes for a strided nested one, of the values for a jagged
             one.
         dtype: element type.
-        files: names that its file may have, without endings.
+        files: names that its file may have, without endings, the likeliest first; once it was found, that one.
         nbytes: bytes of the elements, of the table for a strided nested one.
         nested: whether it is a strided nested tensor.
         jagged: the entry of a jagged tensor; None for others.
-        plain: whether it is one file of elements, as nearly every leaf of nearly every save is.
     """
 
     shape: torch.Size
@@ -52,14 +51,6 @@ class LeafEntry:
     nbytes: int = 0
     nested: bool = False
     jagged: dict[str, Any] | None = None
-    plain: bool = False
-
-
-@dataclass(slots=True)
-class NodeEntry:
-    """A collection below, and the names that its directory may have."""
-
-    files: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -73,7 +64,9 @@ class Level:
         general: whether it is in the general form.
         cls: the subclass of the kind's type that was stored.
         meta: what the metadata says about the node itself.
-        entries: leaves and collections by key.
+        keys: of leaves and collections, in order.
+        leaves: by key.
+        nodes: the names that the directory of a collection may have, by key.
         members: collections under names of the layout; None: those that the directory holds.
         values: plain values that stand in the metadata.
         sized: whether ``batch_size`` is its own, and not the one of the level above.
@@ -87,7 +80,9 @@ class Level:
     general: bool
     cls: type | None
     meta: dict[str, Any]
-    entries: dict[str, LeafEntry | NodeEntry] = field(default_factory=dict)
+    keys: list[str] = field(default_factory=list)
+    leaves: dict[str, LeafEntry] = field(default_factory=dict)
+    nodes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     members: list[str] | None = None
     values: dict[str, Any] = field(default_factory=dict)
     sized: bool = False
@@ -225,21 +220,23 @@ def _mapping(level: Level, obj: dict[str, Any], where: str, robust_key: bool, st
     """Read a level in the plain form: entries and metadata side by side."""
     level.batch_size = check_shape(obj["shape"], where, level.key, "shape")
     level.sized = True
+    meta, leaves, nodes = level.meta, level.leaves, level.nodes
     for name, entry in obj.items():
-        if not isinstance(entry, dict):
-            level.meta[name] = entry
+        if type(entry) is not dict:
+            meta[name] = entry
         elif entry.get("type") is not None:
-            level.entries[name] = NodeEntry(_candidates(name, robust_key))
+            nodes[name] = _candidates(name, robust_key)
+            level.keys.append(name)
         elif "dtype" in entry and "shape" in entry:
-            level.entries[name] = _leaf(
-                entry, where, (*level.key, name), _candidates(name, robust_key), level.batch_size
-            )
+            files = _candidates(name, robust_key)
+            leaves[name] = _leaf(entry, where, (*level.key, name), files, level.batch_size)
+            level.keys.append(name)
         elif strict:
             raise damaged(
                 where, (*level.key, name), "the entry", entry, "a leaf (shape, dtype) or a collection (type)"
             )
-    device = level.meta.get("device", "None")
-    if device != "None":
+    device = meta.get("device", "cpu")
+    if device != "cpu" and device != "None":
         check_device(device, where, level.key)
 
 
@@ -294,12 +291,13 @@ def _general_entries(level: Level, rows: Any, where: str) -> None:
         file = entry.get("file")
         if not isinstance(file, str) or _names.inside(file) != (file,):
             raise damaged(where, at, "file", file, "a file name")
-        if name in level.entries:
+        if name in level.leaves or name in level.nodes:
             raise damaged(where, at, "the key", name, "each key once")
         if entry.get("type") is not None:
-            level.entries[name] = NodeEntry((file,))
+            level.nodes[name] = (file,)
         else:
-            level.entries[name] = _leaf(entry, where, at, (file,), level.batch_size)
+            level.leaves[name] = _leaf(entry, where, at, (file,), level.batch_size)
+        level.keys.append(name)
 
 
 def _leaf(
@@ -318,7 +316,7 @@ def _leaf(
         if batch_size and shape[: len(batch_size)] != batch_size:
             expected = f"a shape that starts with the batch size {list(batch_size)}"
             raise damaged(where, key, "shape", list(shape), expected)
-        return LeafEntry(shape, dtype, files, nbytes, plain=nbytes > 0 and bool(files))
+        return LeafEntry(shape, dtype, files, nbytes)
     if nested is not True:
         raise damaged(where, key, "is_nested", nested, "true or false")
     if entry.get("layout") == "jagged":
@@ -351,9 +349,9 @@ def _candidates(key: str, robust_key: bool) -> tuple[str, ...]:
     if robust_key and (encoded := _names.encode_key(key)) == key:
         return (key,)
     raw = _names.raw_name(key)
-    if not robust_key:
-        return () if raw is None else (raw,)
-    return (encoded,) if raw is None else (encoded, raw)
+    if raw is None:
+        return (_names.encode_key(key),)
+    return (encoded, raw) if robust_key else (raw,)
 
 
 def check_shape(value: Any, where: str, key: tuple[str, ...], name: str, itemsize: int = 1) -> torch.Size:
