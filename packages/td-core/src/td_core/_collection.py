@@ -25,6 +25,10 @@ from .typing import NO_DEFAULT, NoDefault
 Child = Any  # Tensor | Core: spelled Any because most callers know which of the two they hold
 SelfT = TypeVar("SelfT", bound="Core")
 
+#: What ``_collect`` tells ``_with_leaves``: the entries of each level as they were read, in the order of the walk, or of
+#: the only one where all are leaves; None where the levels have to be walked again.
+Walked = Any  # list[dict[str, Child]] | dict[str, Child] | None
+
 
 class Plan(Protocol):
     """What a shape operation or an index does to each leaf, worked out once from the batch size.
@@ -121,6 +125,10 @@ class Core(ABC):
     def _get_child(self, key: str) -> Child:
         """Return one direct entry; KeyError where it is missing."""
         return self._children()[key]
+
+    def _all_children(self) -> Mapping[str, Child]:
+        """Return the direct entries, for one who would lose those that a lazy stack hides: KeyMismatchError there."""
+        return self._children()
 
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
         """Copy a checked value into the existing entry ``key``, in place."""
@@ -226,8 +234,8 @@ class Core(ABC):
             todo.extend(child for child in node._nested() if child.batch_size[:ndim] != batch_size)
             node._set_batch_size(batch_size)
 
-    def _collect(self, out: list[Tensor]) -> bool | None:
-        """Append every tensor leaf to ``out``; True tells that there are no levels below, see ``_with_leaves``."""
+    def _collect(self, out: list[Tensor]) -> Walked:
+        """Append every tensor leaf to ``out``; what is returned is for ``_with_leaves``."""
         for child in self._children().values():
             if isinstance(child, Tensor):
                 out.append(child)
@@ -261,21 +269,20 @@ class Core(ABC):
 
     def _collect_both(
         self, other: Core, mine: list[Tensor], theirs: list[Tensor], foreign: list[Core] | None = None
-    ) -> bool | None:
+    ) -> Walked:
         """Append the leaves of this node to ``mine`` and those of ``other``, in the same order, to ``theirs``.
 
-        True tells that there are no levels below.
-
-        Nodes met that are no plain mappings, which may hold values beside leaves, are appended to ``foreign``.
+        What is returned is for ``_with_leaves``. Nodes met that are no plain mappings, which may hold values beside
+        leaves, are appended to ``foreign``.
 
         Raises:
             StructureError: the keys differ; the message names the first differing one.
         """
         if foreign is not None:
             foreign.append(self)
-        flat = self._collect(mine)
+        levels = self._collect(mine)
         other._collect_like(self, theirs)
-        return flat
+        return levels
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         """Return the same structure around new leaves, taken in the order of ``_collect``."""
@@ -286,10 +293,10 @@ class Core(ABC):
             }
         )
 
-    def _with_leaves(self: SelfT, leaves: Sequence[Tensor], flat: bool | None = None) -> SelfT:
+    def _with_leaves(self: SelfT, leaves: Sequence[Tensor], levels: Walked = None) -> SelfT:
         """Return the same structure around new leaves, one for each that ``_collect`` gave.
 
-        ``flat`` is what ``_collect`` told: without levels below, no entry has to be looked at.
+        ``levels`` is what ``_collect`` told, if that was of this node. It is used up.
 
         Raises:
             StructureError: their number differs, since another thread changed the structure in between.
@@ -348,8 +355,8 @@ class Core(ABC):
         Raises:
             StructureError: keys differ between items; the message names the first.
         """
-        mine = self._children()
-        columns = [item._children() for item in items]
+        columns = [item._all_children() for item in items]
+        mine = columns[0]
         for column in columns:
             check_same_keys(mine, column, path)
         joined: dict[str, Child] = {}

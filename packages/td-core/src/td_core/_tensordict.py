@@ -20,6 +20,7 @@ from ._collection import (
     Child,
     Core,
     Plan,
+    Walked,
     changed_meanwhile,
     check_same_keys,
     check_same_leaves,
@@ -382,12 +383,15 @@ class TensorDict(TensorDictBase):
             return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)
         return self._data.values()
 
-    def _collect(self, out: list[Tensor]) -> bool:
+    def _collect(self, out: list[Tensor]) -> Walked:
         append = out.append
         flat = True
+        levels: list[dict[str, Child]] = []
         todo = [self._data]
         while todo:
-            for child in list(todo.pop().values()):
+            level = todo.pop().copy()
+            levels.append(level)
+            for child in level.values():
                 if isinstance(child, Tensor):
                     append(child)
                     continue
@@ -396,7 +400,7 @@ class TensorDict(TensorDictBase):
                     todo.append(child._data)
                 else:
                     child._collect(out)
-        return flat
+        return level if flat else levels
 
     def _spread(self, value: Tensor, out: list[Tensor]) -> None:
         shaped: dict[int, Tensor] = {}
@@ -446,18 +450,21 @@ class TensorDict(TensorDictBase):
 
     def _collect_both(
         self, other: Core, mine: list[Tensor], theirs: list[Tensor], foreign: list[Core] | None = None
-    ) -> bool | None:
+    ) -> Walked:
         if not isinstance(other, TensorDict):
             return super()._collect_both(other, mine, theirs, foreign)
         add, add_other = mine.append, theirs.append
         flat = True
         start = len(mine)
+        levels: list[dict[str, Child]] = []
         todo = [(self._data, other._data)]
         while todo:
             data, data_other = todo.pop()
-            if len(data) != len(data_other):
+            level = data.copy()
+            levels.append(level)
+            if len(level) != len(data_other):
                 break
-            for key, child in data.copy().items():
+            for key, child in level.items():
                 found = data_other.get(key)
                 if isinstance(child, Tensor):
                     if not isinstance(found, Tensor):
@@ -478,17 +485,35 @@ class TensorDict(TensorDictBase):
                 continue
             break
         else:
-            return flat
+            return level if flat else levels
         # The walk that keeps track of key paths says what is wrong, or that only values or kinds differ.
         del mine[start:], theirs[start:]
         super()._collect_both(other, mine, theirs, foreign)
         return None
 
-    def _with_leaves(self: SelfT, leaves: Sequence[Tensor], flat: bool | None = None) -> SelfT:
-        data = self._data
-        if flat and len(leaves) == len(data):
-            return _node(type(self), dict(zip(data, leaves)), self._batch_size, self._device, self._names)
-        return super()._with_leaves(leaves)
+    def _with_leaves(self: SelfT, leaves: Sequence[Tensor], levels: Walked = None) -> SelfT:
+        if levels is None:
+            return super()._with_leaves(leaves)
+        if levels.__class__ is dict:
+            return _node(type(self), dict(zip(levels, leaves)), self._batch_size, self._device, self._names)
+        given = iter(leaves)
+        following = given.__next__
+        root = _node(type(self), {}, self._batch_size, self._device, self._names)
+        todo: list[TensorDict] = [root]
+        for level in levels:
+            todo.pop()._data = level
+            for key, child in level.items():
+                if isinstance(child, Tensor):
+                    level[key] = following()
+                elif type(child) is TensorDict:
+                    # Its entries come when the walk gets to it.
+                    level[key] = node = _node(
+                        TensorDict, level, child._batch_size, child._device, child._names
+                    )
+                    todo.append(node)
+                else:
+                    level[key] = child._rebuild(given)
+        return root
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         following = leaves.__next__
@@ -604,7 +629,7 @@ class TensorDict(TensorDictBase):
         old = self._batch_size
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead or n else old
         columns: list[dict[str, Child]] = [
-            item._data.copy() if type(item) is TensorDict else dict(item._children()) for item in items
+            item._data.copy() if type(item) is TensorDict else dict(item._all_children()) for item in items
         ]
         # The copy of the first becomes the result, entry by entry.
         target = columns[0]

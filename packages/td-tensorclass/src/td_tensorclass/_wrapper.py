@@ -152,22 +152,22 @@ class Wrapper(TensorCollection):
                     "from_tensordict() or to_tensordict()"
                 )
 
-    def _collect(self, out: list[Tensor]) -> bool | None:
-        return self._tensordict._collect(out)  # type: ignore[no-any-return]
+    def _collect(self, out: list[Tensor]) -> Any:
+        return self._tensordict._collect(out)
 
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         self._tensordict._collect_other(other._inner(), out, path)
 
     def _collect_both(
         self, other: Core, mine: list[Tensor], theirs: list[Tensor], foreign: list[Core] | None = None
-    ) -> bool | None:
-        return self._tensordict._collect_both(other._inner(), mine, theirs, foreign)  # type: ignore[no-any-return]
+    ) -> Any:
+        return self._tensordict._collect_both(other._inner(), mine, theirs, foreign)
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         return self._wrap(self._tensordict._rebuild(leaves))
 
-    def _with_leaves(self: SelfT, leaves: Sequence[Tensor], flat: bool | None = None) -> SelfT:
-        return self._wrap(self._tensordict._with_leaves(leaves, flat))
+    def _with_leaves(self: SelfT, leaves: Sequence[Tensor], levels: Any = None) -> SelfT:
+        return self._wrap(self._tensordict._with_leaves(leaves, levels))
 
     def _shallow(self: SelfT) -> SelfT:
         return self._wrap(self._tensordict._shallow())

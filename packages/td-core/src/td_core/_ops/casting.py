@@ -74,8 +74,8 @@ class Casting(Moving):
             if copied is not None:
                 return copied  # type: ignore[no-any-return]
         leaves: list[Tensor] = []
-        flat = self._collect(leaves)
-        return self._with_leaves(foreach(_CLONE, leaves), flat)
+        levels = self._collect(leaves)
+        return self._with_leaves(foreach(_CLONE, leaves), levels)
 
     def copy(self: SelfT) -> SelfT:
         """Return a new collection around the same leaves: ``clone(recurse=False)``.

@@ -231,9 +231,9 @@ class Moving(Dtypes):
                 if whole is not None:
                     return whole if batch_size is None else whole._resized(batch_size)  # type: ignore[no-any-return]
         leaves: list[Tensor] = []
-        flat = source._collect(leaves)
+        levels = source._collect(leaves)
         moved = move(leaves, target, pin=non_blocking_pin, threads=num_threads)
-        result: Any = source._with_leaves(moved, flat)
+        result: Any = source._with_leaves(moved, levels)
         if inplace:
             put_back(self, result)
             result = self

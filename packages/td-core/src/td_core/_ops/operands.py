@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._collection import Core, changed_meanwhile, check_same_keys, show_path
+from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
 from .._foreach import Op, foreach, op
 from ..errors import BatchSizeError, StructureError
 
@@ -51,7 +51,7 @@ def combine(
     ``foreign`` collects what :meth:`Core._collect_both` does.
     """
     leaves: list[Tensor] = []
-    flat: bool | None = None
+    levels: Walked = None
     operand = other
     # A type check is several times faster than isinstance with an abstract class.
     if type(other) is type(node) or not isinstance(other, NUMBERS):
@@ -61,7 +61,7 @@ def combine(
             if other.batch_size != node.batch_size:
                 node, other = _same_batch(name, node, other)
             operand = []
-            flat = node._collect_both(other, leaves, operand, foreign)
+            levels = node._collect_both(other, leaves, operand, foreign)
         else:
             if isinstance(other, np.ndarray):
                 other = torch.as_tensor(other)
@@ -76,9 +76,9 @@ def combine(
     elif isinstance(other, np.generic):
         operand = other.item()
     if not leaves:
-        flat = node._collect(leaves)
+        levels = node._collect(leaves)
     try:
-        return node._with_leaves(foreach(this, leaves, operand), flat)
+        return node._with_leaves(foreach(this, leaves, operand), levels)
     except LEAF_ERRORS as error:
         raise at_leaf(error, name, node, this, leaves, operand) from error
 

@@ -142,8 +142,8 @@ def unary(name: str, what: str) -> Callable[[SelfT], SelfT]:
         try:
             if this.fused is None:
                 return self._map(this.single)
-            flat = self._collect(leaves)
-            return self._with_leaves(foreach(this, leaves), flat)
+            levels = self._collect(leaves)
+            return self._with_leaves(foreach(this, leaves), levels)
         except LEAF_ERRORS as error:
             raise at_leaf(error, name, self, this, leaves_of(self)) from error
 
