@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,6 +35,7 @@ FORMAT = "consolidated/1"
 GENERAL = "td:general"
 RESERVED = frozenset(("cls", "non_tensors", "leaves", "cls_metadata", "size"))
 JAGGED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
+MARKS = (*JAGGED, "<NJT>")
 # The order in which the reference expects the pieces of a jagged tensor, by number of pieces.
 JAGGED_ORDER = {2: (0, 1), 3: (0, 2, 1)}
 LARGEST_JSON = 1 << 30
@@ -157,9 +159,7 @@ def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor, bo
         _storage.check(layout, len(storage))
         tree = decode(Encoded(nodes, list(map(_storage.check_rows, views.leaves(layout))), values))
     else:
-        reader = _Reader(views, structure.get("size"))
-        tree = reader.node(structure)
-        layout = Layout(reader.leaves, len(storage))
+        tree = _Reader(views, structure.get("size")).node(structure)
     check_shapes(tree)
     return tree, storage, not views.copied
 
@@ -217,7 +217,7 @@ def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
     kind = getattr(torch, str(dtype).removeprefix("torch."), None)
     if not isinstance(kind, torch.dtype):
         raise FormatError(f"unknown dtype {dtype!r}")
-    if not isinstance(shape, list) or any(type(n) is not int for n in [*shape, start, stop, pad]):
+    if not isinstance(shape, list) or {*map(type, (*shape, start, stop, pad))} != {int}:
         raise FormatError(f"shape {shape!r} at bytes {start!r} to {stop!r}, {pad!r} of padding: not all ints")
     return Span(kind, tuple(shape), start, stop, pad)
 
@@ -314,24 +314,26 @@ class _Reader:
                 if key not in RESERVED and isinstance(below, dict):
                     todo.append((below, (*path, key), current))
         built: dict[int, Any] = {}
-        specs = [self._leaves(current, path) for current, path, _ in order]
-        _storage.check(Layout(self.leaves, len(self.views.storage)), len(self.views.storage))
-        for (current, path, _), leaves in reversed(list(zip(order, specs))):
-            built[id(current)] = self._build(current, path, leaves, built)
+        keys = [self._leaves(current, path) for current, path, _ in order]
+        layout = Layout(self.leaves, len(self.views.storage))
+        _storage.check(layout, layout.nbytes)
+        made = map(_storage.check_rows, self.views.leaves(layout))
+        leaves = [dict(zip(names, islice(made, len(names)))) for names in keys]
+        for (current, path, _), here in reversed(list(zip(order, leaves))):
+            built[id(current)] = self._build(current, path, here, built)
         return built[id(level)]
 
-    def _leaves(self, level: dict[str, Any], path: tuple[str, ...]) -> dict[str, Leaf]:
+    def _leaves(self, level: dict[str, Any], path: tuple[str, ...]) -> list[str]:
         found: dict[str, Leaf] = {}
         parts: dict[str, dict[str, Any]] = {}
         for key, entry in level["leaves"].items():
-            for mark in (*JAGGED, "<NJT>"):
-                if key.startswith(mark):
-                    name = key[len(mark) :]
-                    found.setdefault(name, Leaf(()))
-                    parts.setdefault(name, {})["<NJT_VALUES>" if mark == "<NJT>" else mark] = entry
-                    break
-            else:
+            mark = next((mark for mark in MARKS if key.startswith(mark)), None) if key[:1] == "<" else None
+            if mark is None:
                 found[key] = Leaf((_span(*entry[:5]),))
+            else:
+                name = key[len(mark) :]
+                found.setdefault(name, Leaf(()))
+                parts.setdefault(name, {})["<NJT_VALUES>" if mark == "<NJT>" else mark] = entry
         for name, marks in parts.items():
             if not {"<NJT_VALUES>", "<NJT_OFFSETS>"} <= marks.keys():
                 raise FormatError(f"the jagged tensor {(*path, name)} lacks its values or offsets")
@@ -339,10 +341,10 @@ class _Reader:
             offsets = marks["<NJT_OFFSETS>"]
             found[name] = Leaf(spans, offsets[5] if len(offsets) > 5 else 1)
         self.leaves.extend(found.values())
-        return found
+        return list(found)
 
     def _build(
-        self, level: dict[str, Any], path: tuple[str, ...], leaves: dict[str, Leaf], built: dict[int, Any]
+        self, level: dict[str, Any], path: tuple[str, ...], leaves: dict[str, Tensor], built: dict[int, Any]
     ) -> Any:
         name = level["cls"]
         kind = KINDS.named(FORMAT, name) or _by_last_name(name)
@@ -356,8 +358,7 @@ class _Reader:
         children: dict[str, Any] = {}
         for key, entry in level.get("non_tensors", {}).items():
             children[key] = self._value(entry, (*path, key))
-        for key, leaf in leaves.items():
-            children[key] = _storage.check_rows(leaf.made_of([self.views.of(span) for span in leaf.spans]))
+        children.update(leaves)
         for key, below in level.items():
             if key not in RESERVED and isinstance(below, dict):
                 children[key] = built[id(below)]

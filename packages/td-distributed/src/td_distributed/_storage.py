@@ -7,10 +7,12 @@ tensor is stored as its values, its offsets and, where it has them, its lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from operator import itemgetter
+from functools import lru_cache, partial
+from itertools import islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,11 @@ ALIGNMENT = 8
 SMALL = 1 << 13
 #: Pieces of this size travel from where they are; smaller ones are copied together first.
 LARGE = 1 << 16
+
+
+_KIND = attrgetter("__class__", "layout", "is_nested", "is_meta")
+_ORDINARY = (Tensor, torch.strided, False, False)
+_NEW = tuple.__new__  # twice as fast as the constructor of a named tuple
 
 
 class Span(NamedTuple):
@@ -98,35 +105,60 @@ class Views:
         self._aligned = storage.storage_offset() % 16 == 0 and (
             storage.is_meta or storage.data_ptr() % 16 == 0
         )
-        self._typed: dict[torch.dtype, tuple[Callable[..., Tensor], int]] = {}
+        self._typed: dict[torch.dtype, Tensor] = {}
 
     def of(self, span: Span) -> Tensor:
         """Return a piece as a view on the storage, or as a copy."""
         dtype, shape, start, stop, pad = span
-        itemsize = dtype.itemsize
-        if not self._aligned or start % itemsize:
+        if not self._aligned or start % dtype.itemsize:
             self.copied = True
             return self.storage[start : stop - pad].clone().view(dtype).view(shape)
-        typed = self._typed.get(dtype)
-        if typed is None:
-            whole = len(self.storage) - len(self.storage) % itemsize
-            base = self.storage[:whole].view(dtype)
-            typed = self._typed[dtype] = base.as_strided, int(base.storage_offset())
-        as_strided, first = typed
-        return as_strided(shape, (1,) if len(shape) == 1 else strides(shape), first + start // itemsize)
+        base = self._typed.get(dtype)
+        if base is None:
+            whole = len(self.storage) - len(self.storage) % dtype.itemsize
+            base = self._typed[dtype] = self.storage[:whole].view(dtype)
+        return base.as_strided(shape, strides(shape), int(base.storage_offset()) + start // dtype.itemsize)
 
     def pieces(self, layout: Layout) -> list[Pieces]:
         """Return the pieces of each leaf; those of tied leaves are the same tuple."""
-        owner: dict[int, tuple[Span, ...]] = {}
-        known: dict[int, Pieces] = {}
-        result = []
+        places: list[tuple[Span, ...]] = []
+        known: dict[int, int] = {}
+        order = []
         for spans, _ in layout.leaves:
             start = spans[0][2]
-            if owner.get(start) != spans:
-                owner[start] = spans
-                known[start] = (self.of(spans[0]),) if len(spans) == 1 else tuple(map(self.of, spans))
-            result.append(known[start])
-        return result
+            at = known.get(start)
+            if at is None or places[at] != spans:
+                at = known[start] = len(places)
+                places.append(spans)
+            order.append(at)
+        made = list(self._made(places))
+        return [made[at] for at in order]
+
+    def _made(self, places: list[tuple[Span, ...]]) -> Iterator[Pieces]:
+        """Yield what lies at each place; one call makes all vectors that follow each other."""
+        run: list[int] = []
+        first = end = 0
+        kind: torch.dtype | None = None
+        for spans in places:
+            dtype, shape, start, stop, pad = spans[0]
+            vector = len(shape) == 1 and len(spans) == 1
+            if run and not (vector and dtype is kind and start == end):
+                yield from self._vectors(kind, first, end, run)
+                run = []
+            if not vector:
+                yield tuple(map(self.of, spans))
+                continue
+            if not run:
+                first, kind = start, dtype
+            run.append(shape[0])
+            end = stop - pad
+        if run:
+            yield from self._vectors(kind, first, end, run)
+
+    def _vectors(self, dtype: Any, start: int, stop: int, sizes: list[int]) -> Iterator[Pieces]:
+        whole = self.of(Span(dtype, ((stop - start) // dtype.itemsize,), start, stop, 0))
+        # The safe spelling refuses that a gradient is written into one of several views.
+        return zip(whole.unsafe_split_with_sizes(sizes) if len(sizes) > 1 else (whole,))
 
     def leaves(self, layout: Layout) -> list[Tensor]:
         """Return all leaves as views on the storage; tied leaves are one tensor."""
@@ -148,6 +180,7 @@ def together(layout: Layout, pieces: list[Pieces]) -> list[Tensor]:
     return result
 
 
+@lru_cache(1024)
 def strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a C-contiguous tensor.
 
@@ -167,7 +200,7 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
     Raises:
         StructureError: no dense pieces (sparse, strided nested, meta, DTensor).
     """
-    if leaf.__class__ is Tensor and leaf.layout is torch.strided and not (leaf.is_nested or leaf.is_meta):
+    if _KIND(leaf) == _ORDINARY:
         return (leaf,), None
     if leaf.is_nested:
         if leaf.layout is not torch.jagged:
@@ -209,7 +242,10 @@ def plan(encoded: Encoded) -> Layout:
         return plan_leaves(encoded.leaves, name)
     order = _paths.leaves(encoded.nodes)
     leaves, nbytes = plan_leaves([encoded.leaves[i] for i in order], lambda i: name(order[i]))
-    return Layout([leaf for _, leaf in sorted(zip(order, leaves, strict=True), key=itemgetter(0))], nbytes)
+    placed = leaves.copy()
+    for i, leaf in zip(order, leaves, strict=True):
+        placed[i] = leaf
+    return Layout(placed, nbytes)
 
 
 def plan_leaves(leaves: Sequence[Tensor], name: Callable[[int], str] = "leaf {}".format) -> Layout:
@@ -218,34 +254,38 @@ def plan_leaves(leaves: Sequence[Tensor], name: Callable[[int], str] = "leaf {}"
     Raises:
         StructureError: a leaf has no dense form.
     """
-    at = 0
-    placed: list[Leaf] = []
-    owner: dict[int, Tensor] = {}
-    known: dict[int, Span] = {}
-    new = tuple.__new__  # twice as fast as the constructors of named tuples
+    if {*map(_KIND, leaves)} <= {_ORDINARY}:
+        spans, nbytes = _spans(leaves)
+        return Layout([_NEW(Leaf, ((span,), None)) for span in spans], nbytes)
+    parts = []
     for i, leaf in enumerate(leaves):
         try:
-            pieces, ragged = pieces_of(leaf)
+            parts.append(pieces_of(leaf))
         except StructureError as error:
             raise StructureError(f"{name(i)}: {error}") from error
-        spans: list[Span] = []
-        for piece in pieces:
-            dtype, shape = piece.dtype, piece.shape
-            itemsize = dtype.itemsize
-            size = piece.numel() * itemsize
-            address = piece.data_ptr() if size else 0
-            if address in owner and size and _same(owner[address], piece):
-                spans.append(known[address])
-                continue
-            at += -at % itemsize
-            stop = at + size
-            pad = -stop % ALIGNMENT
-            span = new(Span, (dtype, shape, at, stop + pad, pad))
-            at = stop + pad
-            owner[address], known[address] = piece, span
-            spans.append(span)
-        placed.append(new(Leaf, (tuple(spans), ragged)))
-    return Layout(placed, at)
+    spans, nbytes = _spans([piece for pieces, _ in parts for piece in pieces])
+    rest = iter(spans)
+    return Layout([Leaf(tuple(islice(rest, len(pieces))), ragged) for pieces, ragged in parts], nbytes)
+
+
+def _spans(pieces: Sequence[Tensor]) -> tuple[list[Span], int]:
+    at = 0
+    spans: list[Span] = []
+    known: dict[int, int] = {}
+    looks = (Tensor.data_ptr, attrgetter("dtype"), Tensor.size, Tensor.numel)
+    for i, (address, dtype, shape, count) in enumerate(zip(*(map(look, pieces) for look in looks))):
+        itemsize = dtype.itemsize
+        size = count * itemsize
+        tied = known.setdefault(address, i) if size else i
+        if tied != i and _same(pieces[tied], pieces[i]):
+            spans.append(spans[tied])
+            continue
+        at += -at % itemsize
+        stop = at + size
+        pad = -stop % ALIGNMENT
+        spans.append(_NEW(Span, (dtype, shape, at, stop + pad, pad)))
+        at = stop + pad
+    return spans, at
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -376,11 +416,9 @@ def check(layout: Layout, nbytes: int) -> None:
     spans: list[tuple[int, int]] = []
     for i, leaf in enumerate(layout.leaves):
         for span in leaf.spans:
-            if any(dim < 0 for dim in span.shape):
+            if min(span.shape, default=0) < 0:
                 raise FormatError(f"leaf {i} has the impossible shape {list(span.shape)}")
-            size = span.dtype.itemsize
-            for dim in span.shape:
-                size *= dim
+            size = math.prod(span.shape) * span.dtype.itemsize
             if span.pad < 0 or span.stop - span.start - span.pad != size:
                 raise FormatError(
                     f"leaf {i} of shape {list(span.shape)} and dtype {span.dtype} needs {size} bytes; bytes "
