@@ -1,4 +1,4 @@
-"""Memory that a file is mapped to, as a tensor.
+"""Memory that a file is mapped to, as a tensor; and the memory of a tensor, as a buffer.
 
 torch maps a file by its name only, and creates, extends or follows whatever that name means by then. Here an open file
 is mapped, which has been checked, and torch is given the memory. To hand torch the open file as ``/proc/self/fd/<n>``
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["map_elements"]
+__all__ = ["buffer", "map_elements"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap, _munmap = _libc.mmap, _libc.munmap
@@ -34,13 +34,15 @@ _WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 class _Memory(ctypes.Array):  # type: ignore[type-arg]
-    """Mapped memory, which is unmapped when the last tensor on it is gone.
-
-    It is made of an address alone, so its length is that of no file: torch is told how many elements there are.
-    """
+    """Memory from an address on; it is made of that alone, so whoever uses it says how long it is."""
 
     _type_ = ctypes.c_ubyte
     _length_ = 1 << 62
+
+
+class _Mapping(_Memory):
+    """Mapped memory, which is unmapped when the last tensor on it is gone."""
+
     nbytes: int
 
     # Bound here, since the globals of a module may be gone when the interpreter ends.
@@ -89,8 +91,20 @@ def map_elements(fd: int, dtype: torch.dtype, count: int, *, shared: bool) -> Te
     if address == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    memory = _Memory.from_address(address)
+    memory = _Mapping.from_address(address)
     memory.nbytes = nbytes
     result = torch.frombuffer(memory, dtype=dtype, count=count)
     result.untyped_storage().__class__ = _FileStorage
     return result
+
+
+def buffer(tensor: Tensor) -> memoryview:
+    """Return the elements of a contiguous CPU tensor, as they are in memory; valid as long as the tensor is.
+
+    Every dtype is bytes here. torch needs four calls for it, which is most of the time that writing a small leaf takes.
+
+    >>> buffer(torch.tensor([1, 2], dtype=torch.int16)).tolist()
+    [1, 0, 2, 0]
+    """
+    nbytes = tensor.numel() * tensor.element_size()
+    return memoryview(_Memory.from_address(tensor.data_ptr()))[:nbytes] if nbytes else memoryview(b"")

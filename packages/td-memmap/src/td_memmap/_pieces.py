@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ._dtypes import elements
+from ._mapping import buffer
 
 __all__ = ["pieces"]
 
@@ -31,7 +32,7 @@ def pieces(leaf: Tensor) -> Iterable[Any]:
     if leaf.is_cuda:
         return _from_cuda(leaf)
     if leaf.is_cpu and leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg():
-        return (elements(leaf).numpy(),)
+        return (buffer(leaf),)
     return (elements(part.cpu()).numpy() for part in _blocks(leaf.detach()))
 
 

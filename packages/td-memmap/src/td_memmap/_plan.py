@@ -336,7 +336,8 @@ class _Planner:
     def leaf(self, leaf: Tensor, parts: Parts, stem: str, key: KeyPath) -> dict[str, Any]:
         """Plan the files of one leaf; return its entry."""
         storable(leaf, key, content=self.content)
-        entry: dict[str, Any] = {"device": str(leaf.device), "shape": [], "dtype": str(leaf.dtype)}
+        device = "cpu" if leaf.is_cpu else str(leaf.device)
+        entry: dict[str, Any] = {"device": device, "shape": [], "dtype": str(leaf.dtype)}
         entry["is_nested"] = leaf.is_nested
         if not leaf.is_nested:
             entry["shape"] = list(leaf.shape)

@@ -102,7 +102,7 @@ class _Writer:
         self.prefix = prefix
         self.options = options
         self.mapped: dict[int, Tensor] = {}
-        self.files: dict[Parts, MemoryMappedTensor] = {}
+        self.files: dict[LeafFile, MemoryMappedTensor] = {}
         self.hashes: dict[Parts, str] = {}
         self.sizes: dict[str, list[Any]] = {}
 
@@ -125,9 +125,7 @@ class _Writer:
             staging.write_last(*plan.texts[-1][1:])
             staging.publish()
         for leaf, files, ragged in plan.jagged:
-            self.mapped[id(leaf)] = jagged(
-                ragged, **{role: self.files[file.path] for role, file in files.items()}
-            )
+            self.mapped[id(leaf)] = jagged(ragged, **{role: self.files[file] for role, file in files.items()})
         return finish(tree, plan, self.mapped, self.prefix, options)
 
     def _write_leaves(self) -> None:
@@ -145,7 +143,7 @@ class _Writer:
             for _, future in running:
                 future.result()
         for file in self.plan.leaves:
-            if file.same_as is not None and file.path not in self.files:
+            if file.same_as is not None and file not in self.files:
                 self._tie(file, file.same_as, report)
 
     def _create(
@@ -243,14 +241,14 @@ class _Writer:
         if not self._link(self.staging.tree, first.path, file):
             self._fill(file, self._open(file, path), path, report)
             return
-        source = self.files[first.path]
+        source = self.files[first]
         self.sizes["/".join(file.path)] = self.sizes["/".join(first.path)]
         if first.path in self.hashes:
             self.hashes[file.path] = self.hashes[first.path]
         self._keep(file, MemoryMappedTensor._on(source.detach(), replace(source._place, filename=path)))
 
     def _keep(self, file: LeafFile, tensor: MemoryMappedTensor) -> None:
-        self.files[file.path] = tensor
+        self.files[file] = tensor
         if file.leaf is not None:
             self.mapped.setdefault(id(file.leaf), tensor)
 
