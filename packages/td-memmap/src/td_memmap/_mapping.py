@@ -34,10 +34,15 @@ _WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 class _Memory(ctypes.Array):  # type: ignore[type-arg]
-    """Memory from an address on; it is made of that alone, so whoever uses it says how long it is."""
+    """Memory from an address on; it is made of that alone, so whoever uses it says how long it is.
+
+    Attributes:
+        tensor: the tensor whose memory it is, if it is one's.
+    """
 
     _type_ = ctypes.c_ubyte
     _length_ = 1 << 62
+    tensor: Tensor
 
 
 class _Mapping(_Memory):
@@ -99,7 +104,7 @@ def map_elements(fd: int, dtype: torch.dtype, count: int, *, shared: bool) -> Te
 
 
 def buffer(tensor: Tensor) -> memoryview:
-    """Return the elements of a contiguous CPU tensor, as they are in memory; valid as long as the tensor is.
+    """Return the elements of a contiguous CPU tensor, as they are in memory.
 
     Every dtype is bytes here. torch needs four calls for it, which is most of the time that writing a small leaf takes.
 
@@ -107,4 +112,8 @@ def buffer(tensor: Tensor) -> memoryview:
     [1, 0, 2, 0]
     """
     nbytes = tensor.numel() * tensor.element_size()
-    return memoryview(_Memory.from_address(tensor.data_ptr()))[:nbytes] if nbytes else memoryview(b"")
+    if not nbytes:
+        return memoryview(b"")
+    memory = _Memory.from_address(tensor.data_ptr())
+    memory.tensor = tensor
+    return memoryview(memory)[:nbytes]
