@@ -104,12 +104,12 @@ def map_elements(fd: int, dtype: torch.dtype, count: int, *, shared: bool) -> Te
 
 
 def buffer(tensor: Tensor) -> memoryview:
-    """Return the elements of a contiguous CPU tensor, as they are in memory.
+    r"""Return the elements of a contiguous CPU tensor, as they are in memory.
 
     Every dtype is bytes here. torch needs four calls for it, which is most of the time that writing a small leaf takes.
 
-    >>> buffer(torch.tensor([1, 2], dtype=torch.int16)).tolist()
-    [1, 0, 2, 0]
+    >>> bytes(buffer(torch.tensor([1, 2], dtype=torch.int16)))
+    b'\x01\x00\x02\x00'
     """
     nbytes = tensor.numel() * tensor.element_size()
     if not nbytes:
