@@ -242,7 +242,17 @@ def _choose(mine: Any, theirs: Any, condition: Tensor) -> Any:
     """Return the elements of ``mine`` where ``condition`` is true; lazy stacks stay what they are."""
     stacked, other = mine._stacked(), theirs._stacked()
     if stacked is None or other is None or stacked[1] != other[1]:
-        return mine._join([mine, theirs], elements.Where(condition))
+        plan = elements.Where(condition)
+        left: list[Tensor] = []
+        right: list[Tensor] = []
+        foreign: list[Core] = []
+        levels = mine._collect_both(theirs, left, right, foreign)
+        if levels is not None and not foreign:
+            try:
+                return mine._with_leaves(list(map(plan.leaf, zip(left, right))), levels)
+            except RuntimeError:
+                pass  # a join says which entry it is
+        return mine._join([mine, theirs], plan)
     members, dim = stacked
     return mine._like(
         [
