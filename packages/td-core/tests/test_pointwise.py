@@ -388,6 +388,14 @@ def test_an_operation_in_place_that_a_later_dtype_refuses_changes_nothing() -> N
     check(td, {"a": torch.ones(2), "b": torch.ones(2, dtype=torch.int64)})
 
 
+def test_an_operation_in_place_that_the_dtype_of_a_later_operand_refuses_changes_nothing() -> None:
+    td = TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, [2])
+    other = TensorDict({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.complex64)}, [2])
+    with pytest.raises(RuntimeError, match=r"cannot compute mul_ in place: key 'b': .*can't be cast"):
+        td.mul_(other * 2)
+    check(td, {"a": torch.ones(2), "b": torch.ones(2)})
+
+
 def test_results_are_unlocked_and_operations_in_place_are_legal_on_locked_ones() -> None:
     td = nested().lock_()
     assert not (td + 1).is_locked

@@ -140,14 +140,18 @@ def operand_for(node: Any, name: str, other: Operand) -> Any:
 def check_writes(name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any) -> None:
     """Refuse an in-place operation that would fail on a later leaf, before the first one is written.
 
-    Where all leaves have one dtype the first leaf tells; where they do not, each combination is tried on empty tensors.
+    Where all leaves have one dtype, and all operands, the first leaf tells; where they do not, each combination is tried
+    on empty tensors.
     """
     if torch.compiler.is_compiling():
         return  # tracing runs on tensors without data, so it fails before anything is written
+    mixed = len({leaf.dtype for leaf in leaves}) > 1
     for operand in operands:
-        if type(operand) is list and not all(map(Tensor.is_same_size, leaves, operand)):
-            _check_shapes(name, node, leaves, operand)
-    if len({leaf.dtype for leaf in leaves}) > 1:
+        if type(operand) is list:
+            if not all(map(Tensor.is_same_size, leaves, operand)):
+                _check_shapes(name, node, leaves, operand)
+            mixed = mixed or len({other.dtype for other in operand}) > 1
+    if mixed:
         _check_dtypes(name, node, this, leaves, operands)
 
 
