@@ -219,7 +219,7 @@ class _Walk:
         # The levels above, each with what is needed to go on with it.
         above: list[Any] = []
         node, entries, name = root, {}, ""
-        items = iter(list(node._children().items()))
+        items = iter(dict(node._children()).items())
         size = node.batch_size if self.size is None else self.size
         device = node.device if self.device is NO_DEFAULT else self.device
         while True:
@@ -261,7 +261,7 @@ class _Walk:
                         kept if self.size is None else kept._with_children(kept._children(), batch_size=size)
                     )
                 else:
-                    inner = tuple([self.other(other, key, path, child) for other in others])
+                    inner = others if single else tuple([self.other(other, key, path, child) for other in others])
                     stacked = child._stacked()
                     if stacked is not None and self.size is None:
                         value = self.members(child, stacked, inner, (*path, key))
@@ -270,7 +270,7 @@ class _Walk:
                         continue
                     above.append((node, entries, items, others, path, size, device, name))
                     node, entries, others, path, name = child, {}, inner, (*path, key), key
-                    items = iter(list(node._children().items()))
+                    items = iter(dict(node._children()).items())
                     if self.size is None:
                         size = node.batch_size
                     if self.device is NO_DEFAULT:
