@@ -39,7 +39,7 @@ LAYERS = [
     ["_ops", "_from_python", "_convert", "_repr", "_serializers", "plugins.siblings"],
     ["_base"],
     ["_tensordict", "_lazy_stack", "_params"],
-    ["_kinds", "_functions", "_repr_parser"],
+    ["_kinds", "_functions", "_lazy_pytree", "_repr_parser"],
     ["plugins"],
     ["__init__"],
     ["testing", "__main__"],

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
-from td_core.errors import BatchSizeError, CollectionIndexError, KeyPathError, LockedError, StructureError
+from td_core.errors import (
+    BatchSizeError,
+    CollectionIndexError,
+    KeyMismatchError,
+    KeyPathError,
+    LockedError,
+    StructureError,
+)
 
 
 def member(i: int) -> TensorDict:
@@ -370,3 +377,104 @@ def test_no_member_can_lose_a_stack_dim():
         ):
             stack.batch_size = size
     assert stack.batch_size == (2, 2)
+
+
+def weights(first=0.0):
+    return TensorDict({"w": torch.arange(3.0) + first, "n": {"b": torch.arange(2.0) - 3 * first}})
+
+
+def loss(params):
+    return (params["w"] ** 3).sum() * params["n", "b"].sum()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda params: torch.func.grad(loss)(params),
+        lambda params: torch.func.grad(lambda outer: loss(outer["l"]))(TensorDict({"l": params}))["l"],
+        lambda params: torch.func.grad(lambda p: torch.vmap(loss)(p).sum())(params),
+        lambda params: torch.vmap(torch.func.grad(loss))(params),
+        lambda params: torch.vmap(lambda x: torch.func.grad(lambda p: x * loss(p))(params))(torch.arange(2)),
+        lambda params: torch.func.jacrev(loss)(params),
+        lambda params: torch.func.jvp(loss, (params,), (params,))[1],
+        lambda params: torch.func.vjp(loss, params)[1](torch.tensor(2.0))[0],
+    ],
+)
+def test_transforms_see_the_dense_stack(transform):
+    stack = LazyStackedTensorDict(weights(1.0), weights(2.0))
+    expected, found = transform(stack.to_tensordict()), transform(stack)
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected) and found.any()
+        return
+    assert found.batch_size == expected.batch_size
+    for key, leaf in expected.items(True, True):
+        assert torch.equal(found[key], leaf) and leaf.any()
+
+
+@pytest.mark.parametrize(
+    "outer", [lambda stack: stack, lambda stack: TensorDict({"s": stack, "z": torch.ones(3)})]
+)
+@pytest.mark.parametrize("odd", [{"a": torch.ones(3), "b": torch.ones(3)}, {"a": torch.ones(3, 2)}])
+def test_transforms_of_unequal_members(outer, odd):
+    stack = outer(LazyStackedTensorDict(TensorDict({"a": torch.ones(3)}), TensorDict(odd)))
+    grads = torch.func.grad(lambda td: sum((leaf**2).sum() for leaf in td._leaves()))(stack)
+    assert all(
+        torch.equal(grad, 2 * leaf) for grad, leaf in zip(grads._leaves(), stack._leaves(), strict=True)
+    )
+    doubled = torch.utils._pytree.tree_map(lambda leaf: leaf * 2, stack)
+    assert [leaf.tolist() for leaf in doubled._leaves()] == [(leaf * 2).tolist() for leaf in stack._leaves()]
+    # Every leaf has three rows, none of which is a member.
+    with pytest.raises(StructureError, match=r"torch\.vmap.* cannot take a dim from a lazy stack"):
+        torch.vmap(lambda td: sum(leaf.sum() for leaf in td._leaves()))(stack)
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_keys_that_members_lack_are_treated_alike_in_place_and_not(inplace):
+    def members():
+        return LazyStackedTensorDict(TensorDict({"n": {"a": 0, "b": 1}, "c": 2}), TensorDict({"n": {"a": 0}}))
+
+    for change, expected in (
+        (lambda td: td.select(("n", "a"), inplace=inplace), [["n", ("n", "a")]] * 2),
+        (lambda td: td.exclude("c", ("n", "b"), inplace=inplace), [["n", ("n", "a")]] * 2),
+        (lambda td: td.flatten_keys(".", inplace=inplace), [["c", "n.a", "n.b"], ["n.a"]]),
+        (
+            lambda td: td.flatten_keys(".").unflatten_keys(".", inplace=inplace),
+            [["c", "n", ("n", "a"), ("n", "b")], ["n", ("n", "a")]],
+        ),
+    ):
+        stack = members()
+        result = change(stack)
+        assert [sorted(member.keys(True), key=str) for member in result.tensordicts] == [
+            sorted(keys, key=str) for keys in expected
+        ]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda td: td.state_dict(),
+        lambda td: td.to_dict(),
+        lambda td: td.to_namedtuple(),
+        lambda td: td.numpy(),
+        lambda td: td.pack(),
+        lambda td: TensorDict({"outer": td}).flatten_keys(),
+        lambda td: torch.stack([td, td]).contiguous(),
+        lambda td: TensorDict({"outer": td}, [2]).sum(0),
+    ],
+)
+def test_entries_that_a_stack_hides_are_not_lost_silently(read):
+    members = TensorDict({"a": torch.zeros(1)}), TensorDict({"a": torch.ones(1), "b": torch.ones(1)})
+    with pytest.raises(KeyMismatchError, match="'b'"):
+        read(LazyStackedTensorDict(*members))
+
+
+def test_rearranged_elements_keep_what_their_stack_hid():
+    inner = LazyStackedTensorDict(TensorDict({"a": 0, "b": 1}), TensorDict({"a": 0}))
+    stack = LazyStackedTensorDict(inner, TensorDict({"a": torch.zeros(2)}, [2]))
+    for flat in (
+        stack.reshape(4),
+        stack.permute(1, 0).reshape(4),
+        stack.gather(0, torch.zeros(1, 2, dtype=int))[0],
+    ):
+        assert sum("b" in flat[i] for i in range(len(flat))) == 1

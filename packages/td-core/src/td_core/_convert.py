@@ -174,7 +174,7 @@ class Converting(Core):
 
     def _dict_entries(self) -> Mapping[str, Any]:
         """Return the entries that ``to_dict`` shows; a kind may add plain values."""
-        return self._children()
+        return self._all_children()
 
     def tolist(
         self,
@@ -354,7 +354,7 @@ def _columns(node: Core, ndim: int) -> tuple[list[Any], list[tuple[tuple[str, ..
     """Return the dtype of a structured array of ``node``, and its columns by path."""
     fields: list[Any] = []
     columns: list[tuple[tuple[str, ...], Any]] = []
-    for key, child in list(node._children().items()):
+    for key, child in list(node._all_children().items()):
         if isinstance(child, Tensor):
             array = child.detach().cpu().numpy()
             fields.append(

@@ -20,8 +20,7 @@ from ._locking import refuse_if_locked
 from ._names import Names, check_names
 from ._nodes import dense
 from ._ops.member_writes import member_parts
-from ._pytree import register
-from ._ragged import in_form, ragged_error
+from ._ragged import in_form, ragged_error, refuse_hidden
 from ._shape_plans import stack_plan, unbind_plan
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
@@ -281,6 +280,10 @@ class LazyStackedTensorDict(TensorDictBase):
         return [key for key in list(first) if all(key in other for other in others)]
 
     def _children(self) -> Mapping[str, Child]:
+        return _Stacked(self)
+
+    def _all_children(self) -> Mapping[str, Child]:
+        refuse_hidden([member._all_children().keys() for member in self._members])
         return _Stacked(self)
 
     def _nested(self) -> Iterator[Core]:
@@ -653,39 +656,4 @@ def unbind_members(value: Core, dim: int) -> tuple[Any, ...]:
     return value._explode(unbind_plan(value.batch_size, dim))
 
 
-def _tree_flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], tuple[Any, ...]]:
-    # vmap removes a dim of every leaf, so leaves must show the stack dim where it stands: stacked if they can be.
-    try:
-        whole = stack._densified()
-    except StructureError:
-        return list(stack._members), (stack._stack_dim, stack._stack_dim_name, _depths(stack._members))
-    return [whole], (stack._stack_dim, stack._stack_dim_name, len(whole.batch_size))
-
-
-def _tree_unflatten(children: Any, context: tuple[Any, ...]) -> Any:
-    dim, name, depth = context
-    items = list(children)
-    if isinstance(depth, int):
-        if not isinstance(items[0], Core) or len(items[0].batch_size) != depth:
-            return items[0]
-        items = list(unbind_members(items[0], dim))
-    elif _depths(items) != depth:
-        raise StructureError(
-            "vmap cannot take a dim from a lazy stack whose members differ in shape; pad them first"
-        )
-    stack = LazyStackedTensorDict._of(items, dim)
-    stack._stack_dim_name = name
-    return stack
-
-
-def _depths(members: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(len(member.batch_size) if isinstance(member, Core) else -1 for member in members)
-
-
-def _tree_keys(context: tuple[Any, ...]) -> list[str]:
-    depth = context[2]
-    return ["stacked"] if isinstance(depth, int) else [str(i) for i in range(len(depth))]
-
-
-register(LazyStackedTensorDict, _tree_flatten, _tree_unflatten, _tree_keys)
 set_lazy_stack(LazyStackedTensorDict._of)

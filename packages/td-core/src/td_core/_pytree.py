@@ -51,12 +51,14 @@ def register(
 
 def has_leaves(node: Core) -> bool:
     """Tell whether any leaf is below a node."""
-    todo = [node]
+    todo: list[Core] = [node]
     while todo:
-        for child in list(todo.pop()._children().values()):
-            if not isinstance(child, Core):
-                return True
-            todo.append(child)
+        node = todo.pop()
+        stacked = node._stacked()
+        children = list(node._children().values()) if stacked is None else stacked[0]
+        if not all(isinstance(child, Core) for child in children):
+            return True
+        todo.extend(children)
     return False
 
 
@@ -102,8 +104,13 @@ def _resize(root: Core, batch_size: torch.Size) -> None:
     while todo:
         node, size = todo.pop()
         ndim = len(node.batch_size)
-        todo.extend((child, torch.Size((*size, *child.batch_size[ndim:]))) for child in node._nested())
-        node._set_batch_size(size)
+        stacked = node._stacked()
+        if stacked is None:
+            todo.extend((child, torch.Size((*size, *child.batch_size[ndim:]))) for child in node._nested())
+            node._set_batch_size(size)
+        elif len(size) == ndim:
+            members, dim = stacked
+            todo.extend((member, torch.Size((*size[:dim], *size[dim + 1 :]))) for member in members)
 
 
 def names_for(names: Names | None, batch_size: torch.Size) -> Names | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._collection import Child, show_path
-from .errors import StructureError
+from .errors import KeyMismatchError, StructureError
 from .typing import NestedKey
 
 
@@ -23,6 +24,16 @@ def merged_shape(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
         return (-1,)
     merged = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
     return (*merged[:dim], len(shapes), *merged[dim:])
+
+
+def refuse_hidden(keys: Sequence[Collection[str]]) -> None:
+    """Raise KeyMismatchError where members have different keys, which are given."""
+    hidden = [key for key in dict.fromkeys(chain(*keys)) if not all(key in mine for mine in keys)]
+    if hidden:
+        raise KeyMismatchError(
+            f"the members of a lazy stack have different keys, and {hidden}, which some lack, would be lost; select() the "
+            "common keys first, or go through the members"
+        )
 
 
 def ragged_error(key: str, entries: list[Child], error: Exception) -> StructureError:

@@ -5,16 +5,20 @@ What is here may vanish in any release of torch. Nothing else in the package tou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from operator import eq
 from typing import Any
 
 import torch
 from torch import Tensor
 
 __all__ = [
+    "before_transforms",
     "default_collate_functions",
     "foreach_kernel",
     "functorch_level",
+    "looks",
     "nested_view",
     "plain_results",
     "ragged_dim",
@@ -39,6 +43,30 @@ def _unknown_level() -> bool:
 functorch_level: Callable[[], Any] = getattr(
     getattr(torch._C, "_functorch", None), "peek_interpreter_stack", _unknown_level
 )
+
+
+@contextmanager
+def before_transforms(leaves: list[Tensor]) -> Iterator[None]:
+    """Leave the transforms of ``torch.func`` that none of the tensors is part of, as if the block had run before them.
+
+    >>> with before_transforms([torch.zeros(2)]):
+    ...     functorch_level() is None
+    True
+    """
+    if functorch_level() is None:
+        yield
+        return
+    level_of = getattr(getattr(torch._C, "_functorch", None), "maybe_get_level", None)
+    pop = getattr(getattr(getattr(torch, "_functorch", None), "pyfunctorch", None), _POP, None)
+    with ExitStack() as left:
+        if level_of is not None and pop is not None:
+            own = max([level_of(leaf) for leaf in leaves], default=-1)
+            while (transform := functorch_level()) is not None and transform.level() > own:
+                left.enter_context(pop())
+        yield
+
+
+_POP = "temporarily_pop_interpreter_stack"
 
 
 def default_collate_functions() -> dict[Any, Callable[..., Any]]:
@@ -74,6 +102,38 @@ def nested_view(flat: Tensor, shapes: Tensor, strides: Tensor, offsets: Tensor) 
     return torch.nested.as_nested_tensor(
         [flat.as_strided(shape, stride, offset) for shape, stride, offset in rows]
     )
+
+
+class _Looks:
+    """What each of some tensors is, compared attribute by attribute."""
+
+    def __init__(self, *tensors: Tensor, **options: Any) -> None:
+        self.looks = list(map(self._of, tensors))
+
+    @staticmethod
+    def _of(tensor: Tensor) -> tuple[Any, ...]:
+        form = type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
+        return *form, tensor.is_conj(), tensor.is_neg()
+
+    def check(self, *tensors: Tensor) -> bool:
+        return len(tensors) == len(self.looks) and all(map(eq, map(self._of, tensors), self.looks))
+
+
+_GUARDS: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", _Looks)
+
+
+def looks(tensors: Iterable[Tensor]) -> Callable[..., bool]:
+    """Return what tells whether as many tensors are as these are now: of one class, dtype, device, shape, strides and so on.
+
+    It says no more often than it must (``torch.inference_mode`` is a difference), and nothing about content or memory.
+
+    >>> leaf = torch.zeros(2, 3)
+    >>> same = looks([leaf])
+    >>> same(leaf.zero_()), same(leaf.t_())
+    (True, False)
+    """
+    check: Callable[..., bool] = _GUARDS(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return check
 
 
 def ragged_dim(tensor: Tensor) -> int:

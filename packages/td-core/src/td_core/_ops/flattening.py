@@ -19,10 +19,11 @@ def flat_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str
 
     Raises:
         KeyTakenError: two leaves would have one key.
+        KeyMismatchError: a lazy stack hides entries, which would be lost.
     """
     flat: dict[str, Child] = {}
     count = 0
-    stack = [("", iter(list(root._children().items())))]
+    stack = [("", iter(list(root._all_children().items())))]
     while stack:
         prefix, level = stack[-1]
         for key, child in level:
@@ -31,7 +32,7 @@ def flat_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str
                 flat[name] = child
                 count += 1
             else:
-                stack.append((name + separator, iter(list(child._children().items()))))
+                stack.append((name + separator, iter(list(child._all_children().items()))))
                 break
         else:
             stack.pop()

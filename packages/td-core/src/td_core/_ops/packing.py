@@ -175,6 +175,7 @@ def _layout(root: Packing, dim: int) -> PackLayout:
     keys: list[NestedKey] = []
     shapes: list[torch.Size] = []
     nested: list[tuple[NestedKey, torch.Size, type | None]] = []
+    root._all_children()
     for key, entry in root.items(True, sort=True):
         if isinstance(entry, Tensor):
             keys.append(key)
@@ -182,6 +183,7 @@ def _layout(root: Packing, dim: int) -> PackLayout:
         elif entry._opaque:
             raise StructureError(f"cannot pack {show_path(unravel_key_to_tuple(key))}: it is non-tensor data")
         else:
+            entry._all_children()
             nested.append((key, entry.batch_size[ndim:], _class_of(entry)))
     return PackLayout(tuple(keys), tuple(shapes), dim, tuple(nested), root.device, _class_of(root))
 

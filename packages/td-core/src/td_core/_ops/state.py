@@ -180,7 +180,7 @@ def _enter(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
     out._metadata[level] = meta
     record = _record(node)
     if record is None:
-        return iter(dict(node._children()).items())
+        return iter(dict(node._all_children()).items())
     meta.update(record.meta)
     if record.values:
         meta["_non_tensor"] = dict(record.values)

@@ -292,7 +292,7 @@ class Structure(Updating):
             raise TypeError(f"the separator is a string; got {separator!r}")
         if inplace:
             refuse_if_locked(self, "flatten the keys in place")
-            _replace_all(self, flat_entries(self, separator, is_leaf))
+            _replace_all(self, self.flatten_keys(separator, is_leaf=is_leaf))
             self._undo = partial(_unflatten_in_place, separator)
             return self
         members = self._stacked()
@@ -325,7 +325,7 @@ class Structure(Updating):
             raise TypeError(f"the separator is a non-empty string; got {separator!r}")
         if inplace:
             refuse_if_locked(self, "unflatten the keys in place")
-            _replace_all(self, nested_entries(self, separator))
+            _replace_all(self, self.unflatten_keys(separator))
             self._undo = partial(_flatten_in_place, separator)
             return self
         members = self._stacked()
@@ -470,6 +470,10 @@ def _keep_in_place(root: Core, tree: KeyTree) -> None:
     todo = [(root, tree)]
     while todo:
         node, wanted = todo.pop()
+        stacked = node._stacked()
+        if stacked is not None:
+            todo.extend((member, wanted) for member in stacked[0])
+            continue
         for key in list(node._children()):
             if key not in wanted:
                 node._del_child(key)
@@ -482,6 +486,10 @@ def _keep_in_place(root: Core, tree: KeyTree) -> None:
 def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
     levels: list[tuple[Core, KeyTree, Core | None, str]] = [(root, tree, None, "")]
     for node, unwanted, _, _ in levels:
+        stacked = node._stacked()
+        if stacked is not None:
+            levels.extend((member, unwanted, None, "") for member in stacked[0])
+            continue
         children = node._children()
         for key, below in unwanted.items():
             if key not in children:
@@ -511,7 +519,7 @@ def _own_levels(root: Core, path: tuple[str, ...]) -> Any:
         child = node._children().get(part)
         if child is None or isinstance(child, Tensor) or child._opaque:
             break
-        copy = child._with_children(child._children())
+        copy = child._shallow()
         node._set_child(part, copy)
         node = copy
     return root
@@ -537,11 +545,17 @@ def _empty_levels(root: Core, batch_size: torch.Size | None) -> Any:
     return built
 
 
-def _replace_all(node: Core, entries: dict[str, Child]) -> None:
-    for key in list(node._children()):
-        node._del_child(key)
-    for key, child in entries.items():
-        node._set_child(key, child)
+def _replace_all(root: Core, other: Core) -> None:
+    """Give a node the entries of another one; a lazy stack has as many members."""
+    for node, source in zip(*[(top._stacked() or ([top],))[0] for top in (root, other)], strict=True):
+        if node._stacked() is not None:
+            _replace_all(node, source)
+            continue
+        entries = dict(source._children())
+        for key in list(node._children()):
+            node._del_child(key)
+        for key, child in entries.items():
+            node._set_child(key, child)
 
 
 def _write_back(owner: Any, result: Any) -> None:
