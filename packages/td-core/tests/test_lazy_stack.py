@@ -429,6 +429,23 @@ def test_transforms_of_unequal_members(outer, odd):
         torch.vmap(lambda td: sum(leaf.sum() for leaf in td._leaves()))(stack)
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: torch.stack([x, x], 0),
+        lambda x: torch.stack([x, x], 2),
+        lambda x: torch.cat([x, x], 1),
+        lambda x: torch.cat([x, x]),
+        lambda x: x.unflatten(1, (3, 1)),
+        lambda x: torch.utils._pytree.tree_map(torch.neg, x),
+    ],
+)
+def test_a_stack_without_members_has_the_batch_size_of_a_tensor(operation):
+    empty = LazyStackedTensorDict(batch_size=[0, 3], names=["a", None])
+    assert empty.names == ["a", None]
+    assert operation(empty).batch_size == operation(torch.zeros(0, 3)).shape
+
+
 @pytest.mark.parametrize("inplace", [True, False])
 def test_keys_that_members_lack_are_treated_alike_in_place_and_not(inplace):
     def members():

@@ -58,7 +58,9 @@ def _unflatten(children: Any, context: tuple[Any, ...]) -> Any:
         if inside or behind > found:
             return whole
         dim = found - behind
-        items, name = list(unbind_members(whole, dim)), name if found == ndim else None
+        stack = LazyStackedTensorDict._of(unbind_members(whole, dim), dim)
+        stack._empty_size = whole.batch_size
+        stack._stack_dim_name = name if found == ndim else None
     else:
         dim, name, _, ndims = context
         leaves = _leaves_below(items) if inside else []
@@ -67,8 +69,8 @@ def _unflatten(children: Any, context: tuple[Any, ...]) -> Any:
                 "torch.vmap, also inside jacrev, jacfwd and hessian, cannot take a dim from a lazy stack whose members "
                 "differ in keys or shapes, nor add one: pad them first, see to_padded_tensor(), or map over each member"
             )
-    stack = LazyStackedTensorDict._of(items, dim)
-    stack._stack_dim_name = name
+        stack = LazyStackedTensorDict._of(items, dim)
+        stack._stack_dim_name = name
     return stack
 
 

@@ -256,7 +256,7 @@ class LazyStackedTensorDict(TensorDictBase):
         inner = self._members[0]._names if self._members else None
         if inner is None and self._stack_dim_name is None:
             return None
-        inner = inner or (None,) * len(self._members[0].batch_size)
+        inner = inner or (None,) * (len(self.batch_size) - 1)
         return (*inner[: self._stack_dim], self._stack_dim_name, *inner[self._stack_dim :])
 
     @_names.setter
@@ -531,7 +531,9 @@ class LazyStackedTensorDict(TensorDictBase):
         mine = [item for item in items if isinstance(item, LazyStackedTensorDict)]
         together = len(mine) == len(items) and all(item._stack_dim == self._stack_dim for item in mine)
         if together and not plan.stacks and plan.dim == self._stack_dim:
-            return self._like([member for item in mine for member in item._members])
+            joined = self._like([member for item in mine for member in item._members])
+            joined._empty_size = torch.Size(plan.lead + self.batch_size[plan.n :])
+            return joined
         kept = plan.member(self._stack_dim) if together else None
         if kept is None or any(len(item._members) != len(self._members) for item in mine):
             dense_items = [
@@ -540,7 +542,9 @@ class LazyStackedTensorDict(TensorDictBase):
             return dense_items[0]._join(dense_items, plan, path)
         inner, stack_dim = kept
         columns = zip(*[item._members for item in mine])
-        return self._like([column[0]._join(list(column), inner, path) for column in columns], stack_dim)
+        joined = self._like([column[0]._join(list(column), inner, path) for column in columns], stack_dim)
+        joined._empty_size = torch.Size(plan.lead + self.batch_size[plan.n :])
+        return joined
 
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or the collection at an index of the batch dims; an int gives the member itself."""
