@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from itertools import islice
-from operator import attrgetter, is_
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,13 @@ from td_core._attachments import Attachment
 from td_core._buffers import Leaves
 from td_core._nodes import KINDS, Encoded
 from td_core._ops.moving import relabel
+from td_core._torch_private import looks
 from td_core.errors import StructureError
 
 from . import _storage
 from ._storage import Layout, Leaf, Span
 
 KEY = "consolidated"
-_DTYPE = attrgetter("dtype")
-_REQUIRES_GRAD = attrgetter("requires_grad")
 #: Of the spans of all leaves: dtypes, shapes, first bytes; (number of spans, ragged dim) of each jagged leaf by position.
 Columns = tuple[list[torch.dtype], list[tuple[int, ...]], list[int], dict[int, tuple[int, int]]]
 
@@ -49,6 +48,7 @@ class Taken:
     Attributes:
         encoded: the tree.
         classes: those that have to be imported before the tree can be put together.
+        takes_grad: whether a leaf requires grad.
         layout: where its leaves lie in the storage; None if one of them does not.
         planned: whether that is the layout which :func:`_storage.plan` gives; None before someone looked.
         sent: the message that announces it.
@@ -56,7 +56,19 @@ class Taken:
         schema: nodes and :data:`Columns` as they stand in a pickle.
     """
 
-    __slots__ = ("_form", "_places", "classes", "encoded", "layout", "planned", "received", "schema", "sent")
+    __slots__ = (
+        "_addresses",
+        "_form",
+        "_same_looks",
+        "classes",
+        "encoded",
+        "layout",
+        "planned",
+        "received",
+        "schema",
+        "sent",
+        "takes_grad",
+    )
 
     def __init__(
         self, node: Any, form: Form | None, find: Callable[[Sequence[Tensor]], Layout | None]
@@ -69,9 +81,12 @@ class Taken:
         self.sent: Any = None
         self.received: Any = None
         self.schema: bytes | None = None
+        self.takes_grad = any(leaf.requires_grad for leaf in self.encoded.leaves)
         self._form: Form | None = None
-        if form is not None and self.layout is not None and not any(map(torch.is_complex, form[1])):
-            self._form, self._places = (deepcopy(form[0]), form[1]), _places(form[1])
+        if form is not None and self.layout is not None:
+            self._form = deepcopy(form[0]), form[1]
+            self._same_looks = looks(form[1])
+            self._addresses = list(map(Tensor.data_ptr, form[1]))
 
     def holds(self, form: Form | None) -> bool:
         """Tell whether a collection of this form is the one that was taken apart."""
@@ -82,7 +97,8 @@ class Taken:
             form[0] == rows
             and len(form[1]) == len(leaves)
             and all(map(is_, form[1], leaves))
-            and _places(leaves) == self._places
+            and self._same_looks(*leaves)
+            and list(map(Tensor.data_ptr, leaves)) == self._addresses
         )
 
 
@@ -109,11 +125,6 @@ def _form(collection: Any) -> Form | None:
         todo += record.members.values()
         rows.append((type(node), record.meta, [*record.entries], below, [*record.members]))
     return rows, leaves
-
-
-def _places(leaves: Sequence[Tensor]) -> list[Any]:
-    """Return where each leaf lies in memory, and what it makes of the bytes there."""
-    return [list(map(look, leaves)) for look in (Tensor.data_ptr, Tensor.size, Tensor.is_contiguous, _DTYPE)]
 
 
 class Consolidated(Attachment):
@@ -163,7 +174,7 @@ class Consolidated(Attachment):
 
     def _elsewhere(self, node: Any, move: Any) -> Any:
         taken = self.taken(node)
-        if taken.layout is None or any(map(_REQUIRES_GRAD, taken.encoded.leaves)):
+        if taken.layout is None or taken.takes_grad:
             return None
         return self._on(move(self.storage), taken.encoded, taken.layout)
 
@@ -208,7 +219,7 @@ class Consolidated(Attachment):
     def pickled(self, node: Any, protocol: int) -> tuple[Any, ...] | None:
         """Return ``node`` as its structure and one buffer."""
         taken = self.taken(node)
-        if taken.layout is None or any(map(_REQUIRES_GRAD, taken.encoded.leaves)):
+        if taken.layout is None or taken.takes_grad:
             return None
         values = taken.encoded.values
         if protocol <= 2:

@@ -17,6 +17,7 @@ from td_core import TensorDict
 from td_core.errors import FormatError
 
 from . import _wire
+from ._attachment import KEY
 
 #: The mark of a question: "td_root".
 ASKS = 0x74645F726F6F74
@@ -25,7 +26,9 @@ LONGEST = 1 << 16
 
 def is_saved(collection: Any) -> bool:
     """Tell whether the files of a collection could be named instead of sending its bytes."""
-    return getattr(collection, "saved_path", None) is not None
+    # What is mapped holds an attachment, and to look for that is cheaper for all the others.
+    held = collection._inner()._attachments
+    return bool(held) and held.keys() != {KEY} and getattr(collection, "saved_path", None) is not None
 
 
 def ask(collection: Any, peer: Any) -> bytes | None:

@@ -30,6 +30,8 @@ class Peer:
         group: the process group; None is the global one.
         group_rank: rank of the peer in ``group``, instead of ``rank``.
         tags: the tags of the messages, in order.
+        last: the last tag that was used.
+        place: where messages have to lie, once someone asked.
     """
 
     rank: int | None
@@ -37,6 +39,7 @@ class Peer:
     group_rank: int | None
     tags: Iterator[int]
     last: int = 0
+    place: torch.device | None = None
 
     def __post_init__(self) -> None:
         if (self.rank is None) == (self.group_rank is None):
@@ -73,7 +76,9 @@ class Peer:
 
     def device(self) -> torch.device:
         """Return where messages have to lie for the backend."""
-        return device_of(self.group)
+        if self.place is None:
+            self.place = device_of(self.group)
+        return self.place
 
 
 @dataclass(slots=True)

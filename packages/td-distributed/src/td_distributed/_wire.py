@@ -61,19 +61,23 @@ class Message:
 def packed(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Tensor]:
     """Return the messages that carry a header and a payload: a first one of a fixed size, and what does not fit in it."""
     nbytes, stop = sum(map(len, payload)), FRONT.size + len(header)
-    buffer = bytearray(FIRST)
-    FRONT.pack_into(buffer, 0, mark, len(header), len(payload), nbytes)
-    messages = [torch.frombuffer(buffer, dtype=torch.uint8)]
-    if stop > FIRST:
+    front = FRONT.pack(mark, len(header), len(payload), nbytes)
+    inside, fits = stop <= FIRST, stop + nbytes <= FIRST
+    parts = [front, header if inside else b"", *(_bytes(part) for part in payload if fits)]
+    first = bytearray(FIRST)
+    at = 0
+    for part in parts:
+        first[at : at + len(part)] = part
+        at += len(part)
+    messages = [torch.frombuffer(first, dtype=torch.uint8)]
+    if not inside:
         messages.append(torch.frombuffer(bytearray(header), dtype=torch.uint8))
-    else:
-        buffer[FRONT.size : stop] = header
-    if stop + nbytes > FIRST:
-        return [*messages, *payload]
-    for part in payload:
-        messages[0][stop : stop + len(part)] = part
-        stop += len(part)
-    return messages
+    return messages if fits else [*messages, *payload]
+
+
+def _bytes(part: Tensor) -> memoryview:
+    array: Any = part.cpu().numpy()
+    return memoryview(array)
 
 
 def outgoing(collection: Any, together: bool) -> tuple[Message, list[Tensor]]:

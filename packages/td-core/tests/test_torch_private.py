@@ -1,0 +1,44 @@
+"""Private names of torch: what each is for, with torch's own and with the fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import _torch_private
+
+
+def other_data(leaf: torch.Tensor) -> None:
+    leaf.data = leaf.data.view(torch.int32)
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "shape": lambda leaf: leaf.resize_(2, 2),
+    "one dim more": lambda leaf: leaf.unsqueeze_(0),
+    "strides": lambda leaf: leaf.t_(),
+    "dtype": other_data,
+    "requires grad": lambda leaf: leaf.requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("torch_has_it", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_looks_sees_each_change_of_a_leaf(
+    change: str, torch_has_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch_has_it:
+        monkeypatch.setattr(_torch_private, "_GUARDS", _torch_private._Looks)
+    leaves = [torch.zeros(3, 3), torch.ones(2)]
+    same = _torch_private.looks(leaves)
+    leaves[0].add_(1)
+    with torch.no_grad():
+        assert same(*leaves)
+    assert not same(*leaves[::-1])
+    assert not same(torch.nn.Parameter(torch.zeros(3, 3), requires_grad=False), leaves[1])
+    CHANGES[change](leaves[0])
+    assert not same(*leaves)
+    with torch.no_grad():
+        assert not same(*leaves)
