@@ -281,8 +281,11 @@ def _take(root: nn.Module, filter_empty: bool) -> Any:
 
 def _is_sharded(module: Any) -> bool:
     """Tell whether ``torch.distributed.fsdp.fully_shard`` was applied to a module, without importing it."""
-    # To look in vain for an attribute of a class takes as long as reading several parameters.
-    return "torch.distributed.fsdp" in sys.modules and getattr(type(module), "reshard", None) is not None
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return False
+    sharded: Any = getattr(fsdp, "FSDPModule", None)  # public since torch 2.6
+    return hasattr(type(module), "reshard") if sharded is None else isinstance(module, sharded)
 
 
 def _tensors(module: Any) -> dict[str, Child]:
