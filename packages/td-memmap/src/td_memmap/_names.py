@@ -119,4 +119,4 @@ def inside(path: str) -> tuple[str, ...] | None:
     (('a', 'b'), None, None)
     """
     parts = tuple(path.split("/"))
-    return None if any(part in {"", ".", ".."} or "\0" in part for part in parts) else parts
+    return None if "\0" in path or not _DOTS.isdisjoint(parts) else parts

@@ -32,8 +32,8 @@ class Owned:
     def add(self, path: Parts) -> None:
         """Add a file and the directories that lead to it."""
         self.files.add(path)
-        for depth in range(1, len(path)):
-            self.directories.add(path[:depth])
+        while (path := path[:-1]) not in self.directories:
+            self.directories.add(path)
 
 
 def _read(tree: Tree, parts: Parts, name: str) -> dict[str, Any]:
@@ -70,9 +70,7 @@ def owned(tree: Tree) -> Owned:
         mapping = isinstance(meta.get("shape"), list) or "entries" in meta
         for name, is_directory in listing.items():
             if not is_directory:
-                if any(
-                    name == stem + ending for stem in _cut(name) for ending in _LEAF_ENDINGS if stem in stems
-                ):
+                if (*parts, name) not in result.files and not stems.isdisjoint(_cut(name)):
                     result.files.add((*parts, name))
                 continue
             fixed = name in (_names.INNER, _names.SOURCE) or name.isdigit()
