@@ -396,6 +396,54 @@ def test_an_operation_in_place_that_the_dtype_of_a_later_operand_refuses_changes
     check(td, {"a": torch.ones(2), "b": torch.ones(2)})
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("last", ["expanded", "grad"])
+@pytest.mark.parametrize(
+    "name", [*UNARY_INPLACE, *BINARY_INPLACE, "sub_ alpha", "masked_fill_", "lerp_", "addcmul_"]
+)
+def test_an_operation_in_place_that_a_later_leaf_refuses_changes_nothing(
+    name: str, last: str, stacked: bool
+) -> None:
+    bad = (
+        torch.full((1, 2), 0.5).expand(2, 2)
+        if last == "expanded"
+        else torch.full((2, 2), 0.5, requires_grad=True)
+    )
+    td = TensorDict({"a": torch.full((2, 2), 0.5), "b": {"c": bad}}, [2])
+    target = LazyStackedTensorDict(td.clone(), td) if stacked else td
+    other = torch.full((2,), 0.5)
+    arguments = {
+        **dict.fromkeys(UNARY_INPLACE, ()),
+        "sub_ alpha": (other, 2),
+        "masked_fill_": (torch.ones(2, dtype=torch.bool), 1.0),
+        "lerp_": (target.detach().clone() * 3, 0.5),
+        "addcmul_": (target.detach().clone(), target.detach().clone()),
+    }.get(name, (other,))
+    if stacked and name in ("sub_ alpha", "masked_fill_"):
+        arguments = (
+            torch.full((2, 2), 0.5) if name != "masked_fill_" else torch.ones(2, 2) > 0,
+            *arguments[1:],
+        )
+    with pytest.raises(RuntimeError, match=r"key \('b', 'c'\).*expanded|requires? grad"):
+        getattr(target, name.split()[0])(*arguments)
+    for leaf in target._leaves():
+        assert (leaf == 0.5).all()
+
+
+def test_a_default_stands_for_what_a_lazy_stack_hides() -> None:
+    members = TensorDict({"a": torch.zeros(1)}), TensorDict({"a": torch.ones(1), "b": torch.ones(1)})
+    stack = LazyStackedTensorDict(*members)
+    for outer in (stack, TensorDict({"s": stack})):
+        result = outer.add(outer, default=5.0)
+        result = result if outer is stack else result["s"]
+        assert [sorted(member.keys()) for member in result.tensordicts] == [["a"], ["a", "b"]]
+        assert result[1]["b"] == 2
+    other = TensorDict({"a": torch.ones(2, 1), "b": torch.ones(2, 1)}, [2])
+    check(
+        stack.add(other, default=5.0), {"a": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([[6.0], [2.0]])}
+    )
+
+
 def test_results_are_unlocked_and_operations_in_place_are_legal_on_locked_ones() -> None:
     td = nested().lock_()
     assert not (td + 1).is_locked

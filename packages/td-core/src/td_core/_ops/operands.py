@@ -16,6 +16,7 @@ from torch import Tensor
 from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
 from .._foreach import Op, foreach, op
 from ..errors import BatchSizeError, StructureError
+from .leaf_writes import check_writable
 
 Operand = Any  # Core | Tensor | numpy array | number
 
@@ -145,6 +146,13 @@ def check_writes(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
     """
     if torch.compiler.is_compiling():
         return  # tracing runs on tensors without data, so it fails before anything is written
+    # A fused kernel asks autograd about all leaves before it writes one, and what is contiguous is not expanded.
+    if this.fused is None or not _contiguous(leaves):
+        for leaf in leaves:
+            try:
+                check_writable(leaf, ())
+            except StructureError:
+                check_writable(leaf, _path_of(node, leaf))
     mixed = len({leaf.dtype for leaf in leaves}) > 1
     for operand in operands:
         if type(operand) is list:
@@ -153,6 +161,13 @@ def check_writes(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
             mixed = mixed or len({other.dtype for other in operand}) > 1
     if mixed:
         _check_dtypes(name, node, this, leaves, operands)
+
+
+def _contiguous(leaves: list[Tensor]) -> bool:
+    try:
+        return all(map(Tensor.is_contiguous, leaves))
+    except RuntimeError:
+        return False  # a sparse layout cannot say
 
 
 def _check_shapes(name: str, node: Core, leaves: list[Tensor], operand: list[Tensor]) -> None:
@@ -239,10 +254,25 @@ def _same_batch(name: str, first: Any, second: Any) -> tuple[Any, Any]:
 
 def where(node: Any, leaf: Tensor) -> str:
     """Return where a leaf stands, for messages."""
-    for path, entry in node.items(include_nested=True, leaves_only=True):
-        if entry is leaf:
-            return show_path(path if isinstance(path, tuple) else (path,))
-    return "a leaf"
+    path = _path_of(node, leaf)
+    return show_path(path) if path else "a leaf"
+
+
+def _path_of(node: Any, leaf: Tensor) -> tuple[str, ...]:
+    """Return the key of a leaf; that of a lazy stack is in one of its members, other than the stacked one."""
+    todo: list[tuple[Any, tuple[str, ...]]] = [(node, ())]
+    while todo:
+        level, at = todo.pop()
+        stacked = level._stacked()
+        if stacked is not None:
+            todo.extend((member, at) for member in stacked[0])
+            continue
+        for key, child in list(level._children().items()):
+            if child is leaf:
+                return (*at, key)
+            if isinstance(child, Core):
+                todo.append((child, (*at, key)))
+    return ()
 
 
 def _named(error: Exception, message: str) -> Exception:
@@ -274,6 +304,14 @@ def _aligned(first: Any, second: Any, default: Any) -> tuple[Any, Any]:
         filler = None
     else:
         filler = torch.as_tensor(default)
+    stacked = first._stacked() or second._stacked()
+    if stacked is not None and first.batch_size == second.batch_size:
+        # By member: a lazy stack hides what not all of them have.
+        sides = zip(parts_along(first, stacked[1]), parts_along(second, stacked[1]), strict=True)
+        pairs = zip(*[_aligned(mine, theirs, default) for mine, theirs in sides])
+        kind = second if first._stacked() is None else first
+        left, right = [kind._like(list(members)) for members in pairs]
+        return left, right
     roots = first._with_children({}), second._with_children({})
     todo = [(first, second, *roots)]
     while todo:
@@ -284,6 +322,10 @@ def _aligned(first: Any, second: Any, default: Any) -> tuple[Any, Any]:
                 if isinstance(a[key], Tensor) or isinstance(b[key], Tensor):
                     left._set_child(key, a[key])
                     right._set_child(key, b[key])
+                elif a[key]._stacked() or b[key]._stacked():
+                    below = _aligned(a[key], b[key], default)
+                    left._set_child(key, below[0])
+                    right._set_child(key, below[1])
                 else:
                     shells = a[key]._with_children({}), b[key]._with_children({})
                     left._set_child(key, shells[0])

@@ -10,11 +10,15 @@ from torch import Tensor
 
 from .. import _element_plans as elements
 from .._collection import Core
+from .._foreach import foreach, op
 from .._locking import refuse_if_locked
 from ..errors import BatchSizeError
+from .operands import check_writes
 from .shape import Shaping
 
 SelfT = TypeVar("SelfT", bound="Selecting")
+
+_FILL = op("masked_fill_", Tensor.masked_fill_)
 
 
 class Selecting(Shaping):
@@ -91,12 +95,15 @@ class Selecting(Shaping):
 
         Raises:
             BatchSizeError: the mask does not fit the batch.
+            StructureError: a leaf cannot be written in place; nothing was written.
 
         >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill_(torch.tensor([True, False, True]), -1)["a"]
         tensor([-1,  1, -1])
         """
         todo: list[tuple[Core, Tensor]] = [(self, _over_batch(mask, self.batch_size))]
+        leaves: list[Tensor] = []
+        masks: list[Tensor] = []
         while todo:
             node, part = todo.pop()
             stacked = node._stacked()
@@ -108,12 +115,15 @@ class Selecting(Shaping):
             spread = elements.spread_over(part)
             for child in list(node._children().values()):
                 if isinstance(child, Tensor):
-                    child.masked_fill_(spread(child), value)
+                    leaves.append(child)
+                    masks.append(spread(child))
                 elif child._opaque:
                     # Values stay; a tensor that stands for the whole batch refuses.
                     child._spread(part, [])
                 else:
                     todo.append((child, part))
+        check_writes("masked_fill_", self, _FILL, leaves, masks, value)
+        foreach(_FILL, leaves, masks, value)
         return self
 
     def where(
