@@ -80,8 +80,11 @@ class Staging:
         self._litter = _names.litter(self._name)
         self._alone = alone
         self._token = self._temporary = ""
-        _fs.make_directories(parent)
-        self._parent = Tree.at_path(parent)
+        try:
+            self._parent = Tree.at_path(parent)
+        except FileNotFoundError:
+            _fs.make_directories(parent)
+            self._parent = Tree.at_path(parent)
         try:
             with self._exclusive() as excluded:
                 self._begin(set(files), excluded)
