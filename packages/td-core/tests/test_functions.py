@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -298,6 +299,15 @@ class TestCollate:
     def test_a_data_loader_over_a_list(self) -> None:
         td = TensorDict({"a": torch.arange(4)}, [4])
         assert [batch["a"].tolist() for batch in DataLoader(list(td), batch_size=2)] == [[0, 1], [2, 3]]  # type: ignore[arg-type,var-annotated]
+
+    def test_a_collection_is_no_mapping_for_torch_to_take_apart(self) -> None:
+        td = TensorDict({"a": torch.arange(4), "n": {"b": torch.arange(4)}}, [4])
+        assert not isinstance(td, Mapping)
+        whole = DataLoader([td, td], batch_size=None)  # type: ignore[arg-type,var-annotated]
+        assert [type(item) for item in whole] == [TensorDict] * 2
+        assert [item["n", "b"].item() for item in DataLoader(td, batch_size=None)] == [0, 1, 2, 3]  # type: ignore[arg-type,var-annotated]
+        # What mappings unpack into is what its keys say.
+        assert list({**td}) == list(dict(td)) == ["a", "n"]
 
     def test_getitems(self) -> None:
         assert dense().__getitems__([0, 2])["a"].tolist() == [[0, 1], [4, 5]]
