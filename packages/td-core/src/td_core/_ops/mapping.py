@@ -261,7 +261,9 @@ class _Walk:
                         kept if self.size is None else kept._with_children(kept._children(), batch_size=size)
                     )
                 else:
-                    inner = others if single else tuple([self.other(other, key, path, child) for other in others])
+                    inner = (
+                        others if single else tuple([self.other(other, key, path, child) for other in others])
+                    )
                     stacked = child._stacked()
                     if stacked is not None and self.size is None:
                         value = self.members(child, stacked, inner, (*path, key))
