@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from td_core import TensorDict
-from td_distributed import _group, _mapped, _wire
+from td_core import TensorDict, encode
+from td_distributed import _group, _mapped, _remote, _wire
 
 HAS_MEMMAP = importlib.util.find_spec("td_memmap") is not None
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
@@ -90,6 +90,101 @@ def test_otherwise_the_bytes_travel(two: Any, how: str, tmp_path: Path) -> None:
     roots = {"no root": None, "another root": str(tmp_path / "other"), "isend": str(tmp_path)}
     sent, _ = two.run(transmits, "nested", str(tmp_path / "save"), roots[how], how)
     assert sent == (["bytes"] if how == "isend" else ["question", "bytes"])
+
+
+def leaves(tree: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    tree._collect(found)
+    return found
+
+
+def content(tree: Any) -> Any:
+    encoded = encode(tree)
+    return type(tree), encoded.values, [(leaf.dtype, leaf.tolist()) for leaf in encoded.leaves]
+
+
+def on_files(tree: Any) -> bool:
+    return any(type(leaf).__name__ == "MemoryMappedTensor" for leaf in leaves(tree))
+
+
+def initialises(rank: int, name: str, folder: str, root: Any) -> Any:
+    """Return whether a process that knows nothing gets something mapped."""
+    if rank == 0:
+        TREES[name]().memmap(folder).init_remote(1)
+        TREES[name]().init_remote(1)
+        return None
+    wanted = content(TREES[name]())
+    found, plain = (TensorDict.from_remote_init(0, root=root) for _ in range(2))
+    assert content(found) == content(plain) == wanted
+    assert not on_files(plain)
+    for leaf in leaves(found):
+        leaf.zero_()
+    assert content(TensorDict.load_memmap(folder)) == wanted
+    return on_files(found)
+
+
+@needs_memmap
+@pytest.mark.parametrize("name", TREES)
+def test_a_process_that_has_nothing_maps_what_lies_below_its_root(
+    two: Any, name: str, tmp_path: Path
+) -> None:
+    assert two.run(initialises, name, str(tmp_path / "deep" / "save"), str(tmp_path)) == [None, True]
+
+
+@needs_memmap
+@pytest.mark.parametrize("root", [None, "other"])
+def test_a_process_that_has_nothing_gets_the_bytes_otherwise(two: Any, root: Any, tmp_path: Path) -> None:
+    root = None if root is None else str(tmp_path / root)
+    assert two.run(initialises, "nested", str(tmp_path / "save"), root) == [None, False]
+
+
+def names_to_nothing(rank: int, path: Any, root: Any, asks: bool) -> Any:
+    """Name a path as a hostile peer might; return what the receiver says."""
+    if rank == 0:
+        link = _remote._Link(None, 1, False, 0)
+        header = json.dumps({"path": path}).encode()
+        link.send(link.group.numbers(_mapped.ASKS, 0, 0))
+        length = int(link.recv(link.group.numbers(0)).item())
+        if length:
+            link.recv(link.group.bytes(length))
+        link.send(link.group.numbers(_mapped.ASKS, len(header) if asks else 1 << 40, 0))
+        if asks:
+            link.send(torch.frombuffer(bytearray(header), dtype=torch.uint8))
+        return None
+    try:
+        TensorDict.from_remote_init(0, root=root)
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize(
+    ("path", "rooted", "asks", "message"),
+    [
+        (
+            "../outside",
+            True,
+            True,
+            "FormatError: the message names files at '../outside', outside of the root",
+        ),
+        ("/etc", True, True, "FormatError: the message names files at '/etc', outside of the root"),
+        (None, True, True, "which is no path"),
+        ("save", False, True, "but this process gave no root= to look below"),
+        ("save", True, False, f"FormatError: rank 0 announced a path of {1 << 40} bytes"),
+    ],
+)
+def test_a_process_that_has_nothing_looks_nowhere_else(
+    two: Any, path: Any, rooted: bool, asks: bool, message: str, tmp_path: Path
+) -> None:
+    assert message in two.run(names_to_nothing, path, str(tmp_path) if rooted else None, asks)[1]
+
+
+def test_there_is_no_root_for_a_message_to_all() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="so there is no root to look below"):
+            TensorDict.from_remote_init(0, use_broadcast=True, root=".")
+    finally:
+        dist.destroy_process_group()
 
 
 def names(rank: int, path: Any, root: Any) -> Any:

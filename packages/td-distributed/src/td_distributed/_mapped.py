@@ -16,7 +16,6 @@ import torch
 from td_core import TensorDict
 from td_core.errors import FormatError
 
-from . import _wire
 from ._attachment import KEY
 
 #: The mark of a question: "td_root".
@@ -31,10 +30,9 @@ def is_saved(collection: Any) -> bool:
     return bool(held) and held.keys() != {KEY} and getattr(collection, "saved_path", None) is not None
 
 
-def ask(collection: Any, peer: Any) -> bytes | None:
-    """Ask for a root, and return the header that names the save below it; None if it is not there."""
+def header_for(collection: Any, peer: Any) -> bytes | None:
+    """Take the root that a peer answers with, and return the header that names the save below it; None if it is not there."""
     device = peer.device()
-    peer.send(_wire.packed(ASKS, b"", [])[0].to(device))
     length = int(peer.recv(torch.zeros(1, dtype=torch.int64, device=device)).item())
     if not 0 <= length <= LONGEST:
         raise FormatError(f"the peer answered with a root of {length} bytes")

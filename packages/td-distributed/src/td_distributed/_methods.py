@@ -17,9 +17,16 @@ def _from_consolidated(cls: Any, filename: str | Path) -> Any:
 
 
 def _from_remote_init(
-    cls: Any, src: int, group: Any = None, device: Any = None, use_broadcast: bool = False, limit: int = LIMIT
+    cls: Any,
+    src: int,
+    group: Any = None,
+    device: Any = None,
+    use_broadcast: bool = False,
+    limit: int = LIMIT,
+    *,
+    root: str | Path | None = None,
 ) -> Any:
-    return from_remote_init(src, group, device, use_broadcast, limit)
+    return from_remote_init(src, group, device, use_broadcast, limit, root=root)
 
 
 METHODS: dict[str, Any] = {

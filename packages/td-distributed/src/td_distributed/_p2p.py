@@ -279,7 +279,10 @@ def _messages(collection: Any, together: bool, peer: Peer) -> list[Tensor]:
 
 def _named(collection: Any, peer: Peer) -> list[Tensor] | None:
     """Return the messages that name the files of a mapped collection, if the receiver wants that."""
-    header = _mapped.ask(collection, peer) if _mapped.is_saved(collection) else None
+    if not _mapped.is_saved(collection):
+        return None
+    peer.send(_wire.packed(_mapped.ASKS, b"", [])[0].to(peer.device()))
+    header = _mapped.header_for(collection, peer)
     if header is None:
         return None
     return [tensor.to(peer.device()) for tensor in _wire.packed(MARK, header, [])]

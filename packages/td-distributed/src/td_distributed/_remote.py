@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.distributed as dist
 
 from td_core.errors import FormatError, StructureError
 
-from . import _wire
+from . import _mapped, _wire
 from ._collectives import Parcel, unpack
 from ._group import FAILED, Group, check_mark, device_of
 from ._p2p import Peer
@@ -27,6 +28,8 @@ def init_remote(
 ) -> None:
     """Send structure and content to a process that calls :func:`from_remote_init`.
 
+    Of a memory-mapped collection only the path is sent, if it lies below the ``root`` that the one receiver gave.
+
     Args:
         self: the collection.
         dst: rank of the receiver in the global group; not with ``use_broadcast``.
@@ -42,8 +45,15 @@ def init_remote(
     >>> TensorDict({"a": torch.arange(3)}).init_remote(use_broadcast=True)  # to no other rank
     >>> dist.destroy_process_group()
     """
-    parcel = Parcel(lambda: self if device is None else self.to(device), device_of(group))
     link = _Link(group, dst, use_broadcast, dist.get_rank())
+    if link.peer is not None and device is None and _mapped.is_saved(self):
+        link.send(link.group.numbers(_mapped.ASKS, 0, 0))
+        header = _mapped.header_for(self, link.peer)
+        if header is not None:
+            link.send(link.group.numbers(_mapped.ASKS, len(header), 0))
+            link.send(torch.frombuffer(bytearray(header), dtype=torch.uint8))
+            return
+    parcel = Parcel(lambda: self if device is None else self.to(device), device_of(group))
     link.send(link.group.numbers(*parcel.front))
     if parcel.error is not None:
         link.send(parcel.data)
@@ -59,6 +69,8 @@ def from_remote_init(
     device: torch.device | None = None,
     use_broadcast: bool = False,
     limit: int = LIMIT,
+    *,
+    root: str | Path | None = None,
 ) -> Any:
     """Return the collection that the rank ``src`` sends with :func:`init_remote`.
 
@@ -70,16 +82,30 @@ def from_remote_init(
         device: where the result lies; by default where messages of the backend do.
         use_broadcast: as the sender.
         limit: refuse more bytes than this; the sender raises too.
+        root: folder, seen by both processes, below which the sender of a memory-mapped collection may name its files
+            instead of sending their bytes; the result is mapped on them, and what is written to it never reaches them.
+            Not with ``use_broadcast``.
 
     Raises:
-        FormatError: more bytes than ``limit`` are announced, or what arrives is damaged.
+        FormatError: more bytes than ``limit`` are announced, what arrives is damaged, or names files elsewhere than
+            below ``root``.
         StructureError: the sender could not send it.
+        MissingPluginError: it names files, and td-memmap is not installed.
 
     >>> from_remote_init(src=0)["a"]  # doctest: +SKIP
     tensor([0, 1, 2])
     """
     link = _Link(group, src, use_broadcast, src)
+    if use_broadcast and root is not None:
+        raise ValueError(
+            "use_broadcast sends bytes to every rank of the group, so there is no root to look below"
+        )
     front = link.recv(link.group.numbers(0, 0, 0)).tolist()
+    if front[0] == _mapped.ASKS and link.peer is not None:
+        _mapped.answer(root, link.peer)
+        front = link.recv(link.group.numbers(0, 0, 0)).tolist()
+        if front[0] == _mapped.ASKS:
+            return _from_files(front[1], link, root, device)
     mark, length, size = front
     check_mark(mark)
     if length == FAILED:
@@ -88,6 +114,15 @@ def from_remote_init(
     if not link.answers(fits) or not fits:
         raise FormatError(f"rank {src} announced {size} bytes, limit= allows {limit} of this rank")
     return unpack(front, link.recv(link.group.bytes(size)), src, device)
+
+
+def _from_files(length: int, link: _Link, root: str | Path | None, device: Any) -> Any:
+    if not 0 < length <= _mapped.LONGEST:
+        raise FormatError(f"rank {link.src} announced a path of {length} bytes")
+    header = bytes(link.recv(link.group.bytes(length)).cpu().numpy())
+    saved = _mapped.load(root, _mapped.named(header))
+    where = link.group.device if device is None else torch.device(device)
+    return saved if where.type == "cpu" else saved.to(where)
 
 
 class _Link:

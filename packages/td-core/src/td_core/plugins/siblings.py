@@ -287,7 +287,7 @@ class SiblingMethods:
             subpath: load the sub-collection under this key alone.
             mode: None maps shared and writable where the file is; ``"r"`` copies on write; ``"r+"`` is
                 shared or raises.
-            num_threads: how many threads read; 0 reads in the calling thread.
+            num_threads: how many threads copy to ``device``; 0 copies in the calling thread.
             allow_pickle: unpickle values of the save that were pickled; None means False.
             verify: compare every leaf with its recorded hash.
             strict: raise for what the save does not describe, instead of ignoring it.
@@ -545,10 +545,12 @@ class SiblingMethods:
         device: torch.device | None = None,
         use_broadcast: bool = False,
         limit: int = 1 << 36,
+        *,
+        root: str | Path | None = None,
     ) -> Self:
         """Return the collection that the process ``src`` sends with :meth:`init_remote`.
 
-        More bytes than ``limit`` are refused, on both sides.
+        More bytes than ``limit`` are refused, on both sides. A memory-mapped collection below ``root`` comes as its path.
         """
 
     @provided_by("td-distributed")
