@@ -238,7 +238,7 @@ def load_memmap(
         robust_key: whether keys were encoded as file names; None means True.
         subpath: load the sub-collection under this key alone: a nested key, or ``"a/b"``.
         mode: None maps shared and writable where the file is; ``"r"`` copies on write; ``"r+"`` is shared or raises.
-        num_threads: how many threads read; 0 reads in the calling thread.
+        num_threads: how many threads copy to ``device``; 0 copies in the calling thread. Files are mapped there too.
         allow_pickle: unpickle values of the save that were pickled; None means False.
         verify: compare every file with its recorded size and hash first.
         strict: False leaves out what this installation cannot read, instead of raising.
