@@ -200,6 +200,15 @@ def test_what_was_received_before_the_change_is_refused_afterwards(change: str) 
     same(td, before)
 
 
+def test_what_cannot_be_received_is_taken_off_the_wire_nevertheless() -> None:
+    td, loop = tree().consolidate(), Loop()
+    replace(td, "a", torch.eye(3).to_sparse())
+    tree().consolidate().send(group=loop, group_dst=0, consolidated=True)
+    with pytest.raises(StructureError, match=r"key 'a': a tensor of layout torch.sparse_coo"):
+        td.recv(group=loop, group_src=0)
+    assert not loop.messages
+
+
 def test_a_message_of_equal_structure_and_other_values_is_never_mistaken_for_the_last_one() -> None:
     td = tree().consolidate()
     for step in range(3):

@@ -155,7 +155,10 @@ class Consolidated(Attachment):
         for leaf in leaves:
             if leaf.device != self.storage.device:
                 return None
-            pieces, ragged = _storage.pieces_of(leaf)
+            try:
+                pieces, ragged = _storage.pieces_of(leaf)
+            except StructureError:
+                return None
             spans = []
             for piece in pieces:
                 nbytes = piece.numel() * piece.itemsize
