@@ -123,6 +123,7 @@ class Reader:
         device = options.device
         self._without_content = device is not None and device.type == "meta"
         self._device = None if device == _CPU else device
+        self._device_name = str(device or _CPU)
 
     def load(self) -> Any:
         """Return the collection."""
@@ -482,9 +483,8 @@ class Reader:
             }
         members = {name: built[position] for name, position in node.members.items()}
         meta = dict(level.meta)
-        device = self.options.device or _CPU
         if meta.get("device") not in (None, "None") or (level.sized and self.options.device is not None):
-            meta["device"] = str(device)
+            meta["device"] = self._device_name
         record = Record(meta, entries, members, node.values, node.above, level.cls)
         try:
             if level.kind is None:
