@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import math
-import pickle
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from itertools import islice
@@ -26,8 +26,8 @@ from . import _storage
 from ._storage import Layout, Leaf, Span
 
 KEY = "consolidated"
-#: Of the spans of all leaves: dtypes, shapes, first bytes; (number of spans, ragged dim) of each jagged leaf by position.
-Columns = tuple[list[torch.dtype], list[tuple[int, ...]], list[int], dict[int, tuple[int, int]]]
+#: Of the spans of all leaves: dtypes, shapes, first bytes; (position, number of spans, ragged dim) of each jagged leaf.
+Columns = tuple[list[str], list[tuple[int, ...]], list[int], list[tuple[int, int, int]]]
 
 
 #: Of each node its class, header and keys, of all and of other nodes; the leaves.
@@ -53,7 +53,7 @@ class Taken:
         planned: whether that is the layout which :func:`_storage.plan` gives; None before someone looked.
         sent: the message that announces it.
         received: the last message that was checked to have its structure and its layout.
-        schema: nodes and :data:`Columns` as they stand in a pickle.
+        schema: nodes and :data:`Columns` as they stand in a pickle, as JSON.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class Taken:
         self.planned: bool | None = None
         self.sent: Any = None
         self.received: Any = None
-        self.schema: bytes | None = None
+        self.schema: str | None = None
         self.takes_grad = any(leaf.requires_grad for leaf in self.encoded.leaves)
         self._form: Form | None = None
         if form is not None and self.layout is not None:
@@ -220,58 +220,41 @@ class Consolidated(Attachment):
         return True
 
     def pickled(self, node: Any, protocol: int) -> tuple[Any, ...] | None:
-        """Return ``node`` as its structure and one buffer."""
+        """Return ``node`` as its structure, which is JSON, and one buffer."""
         taken = self.taken(node)
         if taken.layout is None or taken.takes_grad:
             return None
-        values = taken.encoded.values
-        if protocol <= 2:
-            return rebuild, (
-                taken.encoded.nodes,
-                _columns(taken.layout),
-                [self.storage],
-                values,
-                taken.classes,
-            )
         if taken.schema is None:
-            taken.schema = pickle.dumps((taken.encoded.nodes, _columns(taken.layout)), 4)
-        return _unpacked, (taken.schema, Leaves([self.storage], in_place=True), values, taken.classes)
-
-
-def _unpacked(schema: bytes, storage: Leaves, values: list[Any], classes: tuple[type, ...]) -> Any:
-    nodes, columns = pickle.loads(schema)
-    return rebuild(nodes, columns, storage.tensors, values, classes)
+            taken.schema = json.dumps([taken.encoded.nodes, *_columns(taken.layout)])
+        # torch.save asks for protocol 2, and writes tensors itself.
+        storage = [self.storage] if protocol <= 2 else Leaves([self.storage], in_place=True)
+        return rebuild, (taken.schema, storage, taken.encoded.values, taken.classes)
 
 
 def _columns(layout: Layout) -> Columns:
     spans = [span for leaf in layout.leaves for span in leaf.spans]
-    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # a pickle holds an object once
     return (
-        [span.dtype for span in spans],
-        [shapes.setdefault(shape, shape) for shape in (tuple(span.shape) for span in spans)],
+        [str(span.dtype) for span in spans],
+        [tuple(span.shape) for span in spans],
         [span.start for span in spans],
-        {i: (len(leaf.spans), leaf.ragged_idx) for i, leaf in enumerate(layout.leaves) if leaf.ragged_idx},
+        [(i, len(leaf.spans), leaf.ragged_idx) for i, leaf in enumerate(layout.leaves) if leaf.ragged_idx],
     )
 
 
-def rebuild(
-    nodes: list[dict[str, Any]],
-    columns: Columns,
-    storage: list[Tensor],
-    values: list[Any],
-    classes: tuple[type, ...],
-) -> Any:
+def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], classes: tuple[type, ...]) -> Any:
     """Return the consolidated collection that :meth:`Consolidated.pickled` took apart."""
-    (data,) = storage
-    *spans_of, jagged = columns
+    (data,) = storage.tensors if isinstance(storage, Leaves) else storage
+    nodes, names, shapes, starts, ragged = json.loads(schema)
+    dtypes = {name: getattr(torch, name.removeprefix("torch.")) for name in {*names}}
+    jagged = {i: (count, dim) for i, count, dim in ragged}
     spans = (
         Span(dtype, shape, start, start + math.prod(shape) * dtype.itemsize, 0)
-        for dtype, shape, start in zip(*spans_of, strict=True)
+        for dtype, shape, start in zip(map(dtypes.__getitem__, names), map(tuple, shapes), starts, strict=True)
     )
     leaves: list[Leaf] = []
     for span in spans:
-        count, ragged = jagged.get(len(leaves), (1, None))
-        leaves.append(Leaf((span, *islice(spans, count - 1)), ragged))
+        count, ragged_idx = jagged.get(len(leaves), (1, None))
+        leaves.append(Leaf((span, *islice(spans, count - 1)), ragged_idx))
     views = _storage.Views(data)
     result = decode(Encoded(nodes, views.leaves(Layout(leaves, len(data))), values))
     return result if views.copied else attach(result, Consolidated(data))
