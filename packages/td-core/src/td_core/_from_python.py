@@ -18,6 +18,7 @@ from ._collection import Core
 from ._devices import as_device
 from ._names import check_names
 from ._nodes import dense
+from ._ops.batch_size import as_batch_size
 from ._ops.joining import lazy_stack, maybe_dense_stack, stack
 from .errors import BatchSizeError, StructureError
 from .typing import BatchSize, DeviceType, NestedKey
@@ -227,7 +228,7 @@ def from_list(
         for item in items:
             item.auto_batch_size_(None if batch_dims is None else max(batch_dims - 1, 0))
     elif batch_size is not None:
-        size = torch.Size((batch_size,) if isinstance(batch_size, int) else batch_size)
+        size = as_batch_size(batch_size)
         if size[:1] != (len(items),):
             raise BatchSizeError(f"the batch size {list(size)} does not fit a stack of {len(items)} items")
         items = [item._fit(size[1:]) for item in items]
@@ -276,9 +277,7 @@ def from_schema(
         raise ValueError(f"storage is None, 'shared' or 'memmap'; got {storage!r}")
     if kwargs and storage != "memmap":
         raise TypeError(f"from_schema() takes no {', '.join(kwargs)} with storage={storage!r}")
-    size = torch.Size(
-        () if batch_size is None else (batch_size,) if isinstance(batch_size, int) else batch_size
-    )
+    size = as_batch_size(batch_size)
     result = dense({}, size, None if device is None else as_device(device))
     for key, (shape, dtype) in schema.items():
         full = (*size, *shape)
@@ -396,9 +395,7 @@ def _build(
     auto_batch_size: bool,
     batch_dims: int | None,
 ) -> Any:
-    size = torch.Size(
-        () if batch_size is None else (batch_size,) if isinstance(batch_size, int) else batch_size
-    )
+    size = as_batch_size(batch_size)
     result = nest(_plain(content), size, None if device is None else as_device(device))
     if batch_size is None and (auto_batch_size or batch_dims is not None):
         result.auto_batch_size_(batch_dims)

@@ -13,8 +13,9 @@ import torch
 from ._lazy_stack import LazyStackedTensorDict
 from ._names import check_names
 from ._nodes import KINDS, Layout, NodeKind, Record
+from ._ops.batch_size import as_batch_size
 from ._params import TensorDictParams
-from ._tensordict import TensorDict, as_batch_size
+from ._tensordict import TensorDict
 from .errors import FormatError
 
 

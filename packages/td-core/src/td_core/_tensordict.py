@@ -22,19 +22,19 @@ from ._collection import (
     Plan,
     Walked,
     changed_meanwhile,
-    check_same_keys,
     check_same_leaves,
     leaf_against_node,
-    show_path,
 )
 from ._devices import as_device
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
 from ._names import Names, check_names, move_names
 from ._nodes import set_dense
+from ._ops.batch_size import as_batch_size
+from ._ops.join_levels import rows, why_not_joined
 from ._pytree import register_mapping
 from ._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, stores_what_is_shown
-from .errors import BatchSizeError, KeyTakenError, StructureError
+from .errors import KeyTakenError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="TensorDict")
@@ -637,13 +637,13 @@ class TensorDict(TensorDictBase):
         at = path
         todo: list[tuple[list[dict[str, Child]], tuple[str, ...]]] = []
         while True:
-            for key, values in _rows(columns, at):
+            for key, values in rows(columns, at):
                 child = values[0]
                 if isinstance(child, Tensor):
                     try:
                         target[key] = leaf(values)
                     except (RuntimeError, TypeError) as error:
-                        raise _why_not_joined(values, (*at, key), error) from error
+                        raise why_not_joined(values, (*at, key), error) from error
                 elif _DENSE.issuperset(map(type, values)):
                     below = [value._data.copy() for value in values]
                     target[key] = _node(
@@ -665,64 +665,9 @@ class TensorDict(TensorDictBase):
             target = columns[0]
 
 
-def _rows(columns: list[dict[str, Child]], at: tuple[str, ...]) -> Iterator[tuple[str, Sequence[Child]]]:
-    """Return each key with the entry that each dict has under it; KeyMismatchError where one has none."""
-    keys = list(columns[0])
-    for column in columns:
-        if list(column) != keys:
-            break
-    else:
-        # Mappings of one order, the usual case, need no look-ups. zip(strict=) would take as long as two leaves.
-        return zip(keys, zip(*map(dict.values, columns)))
-    for column in columns:
-        check_same_keys(columns[0], column, at)
-    return ((key, [column[key] for column in columns]) for key in keys)
-
-
 def _twin(node: SelfT) -> SelfT:
     """Return a new, unlocked node with the metadata and the entries of another, for a walk to replace one by one."""
     return _node(type(node), node._data.copy(), node._batch_size, node._device, node._names)
-
-
-def _why_not_joined(values: Sequence[Child], path: tuple[str, ...], error: Exception) -> StructureError:
-    first = values[0]
-    for i, value in enumerate(values):
-        if not isinstance(value, Tensor):
-            return leaf_against_node(first, value, path)
-        if value.shape != first.shape or value.device != first.device:
-            what = "shape" if value.shape != first.shape else "device"
-            mine, theirs = (tuple(v.shape) if what == "shape" else str(v.device) for v in (first, value))
-            return StructureError(
-                f"cannot join: {show_path(path)} has {what} {mine} in item 0 and {theirs} in item {i}; "
-                "use lazy_stack() to keep both"
-            )
-    return StructureError(f"cannot join: {show_path(path)}: {error}")
-
-
-def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
-    """Return a batch size given as a size, a sequence of ints or one int.
-
-    Raises:
-        BatchSizeError: a dim is negative or no int.
-
-    >>> as_batch_size(3), as_batch_size(None)
-    (torch.Size([3]), torch.Size([]))
-    """
-    if batch_size is None:
-        return torch.Size()
-    if type(batch_size) is not torch.Size:
-        try:
-            batch_size = torch.Size(
-                (batch_size,) if isinstance(batch_size, (int, torch.SymInt)) else batch_size
-            )
-        except TypeError as error:
-            raise BatchSizeError(
-                f"a batch size is an int or a sequence of ints; got {batch_size!r}"
-            ) from error
-    for dim in batch_size:
-        if dim < 0:
-            raise BatchSizeError(f"a batch size has no negative dim; got {list(batch_size)}")
-    return batch_size
 
 
 _DENSE = frozenset({TensorDict})

@@ -249,7 +249,9 @@ def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], clas
     jagged = {i: (count, dim) for i, count, dim in ragged}
     spans = (
         Span(dtype, shape, start, start + math.prod(shape) * dtype.itemsize, 0)
-        for dtype, shape, start in zip(map(dtypes.__getitem__, names), map(tuple, shapes), starts, strict=True)
+        for dtype, shape, start in zip(
+            map(dtypes.__getitem__, names), map(tuple, shapes), starts, strict=True
+        )
     )
     leaves: list[Leaf] = []
     for span in spans:

@@ -19,8 +19,8 @@ from td_core._collection import Child, Core
 from td_core._devices import as_device
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, check_names, move_names
+from td_core._ops.batch_size import as_batch_size
 from td_core._shape_plans import stack_plan
-from td_core._tensordict import as_batch_size
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NoDefault
 

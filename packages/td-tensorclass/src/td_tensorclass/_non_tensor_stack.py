@@ -19,8 +19,8 @@ from td_core._collection import Child, Core, show_path
 from td_core._indexing import plan_index
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, move_names
+from td_core._ops.batch_size import as_batch_size
 from td_core._shape_plans import Join, expand_plan, stack_plan, unbind_plan
-from td_core._tensordict import as_batch_size
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NestedKey, NoDefault
 

@@ -24,8 +24,8 @@ from td_core._locking import lock as lock_nodes
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, check_names
 from td_core._nodes import dense
+from td_core._ops.batch_size import as_batch_size
 from td_core._repr import ABSENT, Shown
-from td_core._tensordict import as_batch_size
 from td_core.errors import StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from td_core import TensorCollection
 from td_core._collection import Child, Core
 from td_core._names import Names
+from td_core._ops.batch_size import as_batch_size
 from td_core._pytree import register
 from td_core._repr import short_dtype
 from td_core._shape_plans import stack_plan
-from td_core._tensordict import as_batch_size
 from td_core._views import SHOWN
 from td_core.errors import StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault

@@ -15,7 +15,7 @@ from torch import Tensor
 from td_core import TensorCollection
 from td_core._collection import Child, Core
 from td_core._names import Names
-from td_core._tensordict import as_batch_size
+from td_core._ops.batch_size import as_batch_size
 from td_core.errors import StructureError
 from td_core.typing import BatchSize, NestedKey
 

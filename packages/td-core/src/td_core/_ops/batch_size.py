@@ -1,4 +1,4 @@
-"""Batch sizes worked out from the leaves."""
+"""Batch sizes, as callers give them and as the leaves have them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,33 @@ from torch import Tensor
 
 from .._collection import Core
 from ..errors import BatchSizeError
+from ..typing import BatchSize
+
+
+def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
+    """Return a batch size given as a size, a sequence of ints or one int.
+
+    Raises:
+        BatchSizeError: a dim is negative or no int.
+
+    >>> as_batch_size(3), as_batch_size(None)
+    (torch.Size([3]), torch.Size([]))
+    """
+    if batch_size is None:
+        return torch.Size()
+    if type(batch_size) is not torch.Size:
+        try:
+            batch_size = torch.Size(
+                (batch_size,) if isinstance(batch_size, (int, torch.SymInt)) else batch_size
+            )
+        except TypeError as error:
+            raise BatchSizeError(
+                f"a batch size is an int or a sequence of ints; got {batch_size!r}"
+            ) from error
+    for dim in batch_size:
+        if dim < 0:
+            raise BatchSizeError(f"a batch size has no negative dim; got {list(batch_size)}")
+    return batch_size
 
 
 def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: bool) -> None:

@@ -20,6 +20,7 @@ from .._locking import refuse_if_locked
 from .._names import check_names
 from .._views import IsLeaf
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
+from .batch_size import as_batch_size
 from .leaf_writes import check_fits, check_writable, copy_all
 
 SelfT = TypeVar("SelfT", bound="LeafMapping")
@@ -185,7 +186,7 @@ class _Walk:
             if not isinstance(other, Core):
                 raise TypeError(f"apply() goes through collections side by side; got {type(other).__name__}")
         if batch_size is not None:
-            self.size = torch.Size((batch_size,) if isinstance(batch_size, int) else batch_size)
+            self.size = as_batch_size(batch_size)
             self.names = None
         elif out is not None and out.batch_size != root.batch_size:
             self.size = out.batch_size

@@ -22,6 +22,7 @@ from .._nodes import dense
 from .._views import IsLeaf
 from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
+from .batch_size import as_batch_size
 from .flattening import flat_entries, nested_entries
 from .key_trees import KeyTree, Row, build, key_tree, restrict
 from .locking import source_of
@@ -240,11 +241,7 @@ class Structure(Updating):
         """
         members = self._stacked()
         result: Any
-        size = (
-            None
-            if batch_size is None
-            else torch.Size((batch_size,) if isinstance(batch_size, int) else batch_size)
-        )
+        size = None if batch_size is None else as_batch_size(batch_size)
         if members is not None and size is None:
             result = self._like([member.empty(recurse) for member in members[0]])
         elif members is not None:

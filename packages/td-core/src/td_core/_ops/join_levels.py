@@ -1,0 +1,40 @@
+"""The entries of levels that are joined, key by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from .._collection import Child, check_same_keys, leaf_against_node, show_path
+from ..errors import StructureError
+
+
+def rows(columns: list[dict[str, Child]], at: tuple[str, ...]) -> Iterator[tuple[str, Sequence[Child]]]:
+    """Return each key with the entry that each dict has under it; KeyMismatchError where one has none."""
+    keys = list(columns[0])
+    for column in columns:
+        if list(column) != keys:
+            break
+    else:
+        # Mappings of one order, the usual case, need no look-ups. zip(strict=) would take as long as two leaves.
+        return zip(keys, zip(*map(dict.values, columns)))
+    for column in columns:
+        check_same_keys(columns[0], column, at)
+    return ((key, [column[key] for column in columns]) for key in keys)
+
+
+def why_not_joined(values: Sequence[Child], path: tuple[str, ...], error: Exception) -> StructureError:
+    """Return the error that says why torch does not join the entries of a key."""
+    first = values[0]
+    for i, value in enumerate(values):
+        if not isinstance(value, Tensor):
+            return leaf_against_node(first, value, path)
+        if value.shape != first.shape or value.device != first.device:
+            what = "shape" if value.shape != first.shape else "device"
+            mine, theirs = (tuple(v.shape) if what == "shape" else str(v.device) for v in (first, value))
+            return StructureError(
+                f"cannot join: {show_path(path)} has {what} {mine} in item 0 and {theirs} in item {i}; "
+                "use lazy_stack() to keep both"
+            )
+    return StructureError(f"cannot join: {show_path(path)}: {error}")
