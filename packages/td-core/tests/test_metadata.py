@@ -261,6 +261,15 @@ class TestAutoBatchSize:
         with pytest.raises(BatchSizeError, match="the number of batch dims; got -1"):
             dense().auto_batch_size_(-1)
 
+    def test_a_lazy_stack_says_that_it_has_the_batch_size_of_its_members(self) -> None:
+        stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(3)}), TensorDict({"a": torch.zeros(3)})])
+        assert stack.auto_batch_size_(1).batch_size == torch.Size([2])
+        for batch_dims in (None, 0, 2):
+            with pytest.raises(
+                BatchSizeError, match=r"a lazy stack has the batch size of its members, \[2\]"
+            ):
+                stack.auto_batch_size_(batch_dims)
+
 
 def test_depth() -> None:
     td = TensorDict({"x": torch.zeros(2)})

@@ -43,6 +43,11 @@ def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: b
     """Give every level the leading dims that all of its leaves share; see ``auto_batch_size_``."""
     if batch_dims is not None and batch_dims < 0:
         raise BatchSizeError(f"batch_dims is the number of batch dims; got {batch_dims}")
+    if root._stacked() is not None and batch_dims != len(root.batch_size):
+        raise BatchSizeError(
+            f"a lazy stack has the batch size of its members, {list(root.batch_size)} with the stack dim: call "
+            "auto_batch_size_() on them before stacking, or set batch_size"
+        )
     # Sizes are worked out from the deepest level up, and set from the root down.
     levels: list[tuple[Any, int]] = [(root, -1)]
     for at, (node, _) in enumerate(levels):

@@ -407,6 +407,9 @@ class Metadata(Core):
             batch_dims: the number of dims at most.
             keep_compliant_size: leave the batch size of a level that has ``batch_dims`` or more dims as it is.
 
+        Raises:
+            BatchSizeError: this is a lazy stack with another number of batch dims; one further down keeps its own.
+
         >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(3, 4, 5), "b": torch.zeros(3, 4)}).auto_batch_size_().batch_size
         torch.Size([3, 4])
