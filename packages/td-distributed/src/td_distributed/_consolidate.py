@@ -21,6 +21,7 @@ from td_core.errors import StructureError
 
 from . import _file, _storage
 from ._attachment import Consolidated, attach, attached
+from ._memory import room
 
 
 def consolidate(
@@ -130,7 +131,7 @@ def _allocate(nbytes: int, device: torch.device, share_memory: bool, pin_memory:
         raise StructureError(
             f"share_memory and pin_memory need a storage on the CPU; it would be on {device}"
         )
-    storage = torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=pin_memory)
+    storage = room(nbytes, device, pin_memory=pin_memory)
     return storage.share_memory_() if share_memory else storage
 
 

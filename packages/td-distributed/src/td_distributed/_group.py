@@ -11,6 +11,8 @@ from torch import Tensor
 
 from td_core.errors import FormatError, StructureError
 
+from ._memory import room
+
 MARK = 0x74645F77697265  # "td_wire"
 FAILED = -1
 
@@ -63,7 +65,7 @@ class Group:
 
     def bytes(self, size: int) -> Tensor:
         """Return room for a message."""
-        return torch.empty(size, dtype=torch.uint8, device=self.device)
+        return room(size, self.device)
 
     def all_numbers(self, *values: int) -> list[list[int]]:
         """Return the numbers of every rank."""

@@ -17,6 +17,7 @@ from td_core.errors import FormatError
 from . import _mapped, _reference, _wire
 from ._delivery import Target, deliver_files
 from ._group import MARK, device_of
+from ._memory import room
 
 WIRES = ("td", "reference")
 
@@ -301,7 +302,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
     device = peer.device()
     stop = _wire.FRONT.size + length
     inside = stop <= _wire.FIRST
-    text = first[_wire.FRONT.size : stop] if inside else peer.recv(_bytes(length, device)).cpu()
+    text = first[_wire.FRONT.size : stop] if inside else peer.recv(room(length, device)).cpu()
     header = bytes(text.numpy())
     if not count and (named := _mapped.named(header)) is not None:
         deliver_files(collection, _mapped.load(root, named))
@@ -313,7 +314,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
     if message.together and stop + nbytes <= _wire.FIRST:
         target.deliver(message, first[stop : stop + nbytes])
         return
-    storage = _bytes(message.layout.nbytes, device)
+    storage = room(message.layout.nbytes, device)
     for begin, end in parts:
         if stop + nbytes <= _wire.FIRST:
             storage[begin:end] = first[stop : stop + end - begin]
@@ -325,12 +326,8 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
 
 def _first(peer: Peer) -> tuple[int, int, int, int, Tensor]:
     """Return the four numbers of the first message, and all of it."""
-    first = peer.recv(_bytes(_wire.FIRST, peer.device())).cpu()
+    first = peer.recv(room(_wire.FIRST, peer.device())).cpu()
     return *_wire.FRONT.unpack(bytes(first[: _wire.FRONT.size].numpy())), first
-
-
-def _bytes(size: int, device: torch.device) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _tags(first: int, pseudo_rand: bool) -> Iterator[int]:

@@ -18,6 +18,7 @@ from td_core._nodes import KINDS
 
 from . import _storage
 from ._attachment import attached
+from ._memory import room
 
 
 def pseudo_random_tags(seed: int) -> Iterator[int]:
@@ -80,7 +81,7 @@ def receive(collection: Any, consolidated: bool, peer: Any) -> None:
         return
     encoded = encode(collection)
     layout = _storage.plan(encoded)
-    arrived = peer.recv(torch.empty(layout.nbytes, dtype=torch.uint8, device=device))
+    arrived = peer.recv(room(layout.nbytes, device))
     for leaf, view in zip(encoded.leaves, _storage.Views(arrived).leaves(layout), strict=True):
         leaf.detach().copy_(view)
 

@@ -22,6 +22,7 @@ from td_core._nodes import Encoded
 from td_core.errors import FormatError, StructureError
 
 from . import _paths
+from ._memory import room
 
 ALIGNMENT = 8
 #: Up to this many bytes for each leaf, clearing a storage is faster than clearing the gaps between its leaves.
@@ -380,7 +381,7 @@ def payload(layout: Layout, leaves: Sequence[Tensor]) -> list[tuple[int, Tensor]
 def gathered(layout: Layout, leaves: Sequence[Tensor]) -> Tensor:
     """Return a new storage that holds leaves."""
     device = leaves[0].device if leaves else None
-    storage = torch.empty(layout.nbytes, dtype=torch.uint8, device=device)
+    storage = room(layout.nbytes, device)
     fill(storage, layout, Views(storage).pieces(layout), leaves)
     return storage
 

@@ -1,0 +1,31 @@
+"""Memory for storages and messages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from td_core import TensorDict
+from td_distributed import _memory
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, _memory.LARGE - 1, _memory.LARGE, _memory.LARGE + 1])
+def test_room_can_be_written_to_its_end(nbytes: int) -> None:
+    room = _memory.room(nbytes)
+    room.fill_(7)
+    assert room.shape == (nbytes,)
+    assert room.dtype == torch.uint8
+    assert (room == 7).all()
+
+
+def test_a_large_collection_is_consolidated() -> None:
+    td = TensorDict({"a": torch.arange(_memory.LARGE // 8), "b": {"c": torch.ones(3)}})
+    found = td.consolidate()
+    assert (found == td).all()
+
+
+def test_fake_memory_is_not_advised() -> None:
+    with FakeTensorMode():
+        room = _memory.room(_memory.LARGE)
+    assert isinstance(room, FakeTensor)
