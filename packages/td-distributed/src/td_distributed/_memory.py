@@ -10,8 +10,8 @@ from torch import Tensor
 
 __all__ = ["room"]
 
-#: Below this many bytes an allocator may give memory that was used before, whose pages are there.
-LARGE = 1 << 25
+#: Smaller memory has too few huge pages to matter, and is often memory whose pages are there already.
+LARGE = 1 << 22
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
 

@@ -65,11 +65,14 @@ class Peer:
 
     def recv(self, tensor: Tensor) -> Tensor:
         """Receive one message into ``tensor``."""
-        if self.group_rank is None:
-            dist.recv(tensor, self.rank, self.group, self._tag())
-        else:
-            self._backend().recv([tensor], self.group_rank, self._tag()).wait()
+        self.irecv(tensor).wait()
         return tensor
+
+    def irecv(self, tensor: Tensor) -> Any:
+        """Start to receive one message into ``tensor``."""
+        if self.group_rank is None:
+            return dist.irecv(tensor, self.rank, self.group, self._tag())
+        return self._backend().recv([tensor], self.group_rank, self._tag())
 
     def _backend(self) -> Any:
         # Asked directly, a group that was made by hand serves as well as one that torch.distributed knows.
@@ -315,12 +318,15 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
         target.deliver(message, first[stop : stop + nbytes])
         return
     storage = room(message.layout.nbytes, device)
+    coming = []
     for begin, end in parts:
         if stop + nbytes <= _wire.FIRST:
             storage[begin:end] = first[stop : stop + end - begin]
             stop, nbytes = stop + end - begin, nbytes - (end - begin)
         else:
-            peer.recv(storage[begin:end])
+            coming.append(peer.irecv(storage[begin:end]))
+    for each in coming:
+        each.wait()
     target.deliver(message, storage)
 
 
