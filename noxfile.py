@@ -144,8 +144,9 @@ class Environment:
         self.session.run(self.python, *(str(part) for part in arguments), env=env, external=True)
 
     def pytest(self, *arguments: object, **variables: str) -> None:
-        """Run pytest in this environment."""
-        self.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, **variables)
+        """Run pytest in this environment, with the same random examples each time; pytest by hand finds new ones."""
+        always = ("-q", "-p", "no:cacheprovider", "--hypothesis-profile=ci")
+        self.run("-m", "pytest", *always, *arguments, **variables)
 
     def pytest_side_by_side(self, *arguments: object, **variables: str) -> None:
         """Run pytest in several processes, where the base has what that needs."""
