@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Leaves"]
+__all__ = ["Leaves", "as_bytes"]
 
 #: Storages below this size are copied into one buffer for each dtype: a buffer costs more than the bytes.
 SMALL = 1 << 14
@@ -146,9 +146,14 @@ def _join(tensors: list[Tensor], flat: bool) -> Tensor:
         vectors = tensors if flat else list(map(Tensor.flatten, tensors))
         if len(vectors) > 1:
             return torch.cat(vectors).view(torch.uint8)
-        whole = vectors[0].detach().resolve_conj().resolve_neg().contiguous()
-        # Not view(-1): a tensor of one element is contiguous whatever its stride is, and keeps it.
-        return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
+        return as_bytes(vectors[0])
+
+
+def as_bytes(piece: Tensor) -> Tensor:
+    """Return the bytes of a tensor, C-contiguous."""
+    plain = piece.detach().resolve_conj().resolve_neg().contiguous()
+    # Not view(-1): a tensor of one element is contiguous whatever its stride is, and keeps it.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 def _range(tensors: list[Tensor]) -> tuple[int, Tensor] | None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from td_core._buffers import as_bytes
 from td_core._nodes import Encoded
 from td_core.errors import FormatError, StructureError
 
@@ -384,13 +385,6 @@ def gathered(layout: Layout, leaves: Sequence[Tensor]) -> Tensor:
     storage = room(layout.nbytes, device)
     fill(storage, layout, Views(storage).pieces(layout), leaves)
     return storage
-
-
-def as_bytes(piece: Tensor) -> Tensor:
-    """Return the bytes of a tensor, C-contiguous."""
-    plain = piece.detach().resolve_conj().resolve_neg().contiguous()
-    # Not view(-1): a tensor of one element is contiguous whatever its stride is, and keeps it.
-    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 def overlaps(leaf: Tensor) -> bool:
