@@ -44,6 +44,7 @@ PROGRAMS = {
     "stack": lambda td: torch.stack([td, td + 1], 0),
     "cat": lambda td: torch.cat([td, td], 0),
     "lazy stack": lambda td: LazyStackedTensorDict(td, td + 1, stack_dim=0)["n", "b"],
+    "vmap over a lazy stack": lambda td: torch.vmap(torch.neg)(LazyStackedTensorDict(td, td + 1))["a"],
     "lazy stack index": lambda td: LazyStackedTensorDict(td, td + 1, stack_dim=0)[:, 0]["a"],
     "unbind": lambda td: td.unbind(0)[1],
     "split": lambda td: td.split(2)[0],

@@ -412,6 +412,53 @@ def test_transforms_see_the_dense_stack(transform):
         assert torch.equal(found[key], leaf) and leaf.any()
 
 
+def plain(result):
+    if isinstance(result, tuple):
+        return [leaf for part in result for leaf in plain(part)]
+    return [result] if isinstance(result, torch.Tensor) else list(result.values(True, True))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        loss,
+        lambda params: params * params,
+        lambda params: params["n"].clone().mul_(2),
+        lambda params: torch.stack([params[0], params[1] * 2]),
+        lambda params: (params["w"], {"inner": params["n"]}["inner"]),
+    ],
+)
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda fn, params: torch.func.jacfwd(fn)(params),
+        lambda fn, params: torch.func.jacrev(fn)(params),
+        lambda fn, params: torch.func.hessian(fn)(params),
+        lambda fn, params: torch.func.hessian(lambda outer: fn(outer["s"]))(TensorDict({"s": params})),
+        lambda fn, params: torch.func.jacrev(lambda x: fn(params * x))(torch.ones(())),
+        lambda fn, params: torch.vmap(torch.func.jacfwd(lambda one: fn(torch.stack([one, one]))))(params),
+        lambda fn, params: (lambda out, pull: pull(out))(*torch.func.vjp(fn, params)),
+    ],
+)
+def test_derivatives_are_those_of_the_dense_stack(transform, fn, dim):
+    members = [torch.stack([weights(i), weights(2 * i)]) for i in (1.0, 2.0, 3.0)]
+    expected = plain(transform(fn, torch.stack(members, dim)))
+    found = plain(transform(fn, LazyStackedTensorDict(*members, stack_dim=dim)))
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_the_batch_size_of_a_jacobian_fits_every_entry():
+    td = TensorDict({"n": {"b": torch.ones(2)}, "w": torch.ones(2, 3)}, [2])
+    jacobian = torch.func.jacrev(lambda params: params * 2)(td)
+    for entry in jacobian.values():
+        assert entry.shape[: jacobian.ndim] == jacobian.shape
+    assert jacobian[0].batch_size == jacobian.batch_size[1:]
+
+
 @pytest.mark.parametrize(
     "outer", [lambda stack: stack, lambda stack: TensorDict({"s": stack, "z": torch.ones(3)})]
 )

@@ -1,24 +1,42 @@
 """Lazy stacks as torch pytrees.
 
 vmap removes a dim of every leaf, so leaves must show the stack dim where it stands: members that fit are stacked, the
-others are the children themselves. Inside the transforms of ``torch.func`` a stack that was flattened is dense from then
-on: grad follows the very leaves that it was given, not what is cut out of them.
+others are the children themselves. Inside grad and vjp a stack that was flattened is dense from then on: they follow
+the very leaves that they were given, not what is cut out of them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ._collection import Core
 from ._lazy_stack import LazyStackedTensorDict, unbind_members
 from ._pytree import register
-from ._torch_private import before_transforms, functorch_level
+from ._torch_private import are_followed, before_transforms, functorch_level
 from .errors import StructureError
 
 
-def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], tuple[Any, ...]]:
+class Whole(NamedTuple):
+    """The context of a stack whose one child is the dense stack."""
+
+    behind: int  # batch dims from the stack dim on
+    name: str | None
+    ndim: int
+    depth: int
+
+
+class Members(NamedTuple):
+    """The context of a stack whose members are the children."""
+
+    dim: int
+    name: str | None
+    size: int
+    ndims: tuple[int, ...]
+
+
+def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
     leaves = _leaves_below([stack])
     if all(isinstance(leaf, Tensor) for leaf in leaves):
         try:
@@ -29,9 +47,9 @@ def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], tuple[Any, ...]]:
             pass
         else:
             ndim = len(whole.batch_size)
-            return [whole], (ndim - stack._stack_dim, stack._stack_dim_name, ndim)
+            return [whole], Whole(ndim - stack._stack_dim, stack._stack_dim_name, ndim, _depth(whole))
     ndims = tuple(getattr(leaf, "ndim", 0) for leaf in leaves)
-    return list(stack._members), (stack._stack_dim, stack._stack_dim_name, len(stack._members), ndims)
+    return list(stack._members), Members(stack._stack_dim, stack._stack_dim_name, len(stack._members), ndims)
 
 
 def _leaves_below(nodes: list[Any]) -> list[Any]:
@@ -48,22 +66,37 @@ def _leaves_below(nodes: list[Any]) -> list[Any]:
     return leaves
 
 
-def _unflatten(children: Any, context: tuple[Any, ...]) -> Any:
+def _depth(node: Any) -> int:
+    """Return how many levels there are down to the first leaf; 0 where there is none."""
+    todo = [(node, 0)]
+    while todo:
+        node, depth = todo.pop()
+        if not isinstance(node, Core):
+            return depth
+        stacked = node._stacked()
+        children = node._children().values() if stacked is None else stacked[0]
+        todo.extend((child, depth + 1) for child in reversed(list(children)))
+    return 0
+
+
+def _unflatten(children: Any, context: Whole | Members) -> Any:
     items = list(children)
-    inside = functorch_level() is not None
-    if len(context) == 3:
+    if isinstance(context, Whole):
         (whole,) = items
-        behind, name, ndim = context
+        behind, name, ndim, depth = context
         found = len(whole.batch_size) if isinstance(whole, Core) else 0
-        if inside or behind > found:
+        leaves = [leaf for leaf in _leaves_below(items) if isinstance(leaf, Tensor)]
+        # Below a leaf of a Jacobian stand collections, and the dims of their leaves come behind its own.
+        if behind > found or _depth(whole) > depth or are_followed(leaves):
             return whole
         dim = found - behind
-        stack = LazyStackedTensorDict._of(unbind_members(whole, dim), dim)
+        with before_transforms(leaves):
+            stack = LazyStackedTensorDict._of(unbind_members(whole, dim), dim)
         stack._empty_size = whole.batch_size
         stack._stack_dim_name = name if found == ndim else None
     else:
         dim, name, _, ndims = context
-        leaves = _leaves_below(items) if inside else []
+        leaves = _leaves_below(items) if functorch_level() is not None else []
         if any(isinstance(leaf, Tensor) and leaf.ndim != ndim for leaf, ndim in zip(leaves, ndims)):
             raise StructureError(
                 "torch.vmap, also inside jacrev, jacfwd and hessian, cannot take a dim from a lazy stack whose members "
@@ -74,8 +107,8 @@ def _unflatten(children: Any, context: tuple[Any, ...]) -> Any:
     return stack
 
 
-def _keys(context: tuple[Any, ...]) -> list[str]:
-    return ["stacked"] if len(context) == 3 else [str(i) for i in range(context[2])]
+def _keys(context: Whole | Members) -> list[str]:
+    return ["stacked"] if isinstance(context, Whole) else [str(i) for i in range(context.size)]
 
 
 register(LazyStackedTensorDict, _flatten, _unflatten, _keys)

@@ -23,9 +23,9 @@ Context = tuple[Any, ...]
 
 def register(
     cls: type,
-    flatten: Callable[[Any], tuple[list[Any], Context]],
-    unflatten: Callable[[Iterable[Any], Context], Any],
-    keys: Callable[[Context], Iterable[str]],
+    flatten: Callable[[Any], tuple[list[Any], Any]],
+    unflatten: Callable[[Iterable[Any], Any], Any],
+    keys: Callable[[Any], Iterable[str]],
 ) -> None:
     """Register a kind with torch's pytrees.
 
@@ -36,7 +36,7 @@ def register(
         keys: context -> a name for each child, for key paths.
     """
 
-    def with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Context]:
+    def with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
         children, context = flatten(node)
         return [(torch_pytree.MappingKey(key), child) for key, child in zip(keys(context), children)], context
 
@@ -65,20 +65,21 @@ def has_leaves(node: Core) -> bool:
 def sizes_of(node: Core, children: Iterable[Any]) -> tuple[Any, ...]:
     """Return the part of a context from which :func:`batch_size_of` tells the batch size again.
 
-    The first item is ``(child, extra dims)`` or, where there is no leaf, the batch size itself; then come, for each
-    child without leaves, its position and the dims it has beyond this node's.
+    The first item is ``(child, extra dims)``, of a leaf if there is one, or, where there is no leaf below, the batch size
+    itself; then come, for each child without leaves, its position and the dims it has beyond this node's.
     """
     ndim = len(node.batch_size)
-    source: Any = None
+    leaf: Any = None
+    level: Any = None
     empty = []
     for position, child in enumerate(children):
         if not isinstance(child, Core):
-            source = source or (position, child.ndim - ndim if isinstance(child, Tensor) else 0)
+            leaf = leaf or (position, child.ndim - ndim if isinstance(child, Tensor) else 0)
         elif has_leaves(child):
-            source = source or (position, len(child.batch_size) - ndim)
+            level = level or (position, len(child.batch_size) - ndim)
         else:
             empty.append((position, tuple(child.batch_size[ndim:])))
-    return (source or torch.Size(node.batch_size), *empty)
+    return (leaf or level or torch.Size(node.batch_size), *empty)
 
 
 def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
@@ -93,10 +94,24 @@ def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
             child.batch_size if isinstance(child, Core) else child.shape if isinstance(child, Tensor) else ()
         )
         batch_size = torch.Size(shape[: max(len(shape) - extra, 0)])
+        if isinstance(child, Core):
+            # Collections may stand where leaves stood, as in a Jacobian, with a batch size of their own each.
+            others = {position for position, _ in empty}
+            for i, other in enumerate(children):
+                if i not in others and isinstance(other, (Tensor, Core)):
+                    batch_size = _common(batch_size, other.shape)  # type: ignore[union-attr]
     for position, tail in empty:
         if isinstance(children[position], Core):
             _resize(children[position], torch.Size((*batch_size, *tail)))
     return batch_size
+
+
+def _common(first: torch.Size, second: torch.Size) -> torch.Size:
+    """Return the leading sizes that two shapes share."""
+    if second[: len(first)] == first:
+        return first
+    same = [a == b for a, b in zip(first, second)]
+    return first[: same.index(False) if False in same else len(same)]
 
 
 def _resize(root: Core, batch_size: torch.Size) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "are_followed",
     "before_transforms",
     "default_collate_functions",
     "foreach_kernel",
@@ -45,6 +46,17 @@ functorch_level: Callable[[], Any] = getattr(
 )
 
 
+_level_of: Callable[[Tensor], int] | None = getattr(
+    getattr(torch._C, "_functorch", None), "maybe_get_level", None
+)
+_pop: Callable[[], Any] | None = getattr(
+    getattr(getattr(torch, "_functorch", None), "pyfunctorch", None),
+    "temporarily_pop_interpreter_stack",
+    None,
+)
+_GRAD: Any = getattr(getattr(getattr(torch._C, "_functorch", None), "TransformType", None), "Grad", None)
+
+
 @contextmanager
 def before_transforms(leaves: list[Tensor]) -> Iterator[None]:
     """Leave the transforms of ``torch.func`` that none of the tensors is part of, as if the block had run before them.
@@ -53,20 +65,28 @@ def before_transforms(leaves: list[Tensor]) -> Iterator[None]:
     ...     functorch_level() is None
     True
     """
-    if functorch_level() is None:
+    if torch.compiler.is_compiling() or functorch_level() is None or _level_of is None or _pop is None:
         yield
         return
-    level_of = getattr(getattr(torch._C, "_functorch", None), "maybe_get_level", None)
-    pop = getattr(getattr(getattr(torch, "_functorch", None), "pyfunctorch", None), _POP, None)
+    own = max(map(_level_of, leaves), default=-1)
     with ExitStack() as left:
-        if level_of is not None and pop is not None:
-            own = max([level_of(leaf) for leaf in leaves], default=-1)
-            while (transform := functorch_level()) is not None and transform.level() > own:
-                left.enter_context(pop())
+        while (transform := functorch_level()) is not None and transform.level() > own:
+            left.enter_context(_pop())
         yield
 
 
-_POP = "temporarily_pop_interpreter_stack"
+def are_followed(leaves: list[Tensor]) -> bool:
+    """Tell whether the innermost transform of ``torch.func`` is one that follows these very tensors, as grad and vjp do.
+
+    vmap and jvp take what is cut out of their tensors for a part of them.
+
+    >>> are_followed([torch.zeros(2)])
+    False
+    """
+    transform = functorch_level()
+    if transform is None or _level_of is None or torch.compiler.is_compiling():
+        return transform is not None
+    return (_GRAD is None or transform.key() == _GRAD) and transform.level() in map(_level_of, leaves)
 
 
 def default_collate_functions() -> dict[Any, Callable[..., Any]]:
