@@ -18,6 +18,9 @@ Path = tuple[str, ...]
 
 COPY = op("copy_", Tensor.copy_)
 
+# To compare whole levels pays from about this many entries on.
+_FEW = 8
+
 
 def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> None:
     """Copy each value into its target."""
@@ -93,13 +96,13 @@ def copied_whole(
         mine, theirs = todo.pop()
         if mine.__class__ is not dict or theirs.__class__ is not dict:
             return False
-        held = list(mine.values())
-        if PLAIN.issuperset(map(type, held)) and list(mine) == list(theirs):
-            # A level of leaves in the same order, the usual case, needs no look-ups.
-            targets += held
-            values += theirs.values()
-            continue
-        for key, value in list(theirs.items()):
+        theirs = theirs.copy()
+        if len(theirs) > _FEW and list(level := mine.copy()) == list(theirs):
+            if PLAIN.issuperset(map(type, level.values())):
+                targets += level.values()
+                values += theirs.values()
+                continue
+        for key, value in theirs.items():
             entry: Any = mine.get(key)
             if type(entry) in PLAIN:
                 add(entry)
