@@ -142,6 +142,15 @@ def test_writing_at_an_index_reaches_the_members(dim, index):
     assert lazy.tensordicts[0]["a"] is leaf
 
 
+@pytest.mark.parametrize("index", [lambda i: i, lambda i: (i, ...), lambda i: slice(i, i + 1), lambda i: [i]])
+def test_a_new_key_at_an_index_is_made_in_the_members_that_it_names(index):
+    lazy = stack(count=3)
+    for i in (2, 0, 1):
+        assert "new" not in lazy and "new" not in lazy[i]
+        lazy[index(i)] = lazy[index(i)].empty().set("new", torch.full(lazy[index(i)].batch_size, float(i)))
+    assert lazy["new"].tolist() == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
+
+
 @pytest.mark.parametrize(
     ("operation", "stack_dim"),
     [

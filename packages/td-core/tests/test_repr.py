@@ -12,6 +12,7 @@ from td_core import (
     LazyStackedTensorDict,
     TensorDict,
     get_printoptions,
+    lazy_stack,
     parse_tensor_dict_string,
     set_printoptions,
 )
@@ -375,6 +376,29 @@ def test_depth() -> None:
     assert parse_tensor_dict_string(repr(td)).depth == 2000
 
 
-def test_leaves_that_pytrees_mapped_to_other_objects_print_their_class():
-    shapes = torch.utils._pytree.tree_map(lambda leaf: leaf.shape, TensorDict({"a": torch.zeros(2)}))
-    assert repr(shapes) == "TensorDict(batch_size=[], fields={a: Size})"
+@pytest.mark.parametrize("value", [3, "text", None, (1, 2), object(), torch.Size([2])], ids=repr)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TensorDict({"a": torch.zeros(2)}),
+        lambda: lazy_stack([TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.zeros(3)})]),
+        lambda: lazy_stack([TensorDict({"b": torch.zeros(2)}), TensorDict({"b": torch.zeros(2), "a": 0})]),
+        lambda: TensorDict(
+            {"n": lazy_stack([TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.zeros(3)})])}
+        ),
+    ],
+)
+def test_leaves_that_pytrees_mapped_to_other_objects_print_their_class(make: Any, value: Any) -> None:
+    mapped = torch.utils._pytree.tree_map(lambda leaf: value, make())
+    name = f"a: {type(value).__name__}}}"
+    assert name in repr(mapped)
+    with set_printoptions(compact=False):
+        assert name in repr(mapped)
+    assert type(value).__name__ in mapped._repr_html_()
+
+
+def test_members_with_other_objects_than_each_other_print_both_classes() -> None:
+    members = [TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.zeros(3)})]
+    values = iter([1, "text"])
+    mapped = torch.utils._pytree.tree_map(lambda leaf: next(values), lazy_stack(members))
+    assert repr(mapped) == "LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: [int, str]})"

@@ -317,8 +317,10 @@ class LazyStackedTensorDict(TensorDictBase):
             raise KeyError(key)
         entries = [member._stand_in(key) for member in self._members]
         first = entries[0]
-        if not isinstance(first, Tensor):
+        if all(isinstance(entry, Core) for entry in entries):
             return first._keep_together(entries, self._stack_dim)
+        if not isinstance(first, Tensor):
+            return first  # anything may stand where a leaf stood, see _pytree
         if first.is_nested or self._stack_dim > first.ndim:
             return first
         shape = list(first.shape)

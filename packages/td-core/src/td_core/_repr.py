@@ -72,8 +72,13 @@ class Printing(Core):
         """Return the entries to print."""
         stacked = self._stacked()
         if stacked is None:
-            return [Shown(key, child) for key, child in list(self._children().items())]
+            return [_entry(key, child) for key, child in list(self._children().items())]
         return [_stacked_entry(self, key, stacked) for key in self._children()]
+
+
+def _entry(key: str, child: Any) -> Shown:
+    # Anything may stand where a leaf stood: torch's pytrees put there what a function gave.
+    return Shown(key, child if isinstance(child, (Tensor, Core)) else type(child).__name__)
 
 
 def _stacked_entry(node: Any, key: str, stacked: Any) -> Shown:
@@ -84,8 +89,9 @@ def _stacked_entry(node: Any, key: str, stacked: Any) -> Shown:
         shape = merged_shape([_shape(entry) for entry in entries], dim)
         devices = ",".join(sorted({str(entry.device) for entry in entries}))
         return Shown(key, Ragged(shape, first.dtype, first.device, type(first).__name__, devices))
-    if any(isinstance(entry, Tensor) for entry in entries):
-        return Shown(key, f"[{', '.join(type(entry).__name__ for entry in entries)}]")
+    if not all(isinstance(entry, Core) for entry in entries):
+        names = [type(entry).__name__ for entry in entries]
+        return Shown(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
     inner = members[0]._stacked()
     name = type(first).__name__ if inner is None else _stacked_entry(members[0], key, inner).name
     return Shown(key, node._stand_in(key), first._print_entry() if first._opaque else name)
@@ -181,7 +187,7 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
             line = _Line(f"{i}: ", [])
             second.parts.append(line)  # type: ignore[union-attr]
             everything.append(line)
-            todo.append((line, member, [Shown(key, member._stand_in(key)) for key in keys]))
+            todo.append((line, member, [_entry(key, member._stand_in(key)) for key in keys]))
     plain = type(dense({}, torch.Size()))
     for line, node, fields in todo:
         for field in _sorted(fields, options):
@@ -222,9 +228,6 @@ def _compact_entry(field: Shown, node: Any, root: Any, options: dict[str, Any], 
         if root.device is None and devices != "cpu" and options["show_field_device"]:
             text += f"@{devices}"
         return _Line(text)
-    if not isinstance(entry, Printing):
-        # What a function gave that torch's pytrees mapped over the leaves.
-        return _Line(f"{key}: {type(entry).__name__}")
     if entry._opaque:
         return _Line(f"{key}: {entry._print_entry() if name is None else name}")
     name = type(entry).__name__ if name is None else name
@@ -292,7 +295,7 @@ def _long(root: Any, options: dict[str, Any]) -> str:
         if options["show_device"]:
             ending.append(f"device={node.device}")
         if options["show_is_shared"]:
-            ending.append(f"is_shared={node.is_shared()}")
+            ending.append(f"is_shared={bool(_leaves(node)) and node.is_shared()}")
         pieces: list[Any] = [f"{type(node).__name__}(\n"]
         if node._prints_attributes:
             for field in fields:
@@ -304,7 +307,7 @@ def _long(root: Any, options: dict[str, Any]) -> str:
                 pieces.append(f"{pad}exclusive_fields={{\n")
                 rows = _exclusive(node)
                 for i, member, keys in rows:
-                    shown = _sorted([Shown(key, member._stand_in(key)) for key in keys], options)
+                    shown = _sorted([_entry(key, member._stand_in(key)) for key in keys], options)
                     pieces += [f"{pad}    {i} ->\n", *_long_fields(shown, indent + 12, options)]
                     pieces.append("" if i == rows[-1][0] else ",\n")
                 pieces.append(f"{'' if rows else pad}}},\n")
@@ -424,4 +427,17 @@ def _html_entry(entry: Any, node: Any) -> str:
 
 
 def _bytes(node: Any) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in node._leaves())
+    return sum(leaf.numel() * leaf.element_size() for leaf in _leaves(node))
+
+
+def _leaves(root: Any) -> list[Tensor]:
+    """Return the leaves; none where anything else stands in the place of one."""
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if not isinstance(node, Core):
+            return []
+        stacked = node._stacked()
+        children = node._children().values() if stacked is None else stacked[0]
+        todo.extend(child for child in list(children) if not isinstance(child, Tensor))
+    return root._leaves()  # type: ignore[attr-defined, no-any-return]
