@@ -415,3 +415,20 @@ def test_hostile_archives(archive: Path) -> None:
     rewrite(archive, [(bomb, b" " * (1 << 29) + b"{}")])
     with pytest.raises(FormatError, match="bytes, at most 536870912 are read"):
         TensorDict.load_memmap(archive)
+
+
+@pytest.mark.parametrize("which", ["0", "1", "2"])
+def test_levels_of_the_same_metadata_have_files_of_their_own(tmp_path: Path, which: str) -> None:
+    prefix, key = tmp_path / "save", "x y"
+    td = TensorDict({str(i): {key: torch.full((2,), i)} for i in range(3)})
+    td.memmap(prefix)
+    file = prefix / which / "x y.memmap"
+    (prefix / which / "x%20y.memmap").rename(file)
+    for strict in (True, False):
+        loaded = TensorDict.load_memmap(prefix, mode="r", strict=strict)
+        assert all(torch.equal(loaded[str(i), key], td[str(i), key]) for i in range(3))
+    os.truncate(file, 8)
+    with pytest.raises(FormatError, match=rf"'{which}', '{key}'"):
+        TensorDict.load_memmap(prefix)
+    loaded = TensorDict.load_memmap(prefix, strict=False)
+    assert [str(i) for i in range(3) if key not in loaded[str(i)].keys()] == [which]

@@ -69,11 +69,11 @@ def _append(tree: Tree, path: str, rows: Core, options: Loading) -> None:
     metas: dict[Parts, bytes] = {}
     grown: list[tuple[Parts, LeafFile, int]] = []
     for node in nodes:
-        place = (*node.level.parts, _names.META)
+        place = (*node.parts, _names.META)
         metas[place] = _new_meta(tree, node, texts, count)
-        for key, entry in node.level.leaves.items():
-            place = (*node.level.parts, entry.files[0] + ".memmap")
-            wanted = (*node.level.parts, _names.encode_key(key) + ".memmap")
+        for key, entry in node.leaves.items():
+            place = (*node.parts, entry.files[0] + ".memmap")
+            wanted = (*node.parts, _names.encode_key(key) + ".memmap")
             grown.append((place, _check_leaf(node, key, entry, files.pop(wanted, None)), _size(entry)))
     if files:
         raise AppendError(
@@ -85,9 +85,9 @@ def _append(tree: Tree, path: str, rows: Core, options: Loading) -> None:
 def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> bytes:
     """Return the metadata of a level with the new number of rows, after comparing it with that of the rows."""
     level = node.level
-    place = (*level.parts, _names.META)
-    where = show_path(level.key)
-    meta = parse_json(tree.read(level.parts, _names.META, LIMIT), tree.show(level.parts, _names.META))
+    place = (*node.parts, _names.META)
+    where = show_path(node.key)
+    meta = parse_json(tree.read(node.parts, _names.META, LIMIT), tree.show(node.parts, _names.META))
     if place not in texts:
         raise AppendError(f"cannot append to {tree.path}: the rows have nothing at {where}")
     theirs = json.loads(texts[place])
@@ -116,7 +116,7 @@ def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> 
             f"the rows have {theirs['shape']}"
         )
     meta["shape"][0] += count
-    for name in level.leaves:
+    for name in node.leaves:
         meta[name]["shape"][0] += count
     return json.dumps(meta).encode()
 
@@ -126,7 +126,7 @@ def _size(entry: LeafEntry) -> int:
 
 
 def _check_leaf(node: Node, key: str, entry: LeafEntry, file: LeafFile | None) -> LeafFile:
-    at = show_path((*node.level.key, key))
+    at = show_path((*node.key, key))
     if file is None or entry.nested or entry.jagged is not None:
         raise AppendError(f"cannot append to {at}: nested tensors cannot grow")
     if file.tensor.dtype != entry.dtype or file.tensor.shape[1:] != entry.shape[1:]:
@@ -145,17 +145,17 @@ def _publish(
     grown: list[tuple[Parts, LeafFile, int]],
 ) -> None:
     sidecars = [
-        (*node.level.parts, name)
+        (*node.parts, name)
         for node in nodes
         for name in (_names.VALUES, _names.PICKLE, _names.JSON_TYPES)
-        if not node.level.sized and tree.stat(node.level.parts, name) is not None
+        if not node.level.sized and tree.stat(node.parts, name) is not None
     ]
     places = [place for place, file, size in grown if size or file.nbytes]
     with Staging(path, [*metas, *sidecars, *places], alone=True) as staging:
         if staging.in_place:
             raise FormatError(f"cannot append to {path}: it cannot be replaced in one step")
         for node in nodes[1:]:
-            staging.make(node.level.parts)
+            staging.make(node.parts)
         for place in sidecars:
             staging.tree.link(tree, place[:-1], place[:-1], place[-1])
         seen: set[tuple[int, int]] = set()

@@ -61,9 +61,9 @@ def _check_same(files: Tree, plan: Plan, prefix: str, options: Options) -> None:
     except FormatError as error:
         raise FileTakenError(f"cannot create files at {prefix}: what is there is damaged: {error}") from error
     for node in nodes:
-        for entry in node.level.leaves.values():
+        for entry in node.leaves.values():
             shape = None if entry.nested else entry.shape
-            path = (*node.level.parts, entry.files[0] + ".memmap")
+            path = (*node.parts, entry.files[0] + ".memmap")
             found[path] = (shape, entry.dtype)
     for file in plan.leaves:
         if file.leaf is None:

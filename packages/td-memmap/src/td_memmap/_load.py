@@ -13,7 +13,7 @@ import hashlib
 import pickle
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -64,10 +64,13 @@ _Below = tuple[tuple[str, ...], tuple[str, ...], torch.Size, dict[str, int], str
 
 @dataclass(slots=True)
 class Node:
-    """A level and where it belongs.
+    """A directory of a save.
 
     Attributes:
-        level: the checked metadata.
+        level: its checked metadata.
+        parts: where it is.
+        key: key path.
+        leaves: its leaves by key: those of the metadata, or of them those whose files were found.
         above: batch size of the level above.
         entries: position of each collection below in the list of nodes, by key.
         members: the same of each member, by name.
@@ -75,6 +78,9 @@ class Node:
     """
 
     level: Level
+    parts: Parts
+    key: tuple[str, ...]
+    leaves: dict[str, LeafEntry]
     above: torch.Size
     entries: dict[str, int] = field(default_factory=dict)
     members: dict[str, int] = field(default_factory=dict)
@@ -120,6 +126,7 @@ class Reader:
         self.options = options
         self.nodes: list[Node] = []
         self.guessed = False
+        self._seen: dict[bytes, Level] = {}
         device = options.device
         self._without_content = device is not None and device.type == "meta"
         self._device = None if device == _CPU else device
@@ -131,9 +138,7 @@ class Reader:
         imagine = self._without_content or type(torch.empty(0)) is not Tensor
         self.read(sizes=imagine or not self.options.strict)
         if imagine:
-            return self.build(
-                [{key: self._imagine(node, key) for key in node.level.leaves} for node in self.nodes]
-            )
+            return self.build([{key: self._imagine(node, key) for key in node.leaves} for node in self.nodes])
         return self.build(self.map_leaves())
 
     def read(self, *, sizes: bool = True) -> None:
@@ -155,104 +160,108 @@ class Reader:
     def _below(self, node: Node) -> list[_Below]:
         """Return what is to be read below a node."""
         level = node.level
-        parts, size = level.parts, level.batch_size
+        parts, size = node.parts, level.batch_size
         below: list[_Below] = []
         for key, files in level.nodes.items():
             # Where there is only one, reading it tells whether it is there.
-            file = files[0] if len(files) == 1 else self._find_directory(level, key, files)
+            file = files[0] if len(files) == 1 else self._find_directory(node, key, files)
             if file is not None:
-                below.append(((*parts, file), (*level.key, key), size, node.entries, key))
+                below.append(((*parts, file), (*node.key, key), size, node.entries, key))
         for name in level.members or ():
-            below.append(((*parts, name), (*level.key, name), size, node.members, name))
+            below.append(((*parts, name), (*node.key, name), size, node.members, name))
         return below
 
     def _read_one(self, parts: tuple[str, ...], key: tuple[str, ...], above: torch.Size, sizes: bool) -> Node:
-        tree, where = self.tree, self.tree.show(parts, _names.META)
         try:
-            content = tree.read(parts, _names.META, LIMIT)
+            content = self.tree.read(parts, _names.META, LIMIT)
         except FileNotFoundError:
             if not key:
                 raise
             what = "has no metadata"
             if self.tree.stat_path(parts) is None:
                 what = f"is missing: the directory {parts[-1]!r} is not there"
-            raise FormatError(f"{where}: {show_path(key)} {what}") from None
-        level = read_level(
-            content, where, parts, key, above, robust_key=self.options.robust_key, strict=self.options.strict
-        )
-        node = Node(level, above)
-        if not level.general and not level.sized:
-            self._sidecars(node, where)
-        elif level.general:
-            self._general_values(node, where)
+            raise FormatError(f"{self.tree.show(parts, _names.META)}: {show_path(key)} {what}") from None
+        level = self._seen.get(content) or self._check(content, parts, key, above)
+        node = Node(level, parts, key, level.leaves, above)
+        if level.general:
+            self._general_values(node)
+        elif not level.sized:
+            self._sidecars(node)
         elif level.version == 0 and not level.nodes:
-            self._unlisted(level)
-        for name in list(level.leaves) if sizes else ():
-            try:
-                self._find_leaf(level, name)
-            except FormatError:
-                if self.options.strict:
-                    raise
-                del level.leaves[name]
+            self._unlisted(node)
+        if sizes:
+            node.leaves = self._found_leaves(node)
         return node
 
-    def _unlisted(self, level: Level) -> None:
+    def _check(self, content: bytes, parts: Parts, key: tuple[str, ...], above: torch.Size) -> Level:
+        """Check metadata that was not seen before; collections repeat theirs, as layers of a model do."""
+        where, options = self.tree.show(parts, _names.META), self.options
+        level = read_level(content, where, key, above, robust_key=options.robust_key, strict=options.strict)
+        # Any other depends on more than that: on the level above, or on what is in the directory beside it.
+        if level.sized and not level.general and level.version:
+            self._seen[content] = level
+        return level
+
+    def _unlisted(self, node: Node) -> None:
         """Add the collections that releases 0.3 wrote without an entry."""
         self.guessed = True
-        for name, is_directory in sorted(self.tree.entries(level.parts).items()):
-            if is_directory and self.tree.stat((*level.parts, name), _names.META) is not None:
+        level = node.level
+        for name, is_directory in sorted(self.tree.entries(node.parts).items()):
+            if is_directory and self.tree.stat((*node.parts, name), _names.META) is not None:
                 level.nodes[name] = (name,)
                 level.keys.append(name)
 
-    def _sidecars(self, node: Node, where: str) -> None:
+    def _sidecars(self, node: Node) -> None:
         """Read the files beside the metadata of a node that is not a mapping: members, values."""
         level, tree = node.level, self.tree
+        where = tree.show(node.parts, _names.META)
         self.guessed = True
-        listing = tree.entries(level.parts)
+        listing = tree.entries(node.parts)
         if level.members is None:
-            level.members = _members(listing, where, level.key)
+            level.members = _members(listing, where, node.key)
         node.values = dict(level.values)
         if _names.VALUES in listing:
-            self._typed(node, parse_json(tree.read(level.parts, _names.VALUES, LIMIT), where))
+            self._typed(node, parse_json(tree.read(node.parts, _names.VALUES, LIMIT), where))
         if _names.STACK_PICKLE in listing and node.values.get("data") == _names.STACK_PICKLE:
-            node.values["data"] = self._unpickle(level, _names.STACK_PICKLE)
+            node.values["data"] = self._unpickle(node, _names.STACK_PICKLE)
         if _names.PICKLE in listing:
-            node.values.update(self._pickled(level, listing))
+            node.values.update(self._pickled(node, listing))
 
     def _typed(self, node: Node, sidecar: Any) -> None:
         """Take what the sidecar says about values that are still the ones it was written for."""
-        level, where = node.level, self.tree.show(node.level.parts, _names.VALUES)
+        level, where = node.level, self.tree.show(node.parts, _names.VALUES)
         values = sidecar.get("values", {}) if isinstance(sidecar, dict) else None
         if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
-            raise damaged(where, level.key, "the content", sidecar, "an object of values")
+            raise damaged(where, node.key, "the content", sidecar, "an object of values")
         for name, value in values.items():
             if name in node.values and node.values[name] == value.get("plain"):
-                node.values[name] = _joined(value, where, level.key)
+                node.values[name] = _joined(value, where, node.key)
         if "batch_size" in sidecar:
-            level.batch_size = check_shape(sidecar["batch_size"], where, level.key, "batch_size")
+            level.batch_size = check_shape(sidecar["batch_size"], where, node.key, "batch_size")
             node.above = level.batch_size
             level.meta = {**level.meta, "batch_size": sidecar["batch_size"]}
 
-    def _general_values(self, node: Node, where: str) -> None:
+    def _general_values(self, node: Node) -> None:
+        where = self.tree.show(node.parts, _names.META)
         pickled: dict[str, Any] | None = None
         for name, value in node.level.values.items():
             if value.get("pickled"):
                 if pickled is None:
-                    pickled = self._unpickle(node.level, _names.PICKLE)
+                    pickled = self._unpickle(node, _names.PICKLE)
                 if not isinstance(pickled, dict) or name not in pickled:
-                    raise damaged(where, node.level.key, name, pickled, f"a value in {_names.PICKLE}")
+                    raise damaged(where, node.key, name, pickled, f"a value in {_names.PICKLE}")
                 node.values[name] = pickled[name]
             elif "plain" in value:
-                node.values[name] = _joined(value, where, node.level.key)
+                node.values[name] = _joined(value, where, node.key)
             else:
-                raise damaged(where, node.level.key, name, value, "a value")
+                raise damaged(where, node.key, name, value, "a value")
 
-    def _pickled(self, level: Level, listing: dict[str, bool]) -> dict[str, Any]:
+    def _pickled(self, node: Node, listing: dict[str, bool]) -> dict[str, Any]:
         """Return the values in ``other.pickle``: by their recorded names where they are container types."""
         if _names.JSON_TYPES in listing:
-            where = self.tree.show(level.parts, _names.JSON_TYPES)
-            note = parse_json(self.tree.read(level.parts, _names.JSON_TYPES, LIMIT), where)
-            digest = hashlib.sha256(self.tree.read(level.parts, _names.PICKLE, LIMIT)).hexdigest()
+            where = self.tree.show(node.parts, _names.JSON_TYPES)
+            note = parse_json(self.tree.read(node.parts, _names.JSON_TYPES, LIMIT), where)
+            digest = hashlib.sha256(self.tree.read(node.parts, _names.PICKLE, LIMIT)).hexdigest()
             types = (
                 note.get("types") if isinstance(note, dict) and note.get("pickle_sha256") == digest else None
             )
@@ -260,42 +269,53 @@ class Reader:
                 isinstance(name, str) and name in _CONTAINERS for name in types.values()
             ):
                 return {key: _CONTAINERS[name] for key, name in types.items()}
-        values = self._unpickle(level, _names.PICKLE)
+        values = self._unpickle(node, _names.PICKLE)
         if not isinstance(values, dict):
-            where = self.tree.show(level.parts, _names.PICKLE)
-            raise damaged(where, level.key, "the content", values, "a dict of values")
+            where = self.tree.show(node.parts, _names.PICKLE)
+            raise damaged(where, node.key, "the content", values, "a dict of values")
         return values
 
-    def _unpickle(self, level: Level, name: str) -> Any:
-        where = self.tree.show(level.parts, name)
+    def _unpickle(self, node: Node, name: str) -> Any:
+        where = self.tree.show(node.parts, name)
         if not self.options.allow_pickle:
             raise PickleRefusedError(
-                f"{where} holds a pickled value of {show_path(level.key)}: unpickling runs whatever code it names; "
+                f"{where} holds a pickled value of {show_path(node.key)}: unpickling runs whatever code it names; "
                 "pass allow_pickle=True if you trust the save"
             )
         try:
-            return pickle.loads(self.tree.read(level.parts, name, LIMIT))
+            return pickle.loads(self.tree.read(node.parts, name, LIMIT))
         except FileNotFoundError:
             raise FormatError(f"{where} is missing") from None
         except (pickle.UnpicklingError, EOFError, ImportError, *_MISFITS) as error:
             raise FormatError(f"{where} cannot be unpickled: {error}") from error
 
-    def _find_directory(self, level: Level, key: str, files: tuple[str, ...]) -> str | None:
+    def _find_directory(self, node: Node, key: str, files: tuple[str, ...]) -> str | None:
         for file in files:
-            if self.tree.stat(level.parts, file) is not None:
+            if self.tree.stat(node.parts, file) is not None:
                 return file
         if not self.options.strict:
             return None
         raise FormatError(
-            f"{self.tree.show(level.parts)}: the directory of {show_path((*level.key, key))} is missing: "
+            f"{self.tree.show(node.parts)}: the directory of {show_path((*node.key, key))} is missing: "
             f"none of {list(files)} is there"
         )
 
-    def _find_leaf(self, level: Level, key: str) -> None:
-        """Find the file of a leaf, and check its size."""
-        entry = level.leaves[key]
+    def _found_leaves(self, node: Node) -> dict[str, LeafEntry]:
+        """Return the leaves whose files are there; without strictness, the others are left out."""
+        found = {}
+        for key in node.leaves:
+            try:
+                found[key] = self._find_leaf(node, key)
+            except FormatError:
+                if self.options.strict:
+                    raise
+        return found
+
+    def _find_leaf(self, node: Node, key: str) -> LeafEntry:
+        """Find the file of a leaf, and check its size; return what is known of the leaf then."""
+        entry = node.leaves[key]
         if self._without_content:
-            return
+            return entry
         wanted = [(".shape.memmap" if entry.nested else ".memmap", entry.nbytes)]
         if entry.jagged is not None:
             size = 8 if entry.jagged["offsets_dtype"] == "torch.int64" else 4
@@ -304,32 +324,34 @@ class Reader:
                 wanted.append((".lengths.memmap", entry.jagged["components"] * size))
         for ending, nbytes in wanted:
             if nbytes:
-                entry.files = (self._check_file(level, (*level.key, key), entry, ending, nbytes),)
+                stem = self._check_file(node, (*node.key, key), entry, ending, nbytes)
+                if entry.files != (stem,):
+                    entry = replace(entry, files=(stem,))
+        return entry
 
     def _check_file(
-        self, level: Level, key: tuple[str, ...], entry: LeafEntry, ending: str, nbytes: int
+        self, node: Node, key: tuple[str, ...], entry: LeafEntry, ending: str, nbytes: int
     ) -> str:
         """Return the name, without ending, of a file that is there and long enough."""
         for stem in entry.files:
-            found = self.tree.stat(level.parts, stem + ending)
+            found = self.tree.stat(node.parts, stem + ending)
             if found is not None:
                 break
         else:
             raise FormatError(
-                f"{self.tree.show(level.parts)}: the file of {show_path(key)} is missing: none of "
+                f"{self.tree.show(node.parts)}: the file of {show_path(key)} is missing: none of "
                 f"{[stem + ending for stem in entry.files]} is there, {nbytes} bytes are expected"
             )
         if found.st_size < nbytes and not _fs.is_link(found):
-            where = self.tree.show(level.parts, stem + ending)
+            where = self.tree.show(node.parts, stem + ending)
             raise damaged(where, key, "the size", found.st_size, f"at least {nbytes} bytes")
         return stem
 
     def map_leaves(self) -> list[dict[str, Tensor]]:
         """Return the leaves of every node, by key."""
-        self._check_mappings(sum(len(node.level.leaves) for node in self.nodes))
+        self._check_mappings(sum(len(node.leaves) for node in self.nodes))
         leaves = [
-            {key: self._map(node.level, key, entry) for key, entry in node.level.leaves.items()}
-            for node in self.nodes
+            {key: self._map(node, key, entry) for key, entry in node.leaves.items()} for node in self.nodes
         ]
         if self._device is not None or self.options.progress is not False:
             self._move(leaves)
@@ -341,7 +363,7 @@ class Reader:
         Only this is done in threads: to map a file takes less time than to hand it to a thread.
         """
         options, device = self.options, self._device
-        sizes = [entry.nbytes for node in self.nodes for entry in node.level.leaves.values()]
+        sizes = [entry.nbytes for node in self.nodes for entry in node.leaves.values()]
         report = reporter(options.progress, sum(sizes), "load")
 
         def move(place: dict[str, Tensor], key: str, nbytes: int) -> None:
@@ -358,55 +380,55 @@ class Reader:
             list(map(move, places, keys, sizes))
 
     def _imagine(self, node: Node, key: str) -> Tensor:
-        entry = node.level.leaves[key]
+        entry = node.leaves[key]
         device = self.options.device or _CPU
         if entry.nested or entry.jagged is not None:
             return self._nested_without_content(node, key, device)
         return torch.empty(entry.shape, dtype=entry.dtype, device=device)
 
     def _nested_without_content(self, node: Node, key: str, device: torch.device) -> Tensor:
-        entry = node.level.leaves[key]
+        entry = node.leaves[key]
         if entry.jagged is not None:
             components = entry.jagged["components"]
             offsets = torch.empty(components + 1, dtype=torch.int64, device=device)
             values = torch.empty(entry.shape, dtype=entry.dtype, device=device)
             return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=entry.jagged["ragged"])
         # The component shapes are content, which is read even for a tensor without any.
-        table = self._table(node.level, key)
+        table = self._table(node, key)
         parts = [torch.empty(row, dtype=entry.dtype, device=device) for row in table.tolist()]
         return torch.nested.as_nested_tensor(parts)
 
-    def _map(self, level: Level, key: str, entry: LeafEntry) -> Tensor:
-        parts, name = level.parts, entry.files[0] + ".memmap"
+    def _map(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
+        parts, name = node.parts, entry.files[0] + ".memmap"
         if entry.jagged is None and not entry.nested:
             try:
                 return self._map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
             except FormatError:
                 # Missing or too short: it may have another name, and if not, this says what is wrong.
-                self._find_leaf(level, key)
+                entry = self._find_leaf(node, key)
                 name = entry.files[0] + ".memmap"
                 return self._map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
-        self._find_leaf(level, key)
+        entry = self._find_leaf(node, key)
         if entry.jagged is not None:
-            return self._map_jagged(level, entry)
-        table = self._table(level, key)
+            return self._map_jagged(node, entry)
+        table = self._table(node, key)
         nbytes = element_count(table) * entry.dtype.itemsize
         name = entry.files[0] + ".memmap"
         found = self.tree.stat(parts, name)
         if nbytes and (found is None or (found.st_size < nbytes and not _fs.is_link(found))):
             raise damaged(
                 self.tree.show(parts, name),
-                (*level.key, key),
+                (*node.key, key),
                 "the size",
                 None if found is None else found.st_size,
                 f"at least {nbytes} bytes",
             )
         return self._map_file(parts, name, entry.dtype, table, nbytes)
 
-    def _table(self, level: Level, key: str) -> Tensor:
+    def _table(self, node: Node, key: str) -> Tensor:
         """Return the component shapes of a strided nested leaf."""
-        entry = level.leaves[key]
-        parts = level.parts
+        entry = node.leaves[key]
+        parts = node.parts
         stem = next(
             (stem for stem in entry.files if self.tree.stat(parts, stem + ".shape.memmap") is not None),
             entry.files[0],
@@ -417,10 +439,10 @@ class Reader:
             return torch.empty(entry.shape, dtype=torch.int64)
         content = self.tree.read(parts, stem + ".shape.memmap", LIMIT)
         if len(content) < count * 8:
-            raise damaged(where, (*level.key, key), "the size", len(content), f"at least {count * 8} bytes")
+            raise damaged(where, (*node.key, key), "the size", len(content), f"at least {count * 8} bytes")
         table = torch.frombuffer(bytearray(content), dtype=torch.int64, count=count).view(entry.shape)
         for row in table.tolist():
-            check_shape(row, where, (*level.key, key), "the shape of a component", entry.dtype.itemsize)
+            check_shape(row, where, (*node.key, key), "the shape of a component", entry.dtype.itemsize)
         return table
 
     def _check_mappings(self, count: int) -> None:
@@ -444,24 +466,22 @@ class Reader:
         finally:
             _fs.close(fd)
 
-    def _map_jagged(self, level: Level, entry: LeafEntry) -> Tensor:
+    def _map_jagged(self, node: Node, entry: LeafEntry) -> Tensor:
         spec, stem = entry.jagged, entry.files[0]
         assert spec is not None
         dtype = torch.int64 if spec["offsets_dtype"] == "torch.int64" else torch.int32
         count = spec["components"]
-        values = self._map_file(level.parts, stem + ".memmap", entry.dtype, entry.shape)
-        offsets = self._map_file(level.parts, stem + ".offsets.memmap", dtype, torch.Size([count + 1]))
+        values = self._map_file(node.parts, stem + ".memmap", entry.dtype, entry.shape)
+        offsets = self._map_file(node.parts, stem + ".offsets.memmap", dtype, torch.Size([count + 1]))
         lengths = None
         if spec["lengths"]:
-            lengths = self._map_file(level.parts, stem + ".lengths.memmap", dtype, torch.Size([count]))
+            lengths = self._map_file(node.parts, stem + ".lengths.memmap", dtype, torch.Size([count]))
         ragged = spec["ragged"]
         size = entry.shape[ragged - 1] if 0 < ragged <= len(entry.shape) else -1
         steps = offsets.diff()
         if size < 0 or int(offsets[0]) < 0 or int(offsets[-1]) > size or bool((steps < 0).any()):
-            where = self.tree.show(level.parts, stem + ".offsets.memmap")
-            raise damaged(
-                where, level.key, "the offsets", offsets.tolist()[:10], f"increasing, within {size}"
-            )
+            where = self.tree.show(node.parts, stem + ".offsets.memmap")
+            raise damaged(where, node.key, "the offsets", offsets.tolist()[:10], f"increasing, within {size}")
         return jagged(ragged, plain(values), plain(offsets), None if lengths is None else plain(lengths))
 
     def build(self, leaves: list[dict[str, Tensor]]) -> Any:
@@ -491,22 +511,22 @@ class Reader:
                 return _views.rebuild(meta, members)
             unflatten = level.kind.unflatten if level.general else level.kind.layouts[FORMAT].unflatten
             result = unflatten(record)
-            if node.entries and level.sized:
-                self._check_nested(entries, level)
+            if node.entries and level.sized and level.batch_size:
+                self._check_nested(entries, node)
         except (FormatError, MissingPluginError):
             raise
         except _MISFITS as error:
-            where = self.tree.show(level.parts, _names.META)
-            raise FormatError(f"{where}: {show_path(level.key)} cannot be put together: {error}") from error
+            where = self.tree.show(node.parts, _names.META)
+            raise FormatError(f"{where}: {show_path(node.key)} cannot be put together: {error}") from error
         return result
 
-    def _check_nested(self, entries: dict[str, Any], level: Level) -> None:
-        size = level.batch_size
+    def _check_nested(self, entries: dict[str, Any], node: Node) -> None:
+        size = node.level.batch_size
         for key, entry in entries.items():
             if not isinstance(entry, Tensor) and entry.batch_size[: len(size)] != size:
                 raise damaged(
-                    self.tree.show(level.parts, _names.META),
-                    (*level.key, key),
+                    self.tree.show(node.parts, _names.META),
+                    (*node.key, key),
                     "the batch size",
                     list(entry.batch_size),
                     f"one that starts with {list(size)}",

@@ -99,7 +99,7 @@ def verify(path: str | Path, *, progress: Progress = False) -> Report:
             manifest = parse_json(tree.read((), _names.MANIFEST, LIMIT), tree.show((), _names.MANIFEST))
         except FileNotFoundError:
             nodes = read_levels(tree, Loading())
-            return Report(place, sum(1 + len(node.level.leaves) for node in nodes), 0)
+            return Report(place, sum(1 + len(node.leaves) for node in nodes), 0)
         return _verify_tree(tree, manifest, progress)
 
 

@@ -16,7 +16,6 @@ from td_core.errors import FormatError, MissingPluginError
 
 from . import _names
 from ._dtypes import DTYPES
-from ._fs import Parts
 from ._plan import FORMAT, VERSION
 
 __all__ = ["LeafEntry", "Level", "damaged", "parse_json", "read_level"]
@@ -39,7 +38,7 @@ class LeafEntry:
         shape: shape of the leaf; of the table of component shapes for a strided nested one, of the values for a jagged
             one.
         dtype: element type.
-        files: names that its file may have, without endings, the likeliest first; once it was found, that one.
+        files: names that its file may have, without endings, the likeliest first.
         nbytes: bytes of the elements, of the table for a strided nested one.
         nested: whether it is a strided nested tensor.
         jagged: the entry of a jagged tensor; None for others.
@@ -55,11 +54,9 @@ class LeafEntry:
 
 @dataclass(slots=True)
 class Level:
-    """One directory of a save, checked.
+    """The content of one ``meta.json``, checked; directories with the same content may share it.
 
     Attributes:
-        parts: the directory.
-        key: key path.
         kind: the kind that puts it together; None for the legacy views, which ``meta`` describes.
         general: whether it is in the general form.
         cls: the subclass of the kind's type that was stored.
@@ -74,8 +71,6 @@ class Level:
         version: ``_format_version``; 0 where it is missing.
     """
 
-    parts: Parts
-    key: tuple[str, ...]
     kind: NodeKind | None
     general: bool
     cls: type | None
@@ -133,7 +128,6 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 def read_level(
     content: bytes,
     where: str,
-    parts: Parts,
     key: tuple[str, ...],
     above: torch.Size,
     *,
@@ -145,7 +139,6 @@ def read_level(
     Args:
         content: the file.
         where: its path, for messages.
-        parts: its directory.
         key: key path of the node.
         above: batch size of the level above.
         robust_key: whether keys are encoded as file names.
@@ -162,12 +155,12 @@ def read_level(
     if type(version) is int and version > VERSION:
         raise damaged(where, key, "_format_version", version, f"at most {VERSION}: upgrade td-memmap")
     if version == VERSION:
-        return _general(obj, where, parts, key, strict)
+        return _general(obj, where, key, strict)
     kind, cls = _kind(obj, where, key, strict)
-    level = Level(parts, key, kind, False, cls, {}, batch_size=above)
+    level = Level(kind, False, cls, {}, batch_size=above)
     level.version = version if type(version) is int else 0
     if isinstance(obj.get("shape"), list) and "custom_op" not in obj and "index" not in obj:
-        _mapping(level, obj, where, robust_key, strict)
+        _mapping(level, obj, where, key, robust_key, strict)
     else:
         level.meta = obj
         level.values = {name: value for name, value in obj.items() if name not in _BELONGS_TO_LEVEL}
@@ -216,9 +209,11 @@ def _kind(
     )
 
 
-def _mapping(level: Level, obj: dict[str, Any], where: str, robust_key: bool, strict: bool) -> None:
+def _mapping(
+    level: Level, obj: dict[str, Any], where: str, key: tuple[str, ...], robust_key: bool, strict: bool
+) -> None:
     """Read a level in the plain form: entries and metadata side by side."""
-    level.batch_size = check_shape(obj["shape"], where, level.key, "shape")
+    level.batch_size = check_shape(obj["shape"], where, key, "shape")
     level.sized = True
     meta, leaves, nodes = level.meta, level.leaves, level.nodes
     for name, entry in obj.items():
@@ -229,18 +224,18 @@ def _mapping(level: Level, obj: dict[str, Any], where: str, robust_key: bool, st
             level.keys.append(name)
         elif "dtype" in entry and "shape" in entry:
             files = _candidates(name, robust_key)
-            leaves[name] = _leaf(entry, where, (*level.key, name), files, level.batch_size)
+            leaves[name] = _leaf(entry, where, (*key, name), files, level.batch_size)
             level.keys.append(name)
         elif strict:
             raise damaged(
-                where, (*level.key, name), "the entry", entry, "a leaf (shape, dtype) or a collection (type)"
+                where, (*key, name), "the entry", entry, "a leaf (shape, dtype) or a collection (type)"
             )
     device = meta.get("device", "cpu")
     if device != "cpu" and device != "None":
-        check_device(device, where, level.key)
+        check_device(device, where, key)
 
 
-def _general(obj: dict[str, Any], where: str, parts: Parts, key: tuple[str, ...], strict: bool) -> Level:
+def _general(obj: dict[str, Any], where: str, key: tuple[str, ...], strict: bool) -> Level:
     """Read a level in the general form."""
     tag = obj.get("kind")
     if not isinstance(tag, str):
@@ -268,26 +263,26 @@ def _general(obj: dict[str, Any], where: str, parts: Parts, key: tuple[str, ...]
         raise damaged(where, key, "members", members, "names of directories")
     if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
         raise damaged(where, key, "values", values, "an object of values")
-    level = Level(parts, key, kind, True, cls, meta, members=members, values=values, version=VERSION)
+    level = Level(kind, True, cls, meta, members=members, values=values, version=VERSION)
     if isinstance(meta.get("batch_size"), list):
         level.batch_size = check_shape(meta["batch_size"], where, key, "batch_size")
         level.sized = True
     if isinstance(meta.get("device"), str):
         check_device(meta["device"], where, key)
-    _general_entries(level, obj.get("entries", []), where)
+    _general_entries(level, obj.get("entries", []), where, key)
     return level
 
 
-def _general_entries(level: Level, rows: Any, where: str) -> None:
+def _general_entries(level: Level, rows: Any, where: str, key: tuple[str, ...]) -> None:
     if not isinstance(rows, list):
-        raise damaged(where, level.key, "entries", rows, "a list")
+        raise damaged(where, key, "entries", rows, "a list")
     for row in rows:
         if not (
             isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], dict)
         ):
-            raise damaged(where, level.key, "an entry", row, "a key and an object")
+            raise damaged(where, key, "an entry", row, "a key and an object")
         name, entry = row
-        at = (*level.key, name)
+        at = (*key, name)
         file = entry.get("file")
         if not isinstance(file, str) or _names.inside(file) != (file,):
             raise damaged(where, at, "file", file, "a file name")
