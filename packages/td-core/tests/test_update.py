@@ -279,6 +279,37 @@ INDICES: list[Any] = [
 ]
 
 
+SHORT: dict[str, Callable[[Any, Any, Tensor], Any]] = {
+    "set_": lambda td, key, value: td.set_(key, value),
+    "set": lambda td, key, value: td.set(key, value, inplace=True),
+    "update_": lambda td, key, value: td.update_({key: value}),
+    "update": lambda td, key, value: td.update({key: value}, inplace=True),
+    "copy_": lambda td, key, value: td.copy_(TensorDict().set(key, value).auto_batch_size_(2)),
+    "index": lambda td, key, value: td.__setitem__(..., TensorDict().set(key, value).auto_batch_size_(2)),
+}
+
+
+class TestValuesOfFewerDims:
+    # As many elements in the last dim as in the batch dims: torch alone would line the value up with the wrong ones.
+    @pytest.mark.parametrize("key", ["a", ("n", "a")])
+    @pytest.mark.parametrize("stack_dim", [None, 0, 1])
+    @pytest.mark.parametrize("write", SHORT.values(), ids=SHORT)
+    def test_the_batch_dims_are_those_of_the_entry(self, write: Any, stack_dim: Any, key: Any) -> None:
+        td: Any = TensorDict({"a": torch.zeros(3, 3, 3), "n": {"a": torch.zeros(3, 3, 3)}}, [3, 3])
+        if stack_dim is not None:
+            td = LazyStackedTensorDict(*td.unbind(stack_dim), stack_dim=stack_dim)
+        value = torch.arange(9.0).view(3, 3)
+        write(td, key, value)
+        assert torch.equal(td[key], value[..., None].expand(3, 3, 3))
+
+    @pytest.mark.parametrize("write", SHORT.values(), ids=SHORT)
+    def test_all_members_are_checked_before_the_first_is_written(self, write: Any) -> None:
+        first, last = TensorDict({"a": torch.zeros(3, 2)}, [3]), TensorDict({"a": torch.zeros(3, 5)}, [3])
+        with pytest.raises(StructureError, match=r"key 'a' in place: it has shape \[3, 5\] there"):
+            write(LazyStackedTensorDict(first, last), "a", torch.ones(2, 3, 2))
+        assert not first["a"].any()
+
+
 class TestAssign:
     @pytest.mark.parametrize("index", INDICES, ids=str)
     def test_matches_torch_on_each_leaf(self, index: Any) -> None:

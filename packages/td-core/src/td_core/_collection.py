@@ -133,7 +133,9 @@ class Core(ABC):
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
         """Copy a checked value into the existing entry ``key``, in place."""
         entry = self._children()[key]
-        if isinstance(entry, Tensor) or not entry._opaque:
+        if isinstance(entry, Tensor):
+            entry.copy_(lined_up(value, entry.ndim, len(self.batch_size)), non_blocking=non_blocking)
+        elif not entry._opaque:
             entry.copy_(value, non_blocking=non_blocking)
         else:
             written = entry._written_at((), value)
@@ -391,6 +393,17 @@ def lead_of(leaf: Tensor, ndim: int) -> torch.Size:
     if leaf.is_nested and leaf.layout is torch.strided:
         return torch.Size([leaf.size(dim) for dim in range(min(ndim, leaf.ndim))])
     return leaf.shape[:ndim]
+
+
+def lined_up(value: Tensor, ndim: int, batch_dims: int) -> Tensor:
+    """Return a value as it broadcasts to an entry of ``ndim`` dims: both start with the batch dims; torch lines up the last.
+
+    >>> lined_up(torch.zeros(3), 2, 1).shape
+    torch.Size([3, 1])
+    """
+    if not 0 < batch_dims <= value.ndim < ndim:
+        return value
+    return value[(slice(None),) * batch_dims + (None,) * (ndim - value.ndim)]
 
 
 def same(leaf: Tensor) -> Tensor:

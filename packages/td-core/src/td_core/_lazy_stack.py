@@ -20,6 +20,7 @@ from ._locking import refuse_if_locked
 from ._names import Names, check_names
 from ._nodes import dense
 from ._ops.member_writes import member_parts
+from ._ops.update_plan import UpdatePlan
 from ._ragged import in_form, ragged_error, refuse_hidden
 from ._shape_plans import stack_plan, unbind_plan
 from .errors import BatchSizeError, CollectionIndexError, StructureError
@@ -366,8 +367,10 @@ class LazyStackedTensorDict(TensorDictBase):
             member._set_child(key, part)
 
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
-        for member, part in zip(self._members, self._parts(value)):
-            member._write_child(key, part, non_blocking=non_blocking)
+        # Every member checks its part before the first one is written.
+        plan = UpdatePlan(self, False, True, non_blocking, None, False, strict=True)
+        plan.copies = [(member, key, part, (key,)) for member, part in zip(self._members, self._parts(value))]
+        plan.apply()
 
     def _parts(self, value: Child) -> Sequence[Child]:
         if self._hook_in is not None:

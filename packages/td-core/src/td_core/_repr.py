@@ -440,4 +440,4 @@ def _leaves(root: Any) -> list[Tensor]:
         stacked = node._stacked()
         children = node._children().values() if stacked is None else stacked[0]
         todo.extend(child for child in list(children) if not isinstance(child, Tensor))
-    return root._leaves()  # type: ignore[attr-defined, no-any-return]
+    return root._leaves()  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, coerce
-from .._collection import Child, Core, show_path
+from .._collection import Child, Core, lined_up, show_path
 from .._indexing import IndexPlan
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
@@ -86,8 +86,12 @@ class IndexedWrite:
                         entry = self._as_leaf(entry, target, (*at, key))
                     shapes = (entry.shape, target.shape)
                     if shapes != fitting:
-                        check_fits(entry, torch.Size(lead + tuple(target.shape[n:])), (*at, key))
-                        fitting = shapes
+                        wanted = torch.Size(lead + tuple(target.shape[n:]))
+                        if isinstance(source, Core) and entry.ndim < len(wanted):
+                            entry = lined_up(entry, len(wanted), len(lead))
+                        else:
+                            fitting = shapes
+                        check_fits(entry, wanted, (*at, key))
                     self._list(target, entry, (*at, key))
                 elif target is None:
                     refuse_if_locked(node, f"make {show_path((*at, key))}")

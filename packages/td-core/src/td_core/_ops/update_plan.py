@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, WRAPPED, coerce
-from .._collection import Child, Core, missing_key, show_path
+from .._collection import Child, Core, lined_up, missing_key, show_path
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._names import take_names
@@ -183,6 +183,7 @@ class UpdatePlan:
                 if not isinstance(value, Tensor):
                     value = torch.as_tensor(value, device=current.device)
                 if value.shape != current.shape:
+                    value = lined_up(value, current.ndim, len(node.batch_size))
                     check_fits(value, current.shape, path)
                 check_writable(current, path)
                 targets.append(current)
