@@ -325,27 +325,57 @@ def row(entries: Any, **changes: Any) -> dict[str, Any]:
     }
 
 
-ONE = [[["torch.float32", [1], 0, 4, 0]], None]
+def places(count: int) -> list[Any]:
+    """Return where as many leaves lie."""
+    return [["torch.float32"], [0] * count, [[1]] * count, [0] * count, [], 8]
 
 
 @pytest.mark.parametrize(
     ("nodes", "leaves", "message"),
     [
-        ([row([["a", 1], ["b", 1]]), row([])], [], r"each node .* there are 2, found \[0, 1, 1\]"),
-        ([row([["a", [0]], ["b", [0]]])], [ONE], r"each leaf .* there are 1, found \[0, 0\]"),
-        ([row([["a", [-1]]])], [ONE], r"each leaf .* found \[-1\]"),
-        ([row([["a", [1]]])], [ONE], r"each leaf .* found \[1\]"),
-        ([row([["a", [False]]])], [ONE], r"each leaf .* found \[False\]"),
-        ([row([["a", 0]])], [], r"each node .* found \[0, 0\]"),
-        ([row([]), row([])], [], r"each node .* there are 2, found \[0\]"),
-        ([row([[1, [0]]])], [ONE], r"the keys of node 0 are no strings, or not all different: \[1\]"),
-        ([row([["a", [0]], ["a", [1]]])], [ONE, ONE], r"not all different: \['a', 'a'\]"),
-        ([row([], values=[["data", 0]])], [], r"each value .* there are 0, found \[0\]"),
-        ([row([], kind=None)], [], "node 0 is of the kind None"),
-        ([row([], kind="Nope")], [], "'Nope', which no installed package provides"),
+        ([row([["a", 1], ["b", 1]]), row([])], 0, r"each node .* there are 2, found \[0, 1, 1\]"),
+        ([row([["a", [0]], ["b", [0]]])], 1, r"each leaf .* there are 1, found \[0, 0\]"),
+        ([row([["a", [-1]]])], 1, r"each leaf .* found \[-1\]"),
+        ([row([["a", [1]]])], 1, r"each leaf .* found \[1\]"),
+        ([row([["a", [False]]])], 1, r"each leaf .* found \[False\]"),
+        ([row([["a", 0]])], 0, r"each node .* found \[0, 0\]"),
+        ([row([]), row([])], 0, r"each node .* there are 2, found \[0\]"),
+        ([row([[1, [0]]])], 1, r"the keys of node 0 are no strings, or not all different: \[1\]"),
+        ([row([["a", [0]], ["a", [1]]])], 2, r"not all different: \['a', 'a'\]"),
+        ([row([], values=[["data", 0]])], 0, r"each value .* there are 0, found \[0\]"),
+        ([row([], kind=None)], 0, "node 0 is of the kind None"),
+        ([row([], kind="Nope")], 0, "'Nope', which no installed package provides"),
     ],
 )
-def test_a_table_that_is_no_tree_is_refused(nodes: Any, leaves: Any, message: str, tmp_path: Path) -> None:
-    table = {"nodes": nodes, "leaves": leaves, "values": []}
+def test_a_table_that_is_no_tree_is_refused(nodes: Any, leaves: int, message: str, tmp_path: Path) -> None:
+    table = {"nodes": nodes, "leaves": places(leaves), "values": []}
     with pytest.raises(FormatError, match=message):
         read(join(bytes(4), {"cls": "td:general", "td": table}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (0, ["torch.nn"], "unknown dtype 'torch.nn'"),
+        (1, [1, 0], "list index out of range"),
+        (1, [0], "shorter|longer"),
+        (1, [True, 0], "not all ints"),
+        (2, [[1.0], [1]], "not all ints"),
+        (2, ["1", [1]], "not all ints"),
+        (2, [[-1], [1]], "impossible shape"),
+        (3, [-4, 4], "lies at bytes -4 to 0"),
+        (3, [0, 8], "lies at bytes 8 to 12 of a storage of 8"),
+        (3, [0, None], "not all ints"),
+        (4, [[0, 3, 1]], "2 pieces do not make 1 leaves, 1 of them jagged"),
+        (4, [[0, 1, 1]], "2 pieces do not make 2 leaves"),
+        (4, [[5, 2, 1]], "2 pieces do not make 2 leaves"),
+        (4, [[0, 2, 1], [0, 2, 1]], "2 pieces do not make 1 leaves"),
+        (5, "8", "not all ints"),
+    ],
+)
+def test_damaged_places_of_leaves_are_refused(at: int, value: Any, message: str) -> None:
+    table = places(2)
+    table[at] = value
+    header = {"nodes": [row([["a", [0]], ["b", [1]]])], "leaves": table, "values": []}
+    with pytest.raises(FormatError, match=message):
+        _wire.incoming(json.dumps({**header, "together": True, "consolidated": False}).encode())

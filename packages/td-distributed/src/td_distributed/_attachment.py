@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from itertools import islice
 from operator import is_
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,6 @@ from . import _storage
 from ._storage import Layout, Leaf, Span
 
 KEY = "consolidated"
-#: Of the spans of all leaves: dtypes, shapes, first bytes; (position, number of spans, ragged dim) of each jagged leaf.
-Columns = tuple[list[str], list[tuple[int, ...]], list[int], list[tuple[int, int, int]]]
-
-
 #: Of each node its class, header and keys, of all and of other nodes; the leaves.
 Form = tuple[list[tuple[Any, ...]], list[Tensor]]
 
@@ -53,7 +47,7 @@ class Taken:
         planned: whether that is the layout which :func:`_storage.plan` gives; None before someone looked.
         sent: the message that announces it.
         received: the last message that was checked to have its structure and its layout.
-        schema: nodes and :data:`Columns` as they stand in a pickle, as JSON.
+        schema: nodes and :data:`_storage.Columns` as they stand in a pickle, as JSON.
     """
 
     __slots__ = (
@@ -225,40 +219,20 @@ class Consolidated(Attachment):
         if taken.layout is None or taken.takes_grad:
             return None
         if taken.schema is None:
-            taken.schema = json.dumps([taken.encoded.nodes, *_columns(taken.layout)])
+            taken.schema = json.dumps(
+                [taken.encoded.nodes, _storage.to_columns(taken.layout)], separators=(",", ":")
+            )
         # torch.save asks for protocol 2, and writes tensors itself.
         storage = [self.storage] if protocol <= 2 else Leaves([self.storage], in_place=True)
         return rebuild, (taken.schema, storage, taken.encoded.values, taken.classes)
 
 
-def _columns(layout: Layout) -> Columns:
-    spans = [span for leaf in layout.leaves for span in leaf.spans]
-    return (
-        [str(span.dtype) for span in spans],
-        [tuple(span.shape) for span in spans],
-        [span.start for span in spans],
-        [(i, len(leaf.spans), leaf.ragged_idx) for i, leaf in enumerate(layout.leaves) if leaf.ragged_idx],
-    )
-
-
 def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], classes: tuple[type, ...]) -> Any:
     """Return the consolidated collection that :meth:`Consolidated.pickled` took apart."""
     (data,) = storage.tensors if isinstance(storage, Leaves) else storage
-    nodes, names, shapes, starts, ragged = json.loads(schema)
-    dtypes = {name: getattr(torch, name.removeprefix("torch.")) for name in {*names}}
-    jagged = {i: (count, dim) for i, count, dim in ragged}
-    spans = (
-        Span(dtype, shape, start, start + math.prod(shape) * dtype.itemsize, 0)
-        for dtype, shape, start in zip(
-            map(dtypes.__getitem__, names), map(tuple, shapes), starts, strict=True
-        )
-    )
-    leaves: list[Leaf] = []
-    for span in spans:
-        count, ragged_idx = jagged.get(len(leaves), (1, None))
-        leaves.append(Leaf((span, *islice(spans, count - 1)), ragged_idx))
+    nodes, columns = json.loads(schema)
     views = _storage.Views(data)
-    result = decode(Encoded(nodes, views.leaves(Layout(leaves, len(data))), values))
+    result = decode(Encoded(nodes, views.leaves(_storage.from_columns(columns)), values))
     return result if views.copied else attach(result, Consolidated(data))
 
 

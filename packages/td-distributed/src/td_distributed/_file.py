@@ -183,7 +183,7 @@ def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
         CodecError: a value that no registered serializer stores; names its key.
     """
     values = [split_at(value, partial(_paths.of_value, encoded, i)) for i, value in enumerate(encoded.values)]
-    return {"nodes": encoded.nodes, "leaves": [_leaf_to(leaf) for leaf in layout.leaves], "values": values}
+    return {"nodes": encoded.nodes, "leaves": _storage.to_columns(layout), "values": values}
 
 
 def split_at(value: Any, where: Callable[[], str]) -> tuple[Any, Any]:
@@ -195,31 +195,15 @@ def split_at(value: Any, where: Callable[[], str]) -> tuple[Any, Any]:
 
 def from_description(table: Any) -> tuple[Layout, list[dict[str, Any]], list[Any]]:
     """Return (where each leaf lies, nodes, values) of what :func:`describe` gave."""
-    leaves = [_leaf_from(entry) for entry in table["leaves"]]
-    _paths.check_tree(table["nodes"], len(leaves), len(table["values"]))
-    nbytes = max((span.stop for leaf in leaves for span in leaf.spans), default=0)
-    return Layout(leaves, nbytes), table["nodes"], [join(plain, types) for plain, types in table["values"]]
-
-
-def _leaf_to(leaf: Leaf) -> Any:
-    spans = [[str(s.dtype), list(s.shape), s.start, s.stop, s.pad] for s in leaf.spans]
-    return [spans, leaf.ragged_idx]
-
-
-def _leaf_from(entry: Any) -> Leaf:
-    spans, ragged = entry
-    if len(spans) not in ((1,) if ragged is None else (2, 3)):
-        raise FormatError(f"a leaf consists of {len(spans)} pieces, its ragged dim is {ragged!r}")
-    return Leaf(tuple(_span(*span) for span in spans), ragged)
+    layout = _storage.from_columns(table["leaves"])
+    _paths.check_tree(table["nodes"], len(layout.leaves), len(table["values"]))
+    return layout, table["nodes"], [join(plain, types) for plain, types in table["values"]]
 
 
 def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
-    kind = getattr(torch, str(dtype).removeprefix("torch."), None)
-    if not isinstance(kind, torch.dtype):
-        raise FormatError(f"unknown dtype {dtype!r}")
     if not isinstance(shape, list) or {*map(type, (*shape, start, stop, pad))} != {int}:
         raise FormatError(f"shape {shape!r} at bytes {start!r} to {stop!r}, {pad!r} of padding: not all ints")
-    return Span(kind, tuple(shape), start, stop, pad)
+    return Span(_storage.dtype_named(dtype), tuple(shape), start, stop, pad)
 
 
 def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:

@@ -25,8 +25,9 @@ def room(nbytes: int, device: torch.device | None = None, *, pin_memory: bool = 
     torch.Size([3])
     """
     storage = torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=pin_memory)
-    plain = type(storage) is Tensor and storage.device.type == "cpu" and not pin_memory
-    if _HUGE_PAGES is not None and plain and nbytes >= LARGE:
+    if nbytes < LARGE or pin_memory or type(storage) is not Tensor or storage.device.type != "cpu":
+        return storage
+    if _HUGE_PAGES is not None:
         start = storage.data_ptr()
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         # It is advice: where the system cannot follow it, nothing changes.

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -89,6 +89,77 @@ class Layout(NamedTuple):
 
 
 Pieces = tuple[Tensor, ...]
+
+#: A layout without padding, as JSON: dtypes; of the spans of all leaves the number of the dtype, the shape, the first byte;
+#: (position, number of spans, ragged dim) of each jagged leaf; the size.
+Columns = tuple[list[str], list[int], list[Sequence[int]], list[int], list[tuple[int, int, int]], int]
+
+
+def to_columns(layout: Layout) -> Columns:
+    """Return where leaves lie in a form that is short as JSON.
+
+    >>> to_columns(plan_leaves([torch.zeros(3), torch.zeros(2)]))
+    (['torch.float32'], [0, 0], [(3,), (2,)], [0, 16], [], 24)
+    """
+    spans = [span for leaf in layout.leaves for span in leaf.spans]
+    kinds = {span.dtype: None for span in spans}
+    numbers = {kind: i for i, kind in enumerate(kinds)}
+    return (
+        list(map(str, kinds)),
+        [numbers[span.dtype] for span in spans],
+        [tuple(span.shape) for span in spans],
+        [span.start for span in spans],
+        [
+            (i, len(leaf.spans), leaf.ragged_idx)
+            for i, leaf in enumerate(layout.leaves)
+            if leaf.ragged_idx is not None
+        ],
+        layout.nbytes,
+    )
+
+
+def from_columns(columns: Any) -> Layout:
+    """Return what :func:`to_columns` took.
+
+    Raises:
+        FormatError: an entry has another type, or a jagged leaf lacks pieces.
+    """
+    names, numbers, shapes, starts, ragged, nbytes = columns
+    kinds = list(map(dtype_named, names))
+    if not {*map(type, chain((nbytes,), numbers, starts, *shapes, *ragged))} <= {int}:
+        raise FormatError("dtypes, shapes and places of leaves are not all ints")
+    jagged = {i: (count, dim) for i, count, dim in ragged}
+    spans = (
+        _NEW(Span, (kind, shape, start, start + math.prod(shape) * kind.itemsize, 0))
+        for kind, shape, start in zip(
+            map(kinds.__getitem__, numbers), map(tuple, shapes), starts, strict=True
+        )
+    )
+    leaves: list[Leaf] = []
+    for span in spans:
+        count, ragged_idx = jagged.get(len(leaves), (1, None))
+        leaves.append(_NEW(Leaf, ((span, *islice(spans, count - 1)), ragged_idx)))
+    counts = [count for _, count, _ in ragged]
+    if not {*counts} <= {2, 3} or len(leaves) != len(starts) - sum(counts) + len(counts):
+        raise FormatError(
+            f"{len(starts)} pieces do not make {len(leaves)} leaves, {len(counts)} of them jagged"
+        )
+    return Layout(leaves, nbytes)
+
+
+def dtype_named(name: Any) -> torch.dtype:
+    """Return the dtype of a name, with or without ``torch.``.
+
+    Raises:
+        FormatError: there is none.
+
+    >>> dtype_named("torch.int64")
+    torch.int64
+    """
+    found = getattr(torch, str(name).removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise FormatError(f"unknown dtype {name!r}")
+    return found
 
 
 class Views:

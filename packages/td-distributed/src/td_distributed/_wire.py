@@ -120,8 +120,8 @@ def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tenso
 
 
 def _announce(encoded: Encoded, layout: Layout, together: bool, consolidated: bool) -> Message:
-    kind = {"together": together, "consolidated": consolidated, "nbytes": layout.nbytes}
-    header = json.dumps({**kind, **_file.describe(encoded, layout)}).encode()
+    kind = {"together": together, "consolidated": consolidated}
+    header = json.dumps({**kind, **_file.describe(encoded, layout)}, separators=(",", ":")).encode()
     return Message(header, layout, encoded.nodes, encoded.values, together)
 
 
@@ -134,7 +134,6 @@ def incoming(header: bytes) -> Message:
     with _file.damaged("the header of a message"):
         given = json.loads(header)
         layout, nodes, values = _file.from_description(given)
-        layout = Layout(layout.leaves, int(given["nbytes"]))
         _storage.check(layout, layout.nbytes)
         return Message(header, layout, nodes, values, bool(given["together"]), bool(given["consolidated"]))
 
