@@ -10,13 +10,17 @@ each of them, and where the stack dim goes.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import torch
 
 from .errors import DimError
 
 Shape = tuple[int, ...]
+P = TypeVar("P", bound="ShapePlan")
 
 
 class Along(NamedTuple):
@@ -92,6 +96,41 @@ class ExplodePlan(ShapePlan):
     leads: Sequence[Shape]
 
 
+_REMEMBERED = 256
+_REPEATING = frozenset({int, type(None), type(...)})
+
+
+def remembered(plan: Callable[..., P]) -> Callable[..., P]:
+    """Return a function that works out each plan once, for the batch sizes and arguments that came lately.
+
+    Programs repeat their operations, and working out a plan takes as long as applying it to some leaves. Plans are kept for
+    ints, None, ``...`` and tuples of them; no other argument leaves anything behind.
+
+    >>> plan = remembered(lambda batch, dim: object())
+    >>> plan((2, 3), 0) is plan((2, 3), 0), plan((2, 3), [0]) is plan((2, 3), [0])
+    (True, False)
+    """
+
+    @functools.lru_cache(_REMEMBERED, typed=True)
+    def known(*args: Any) -> P:
+        for arg in args:
+            if not _REPEATING.issuperset(map(type, arg if isinstance(arg, tuple) else (arg,))):
+                raise TypeError
+        return plan(*args)
+
+    @functools.wraps(plan)
+    def look_up(*args: Any) -> P:
+        # The compiler does not see caches, and says so.
+        if not torch.compiler.is_compiling():
+            try:
+                return known(*args)
+            except TypeError:
+                pass  # what is not kept, or wrong
+        return plan(*args)
+
+    return look_up
+
+
 class Sizes(dict[Shape, tuple[Any, ...]]):
     """For a leaf's shape, the sizes ``lead`` followed by those of the leaf from dim ``n`` on, to be starred.
 
@@ -106,6 +145,8 @@ class Sizes(dict[Shape, tuple[Any, ...]]):
         self._n = n
 
     def __missing__(self, shape: Shape) -> tuple[Any, ...]:
+        if len(self) >= _REMEMBERED:
+            self.clear()
         # Starring no ints at all would call the method without a size.
         sizes = self[shape] = (*self._lead, *shape[self._n :]) or ((),)
         return sizes

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._plans import Along, ExplodePlan, Shape, ShapePlan, Sizes, without, wrap_dim
+from ._plans import Along, ExplodePlan, Shape, ShapePlan, Sizes, remembered, without, wrap_dim
 from .errors import BatchSizeError, DimError
 
 
@@ -279,7 +279,8 @@ class Join(ShapePlan):
         return Along(None, inner, stack_dim + (first and self.stacks))
 
 
-def reshape_plan(batch: Shape, shape: Sequence[int], *, copy: bool = False) -> Reshape:
+@remembered
+def reshape_plan(batch: Shape, shape: Sequence[int], copy: bool = False) -> Reshape:
     """Plan ``view`` (``reshape`` if ``copy`` is allowed); one size may be -1.
 
     >>> reshape_plan((2, 3), (-1,)).lead
@@ -289,6 +290,7 @@ def reshape_plan(batch: Shape, shape: Sequence[int], *, copy: bool = False) -> R
     return Reshape(batch, new, (len(new) if new == batch else 0, 0), copy=copy)
 
 
+@remembered
 def flatten_plan(batch: Shape, start_dim: int, end_dim: int) -> Reshape:
     """Plan ``flatten``: the dims from ``start_dim`` to ``end_dim`` become one."""
     n = len(batch)
@@ -306,6 +308,7 @@ def flatten_plan(batch: Shape, start_dim: int, end_dim: int) -> Reshape:
     return Reshape(sizes, new, kept, methodcaller("flatten", start, end))
 
 
+@remembered
 def unflatten_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Reshape:
     """Plan ``unflatten``: one dim becomes several; one size may be -1."""
     dim = wrap_dim(dim, len(batch))
@@ -323,6 +326,7 @@ def unflatten_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Reshape:
     return Reshape(batch, new, (dim, n - 1 - dim) if len(inner) > 1 else (n, 0), copy=False)
 
 
+@remembered
 def permute_plan(batch: Shape, dims: Sequence[int]) -> Permute:
     """Plan ``permute``."""
     n = len(batch)
@@ -336,6 +340,7 @@ def permute_plan(batch: Shape, dims: Sequence[int]) -> Permute:
     return Permute(tuple(map(batch.__getitem__, order)), order, _permuter(order))
 
 
+@remembered
 def transpose_plan(batch: Shape, dim0: int, dim1: int) -> Permute:
     """Plan ``transpose``: two dims swapped."""
     n = len(batch)
@@ -365,6 +370,7 @@ def _permuter(order: Shape) -> Callable[[Tensor], Tensor]:
     return leaf
 
 
+@remembered
 def movedim_plan(batch: Shape, source: int | Sequence[int], destination: int | Sequence[int]) -> Permute:
     """Plan ``movedim``: some dims at new places, the others in their order."""
     n = len(batch)
@@ -383,6 +389,7 @@ def movedim_plan(batch: Shape, source: int | Sequence[int], destination: int | S
     return permute_plan(batch, [placed[i] if i in placed else next(others) for i in range(n)])
 
 
+@remembered
 def unsqueeze_plan(batch: Shape, dim: int) -> Unsqueeze:
     """Plan ``unsqueeze``."""
     n = len(batch) + 1
@@ -391,6 +398,7 @@ def unsqueeze_plan(batch: Shape, dim: int) -> Unsqueeze:
     return Unsqueeze(batch, dim % n)
 
 
+@remembered
 def squeeze_plan(batch: Shape, dim: int | Sequence[int] | None) -> Squeeze:
     """Plan ``squeeze``: dims of another size than one stay."""
     given = range(len(batch)) if dim is None else (dim,) if isinstance(dim, int) else dim
@@ -398,6 +406,7 @@ def squeeze_plan(batch: Shape, dim: int | Sequence[int] | None) -> Squeeze:
     return Squeeze(batch, tuple([d for d in dims if batch[d] == 1]))
 
 
+@remembered
 def expand_plan(batch: Shape, shape: Sequence[int]) -> Expand:
     """Plan ``expand``: a size of -1 leaves the dim as it is."""
     added = len(shape) - len(batch)
@@ -419,11 +428,13 @@ def expand_plan(batch: Shape, shape: Sequence[int]) -> Expand:
     return Expand(batch, tuple(new))
 
 
+@remembered
 def unbind_plan(batch: Shape, dim: int) -> Unbind:
     """Plan ``unbind``."""
     return Unbind(batch, wrap_dim(dim, len(batch)))
 
 
+@remembered
 def split_plan(batch: Shape, split_size: int | Sequence[int], dim: int) -> Split:
     """Plan ``split``: parts of one size, the last one shorter where it must be, or of given sizes."""
     dim = wrap_dim(dim, len(batch))
@@ -443,6 +454,7 @@ def split_plan(batch: Shape, split_size: int | Sequence[int], dim: int) -> Split
     return Split(batch, dim, [split_size] * full + [rest] * (rest > 0))
 
 
+@remembered
 def chunk_plan(batch: Shape, chunks: int, dim: int) -> Split:
     """Plan ``chunk``: at most ``chunks`` parts of one size."""
     if chunks <= 0:
@@ -476,6 +488,7 @@ def tensor_split_plan(batch: Shape, indices_or_sections: int | Sequence[int] | T
     return Split(batch, dim, [max(stop - start, 0) for start, stop in bounds])
 
 
+@remembered
 def stack_plan(batch: Shape, dim: int, count: int) -> Join:
     """Plan ``stack``: ``count`` collections of one batch size along a new dim."""
     n = len(batch) + 1
@@ -484,6 +497,7 @@ def stack_plan(batch: Shape, dim: int, count: int) -> Join:
     return Join(batch, dim % n, [1] * count, True)
 
 
+@remembered
 def cat_plan(batch: Shape, dim: int, sizes: Sequence[int]) -> Join:
     """Plan ``cat``: collections whose dim ``dim`` has these sizes, one after the other."""
     return Join(batch, wrap_dim(dim, len(batch)), sizes, False)

@@ -93,7 +93,7 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
                     f"cannot concatenate along dim {at}: item 0 has batch size {list(size)} and item {i} has "
                     f"{list(other)}; only dim {at} may differ"
                 )
-    return _joined(items, cat_plan(size, at, [other[at] for other in sizes]), out)
+    return _joined(items, cat_plan(size, at, tuple([other[at] for other in sizes])), out)
 
 
 def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:

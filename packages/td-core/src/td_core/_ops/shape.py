@@ -87,7 +87,7 @@ class Shaping(Entries, Locking):
         torch.Size([3, 2, 4])
         """
         shape = ints_of("reshape", args, **kwargs)
-        return self._transform(shapes.reshape_plan(self.batch_size, shape, copy=True))
+        return self._transform(shapes.reshape_plan(self.batch_size, shape, True))
 
     def flatten(
         self: SelfT, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
@@ -198,7 +198,7 @@ class Shaping(Entries, Locking):
         torch.Size([3, 2, 4])
         """
         size = self.batch_size
-        dims = ints_of("permute", args, **kwargs) if args or kwargs else range(len(size))
+        dims = ints_of("permute", args, **kwargs) if args or kwargs else tuple(range(len(size)))
         return self._permuted(shapes.permute_plan(size, dims))
 
     def transpose(self: SelfT, dim0: int, dim1: int) -> SelfT:
