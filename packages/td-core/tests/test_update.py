@@ -310,6 +310,27 @@ class TestValuesOfFewerDims:
         assert not first["a"].any()
 
 
+def without_autograd() -> Tensor:
+    with torch.inference_mode():
+        return torch.zeros(3)
+
+
+IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
+    "update_ from a mapping": lambda td, source: td.update_(source.to_dict()),
+    "update": lambda td, source: td.update(source, inplace=True),
+    "a number at an index": lambda td, source: td.__setitem__(slice(0, 2), 1),
+    "a mapping at an index": lambda td, source: td.__setitem__(0, source[0].to_dict()),
+    "a number at positions": lambda td, source: td.__setitem__([0, 1], 1),
+    "a collection at positions": lambda td, source: td.__setitem__([0, 1], source[[0, 1]]),
+    "apply_": lambda td, source: td.apply_(lambda leaf: torch.ones(3)),
+}
+REFUSED_BY_TORCH: dict[str, Callable[[], Tensor]] = {
+    "inference": without_autograd,
+    "sparse": lambda: torch.zeros(3).to_sparse(),
+    "leaf that requires grad": lambda: torch.zeros(3, requires_grad=True),
+}
+
+
 class TestAssign:
     @pytest.mark.parametrize("index", INDICES, ids=str)
     def test_matches_torch_on_each_leaf(self, index: Any) -> None:
@@ -456,7 +477,7 @@ class TestAssign:
         [
             lambda td: td.update_({"a": 1, "w": torch.ones(3)}),
             lambda td: td.update_(TensorDict({"a": torch.ones(3), "w": torch.ones(3)}, [3])),
-            lambda td: td.apply_(lambda leaf: leaf + 1),
+            lambda td: td.apply_(lambda leaf: torch.ones(3)),
             lambda td: td.__setitem__(slice(0, 2), 1),
             lambda td: td.__setitem__(slice(0, 2), td[0:2] + 1),
         ],
@@ -466,6 +487,26 @@ class TestAssign:
         with pytest.raises(StructureError, match="key 'w' in place: it is expanded"):
             write(td)
         assert not td["a"].any()
+
+    @pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE)
+    @pytest.mark.parametrize("make", REFUSED_BY_TORCH.values(), ids=REFUSED_BY_TORCH)
+    def test_what_torch_refuses_is_refused_before_anything_is_written(self, make: Any, write: Any) -> None:
+        source = TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
+        with pytest.raises(RuntimeError, match=r"key \('n', 'w'\)"):
+            write(TensorDict({"a": (first := torch.zeros(3)), "n": {"w": make()}}, [3]), source)
+        assert not first.any()
+
+    @pytest.mark.parametrize("write", [*IN_PLACE.values(), lambda td, source: td.add_(source)])
+    def test_leaves_made_in_inference_mode_are_written_in_that_mode_only(self, write: Any) -> None:
+        source = TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
+        with torch.inference_mode():
+            td = source.clone().zero_()
+        with pytest.raises(StructureError, match="it was made under torch.inference_mode"):
+            write(td, source)
+        assert not td["a"].any() and not td["n", "w"].any()
+        with torch.inference_mode():
+            write(td, source)
+        assert td["a"].any() and td["n", "w"].any()
 
     def test_a_number_that_one_leaf_cannot_hold_is_written_to_none(self) -> None:
         td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3, dtype=torch.uint8)}, batch_size=[3])

@@ -20,7 +20,7 @@ from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._nodes import dense
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import check_fits, copy_all, refuse_expanded, refuse_grad
+from .leaf_writes import check_fits, copy_all, is_sealed, refuse_expanded, refuse_grad
 
 Path = tuple[str, ...]
 
@@ -121,8 +121,12 @@ class IndexedWrite:
 
     def _list(self, target: Tensor, value: Any, path: Path) -> None:
         """List one write into a leaf: into a view of it where the index gives one."""
-        if target.requires_grad:
+        if target.requires_grad or is_sealed(target):
             refuse_grad(target, path)
+        if target.layout is not torch.strided and not target.is_nested:
+            raise StructureError(
+                f"cannot write {show_path(path)} at an index: its layout, {target.layout}, has no views"
+            )
         if self.basic:
             target = target[self.index]
             refuse_expanded(target, path)

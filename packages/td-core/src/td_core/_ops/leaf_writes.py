@@ -45,19 +45,40 @@ def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
     )
 
 
-def check_writable(target: Tensor, path: Path) -> None:
-    """Raise StructureError where torch would refuse to write into an entry."""
+def check_writable(target: Tensor, path: Path, value: Tensor | None = None) -> None:
+    """Raise StructureError where torch would refuse to write into an entry, or to copy this value into it."""
     refuse_grad(target, path)
     refuse_expanded(target, path)
+    if value is not None and value.layout is not target.layout and not (value.is_nested or target.is_nested):
+        raise StructureError(
+            f"cannot write {show_path(path)} in place: it has the layout {target.layout}, the value {value.layout}; "
+            "use set() to replace it"
+        )
 
 
 def refuse_grad(target: Tensor, path: Path) -> None:
     """Raise StructureError where autograd forbids to write into an entry."""
+    if is_sealed(target):
+        raise StructureError(
+            f"cannot write {show_path(path)} in place: it was made under torch.inference_mode(); write under that, or "
+            "clone() the collection first"
+        )
     if target.requires_grad and target.is_leaf and torch.is_grad_enabled():
         raise StructureError(
             f"cannot write {show_path(path)} in place: it is a leaf that requires grad; write under torch.no_grad(), "
             "or into td.data"
         )
+
+
+def is_sealed(leaf: Tensor) -> bool:
+    """Tell whether a leaf was made under ``torch.inference_mode``, and may not be written outside of it.
+
+    >>> is_sealed(torch.zeros(3))
+    False
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return leaf.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def refuse_expanded(target: Tensor, path: Path) -> None:
@@ -114,7 +135,10 @@ def copied_whole(
     if not targets:
         return False
     if view is not None:
-        targets = list(map(view, targets))
+        try:
+            targets = list(map(view, targets))
+        except RuntimeError:
+            return False  # a sparse layout has no views
     if not may_fuse(targets, values):
         return False
     for each in attachments(target):
@@ -134,8 +158,27 @@ def may_fuse(targets: list[Tensor], values: list[Tensor]) -> bool:
         return False
     if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
         return False
+    # Leaves are made in one mode, most often: torch would write them all and raise then.
+    if is_sealed(targets[0]):
+        return False
     # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
-    return all(map(Tensor.is_contiguous, targets)) or not any(map(is_expanded, targets))
+    return contiguous(targets) or not any(map(_takes_care, targets))
+
+
+def contiguous(leaves: list[Tensor]) -> bool:
+    """Tell whether all leaves are contiguous; a sparse one is not.
+
+    >>> contiguous([torch.zeros(2, 3)]), contiguous([torch.zeros(2, 3).T])
+    (True, False)
+    """
+    try:
+        return all(map(Tensor.is_contiguous, leaves))
+    except RuntimeError:
+        return False
+
+
+def _takes_care(leaf: Tensor) -> bool:
+    return leaf.layout is not torch.strided or is_expanded(leaf)
 
 
 def copied_fused(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> bool:

@@ -371,7 +371,7 @@ class _Walk:
         for node, key, child, value, path in self.writes:
             if isinstance(child, Tensor) and isinstance(value, Tensor):
                 check_fits(value, child.shape, path)
-                check_writable(child, path)
+                check_writable(child, path, value)
                 targets.append(child)
                 values.append(value)
             elif isinstance(child, Tensor) or isinstance(value, Tensor):

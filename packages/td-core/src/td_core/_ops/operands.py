@@ -16,7 +16,7 @@ from torch import Tensor
 from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
 from .._foreach import Op, foreach, op
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import check_writable
+from .leaf_writes import check_writable, contiguous, is_sealed
 
 Operand = Any  # Core | Tensor | numpy array | number
 
@@ -147,12 +147,14 @@ def check_writes(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
     if torch.compiler.is_compiling():
         return  # tracing runs on tensors without data, so it fails before anything is written
     # A fused kernel asks autograd about all leaves before it writes one, and what is contiguous is not expanded.
-    if this.fused is None or not _contiguous(leaves):
-        for leaf in leaves:
+    if this.fused is None or not contiguous(leaves) or (leaves and is_sealed(leaves[0])):
+        for i, leaf in enumerate(leaves):
             try:
                 check_writable(leaf, ())
             except StructureError:
                 check_writable(leaf, _path_of(node, leaf))
+            if leaf.layout is not torch.strided or leaf.is_nested:
+                _try(name, node, this, leaf, leaf.detach().clone(), _each(operands, i))
     mixed = len({leaf.dtype for leaf in leaves}) > 1
     for operand in operands:
         if type(operand) is list:
@@ -161,13 +163,6 @@ def check_writes(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
             mixed = mixed or len({other.dtype for other in operand}) > 1
     if mixed:
         _check_dtypes(name, node, this, leaves, operands)
-
-
-def _contiguous(leaves: list[Tensor]) -> bool:
-    try:
-        return all(map(Tensor.is_contiguous, leaves))
-    except RuntimeError:
-        return False  # a sparse layout cannot say
 
 
 def _check_shapes(name: str, node: Core, leaves: list[Tensor], operand: list[Tensor]) -> None:
@@ -182,7 +177,7 @@ def _check_shapes(name: str, node: Core, leaves: list[Tensor], operand: list[Ten
 def _check_dtypes(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
     tried = set()
     for i, leaf in enumerate(leaves):
-        others = [operand[i] if type(operand) is list else operand for operand in operands]
+        others = _each(operands, i)
         combination = (
             leaf.dtype,
             *[(other.dtype, other.ndim > 0) for other in others if isinstance(other, Tensor)],
@@ -194,10 +189,19 @@ def _check_dtypes(name: str, node: Core, this: Op, leaves: list[Tensor], operand
             torch.empty((0,) if other.ndim else (), dtype=other.dtype) if isinstance(other, Tensor) else other
             for other in others
         ]
-        try:
-            this.single(torch.empty((0,), dtype=leaf.dtype), *trial)
-        except LEAF_ERRORS as error:
-            raise _named(error, f"cannot compute {name} in place: {where(node, leaf)}: {error}") from error
+        _try(name, node, this, leaf, torch.empty((0,), dtype=leaf.dtype), trial)
+
+
+def _each(operands: tuple[Any, ...], i: int) -> list[Any]:
+    return [operand[i] if type(operand) is list else operand for operand in operands]
+
+
+def _try(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, others: list[Any]) -> None:
+    """Compute on ``target`` what is to be computed on ``leaf``; raise an error that names the leaf."""
+    try:
+        this.single(target, *others)
+    except LEAF_ERRORS as error:
+        raise _named(error, f"cannot compute {name} in place: {where(node, leaf)}: {error}") from error
 
 
 _COPY_ = op("copy_", Tensor.copy_)
@@ -287,7 +291,7 @@ def at_leaf(
     if any(type(operand) is list and len(operand) != len(leaves) for operand in operands):
         return changed_meanwhile(node)
     for i, leaf in enumerate(leaves):
-        others = [operand[i] if type(operand) is list else operand for operand in operands]
+        others = _each(operands, i)
         try:
             this.single(leaf, *others)
         except LEAF_ERRORS as again:

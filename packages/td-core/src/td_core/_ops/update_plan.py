@@ -185,7 +185,7 @@ class UpdatePlan:
                 if value.shape != current.shape:
                     value = lined_up(value, current.ndim, len(node.batch_size))
                     check_fits(value, current.shape, path)
-                check_writable(current, path)
+                check_writable(current, path, value)
                 targets.append(current)
                 values.append(value)
             elif isinstance(current, Tensor) or isinstance(value, Tensor) or current._opaque != value._opaque:
