@@ -20,7 +20,7 @@ from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._nodes import dense
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import check_fits, copy_all, is_sealed, refuse_expanded, refuse_grad
+from .leaf_writes import check_fits, copy_all, refuse_expanded, refuse_grad
 
 Path = tuple[str, ...]
 
@@ -32,6 +32,7 @@ class IndexedWrite:
 
     __slots__ = (
         "basic",
+        "eager",
         "index",
         "lead",
         "made",
@@ -46,6 +47,7 @@ class IndexedWrite:
     def __init__(self, plan: IndexPlan, batch_size: torch.Size, non_blocking: bool) -> None:
         self.index = plan.index
         self.basic = is_basic(plan.index)
+        self.eager = not torch.compiler.is_compiling()
         self.lead = (*plan.lead, *batch_size[plan.n :])
         self.n = len(batch_size)
         self.non_blocking = non_blocking
@@ -121,7 +123,7 @@ class IndexedWrite:
 
     def _list(self, target: Tensor, value: Any, path: Path) -> None:
         """List one write into a leaf: into a view of it where the index gives one."""
-        if target.requires_grad or is_sealed(target):
+        if target.requires_grad or (self.eager and target.is_inference()):
             refuse_grad(target, path)
         if target.layout is not torch.strided and not target.is_nested:
             raise StructureError(
