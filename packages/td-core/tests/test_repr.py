@@ -376,7 +376,9 @@ def test_depth() -> None:
     assert parse_tensor_dict_string(repr(td)).depth == 2000
 
 
-@pytest.mark.parametrize("value", [3, "text", None, (1, 2), object(), torch.Size([2])], ids=repr)
+@pytest.mark.parametrize(
+    "value", [3, "text", None, (1, 2), object(), torch.Size([2])], ids=lambda value: type(value).__name__
+)
 @pytest.mark.parametrize(
     "make",
     [
