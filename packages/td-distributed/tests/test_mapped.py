@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from td_core import TensorDict, encode
-from td_distributed import _group, _mapped, _remote, _wire
+from td_distributed import _group, _mapped, _p2p, _remote, _wire
 
 HAS_MEMMAP = importlib.util.find_spec("td_memmap") is not None
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
@@ -51,16 +51,16 @@ def transmits(rank: int, name: str, folder: str, root: Any, how: str) -> Any:
         assert not target.is_memmap()
         return None
     sent: list[str] = []
-    original = dist.isend
+    original = _p2p.Peer.isend
 
-    def isend(tensor: torch.Tensor, *args: Any) -> Any:
+    def isend(peer: Any, tensor: torch.Tensor) -> Any:
         text = bytes(tensor.numpy())
         sent.append(
             "path" if b'{"path": "deep/save"}' in text else "bytes" if b'"nodes"' in text else "question"
         )
-        return original(tensor, *args)
+        return original(peer, tensor)
 
-    dist.isend = isend
+    _p2p.Peer.isend = isend
     saved = tree.memmap(folder)
     try:
         if how == "isend":
@@ -69,7 +69,7 @@ def transmits(rank: int, name: str, folder: str, root: Any, how: str) -> Any:
         else:
             saved.send(1)
     finally:
-        dist.isend = original
+        _p2p.Peer.isend = original
     return sent
 
 

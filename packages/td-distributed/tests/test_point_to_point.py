@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_distributed._p2p import Peer
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -274,17 +275,17 @@ def reference_wire(rank: int, name: str, options: dict[str, Any]) -> Any:
     tree = TREES[name]()
     if rank == 0:
         sent = []
-        original = dist.isend
+        world = dist.group.WORLD
 
-        def isend(tensor: torch.Tensor, dst: int, group: Any, tag: int) -> Any:
-            sent.append((tag, str(tensor.dtype), list(tensor.shape)))
-            return original(tensor, dst, group, tag)
+        class Recorder:
+            def name(self) -> str:
+                return str(world.name())
 
-        dist.isend = isend
-        try:
-            tree.send(1, wire="reference", **options)
-        finally:
-            dist.isend = original
+            def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> Any:
+                sent.extend((tag, str(tensor.dtype), list(tensor.shape)) for tensor in tensors)
+                return world.send(tensors, dst, tag)
+
+        tree.send(group=Recorder(), group_dst=1, wire="reference", **options)
         return sent
     target = blank(tree)
     last = target.recv(0, wire="reference", **options)
@@ -406,7 +407,7 @@ def test_what_is_no_message_is_refused(two: Any) -> None:
 def dies(rank: int, after: int) -> Any:
     target = TREES["large and small"]()
     if rank == 0:
-        original, count = dist.isend, 0
+        original, count = Peer.isend, 0
 
         def isend(*args: Any) -> Any:
             nonlocal count
@@ -415,7 +416,7 @@ def dies(rank: int, after: int) -> Any:
             count += 1
             return original(*args)
 
-        dist.isend = isend
+        Peer.isend = isend
         target.send(1)
     target = blank(target)
     try:

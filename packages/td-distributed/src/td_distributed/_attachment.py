@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from operator import is_
 from pathlib import Path
@@ -24,8 +24,6 @@ from . import _storage
 from ._storage import Layout, Leaf, Span
 
 KEY = "consolidated"
-#: Of each node its class, header and keys, of all and of other nodes; the leaves.
-Form = tuple[list[tuple[Any, ...]], list[Tensor]]
 
 
 class Taken:
@@ -36,7 +34,6 @@ class Taken:
 
     Args:
         node: the collection.
-        form: what :func:`_form` gives for it.
         find: tells where leaves lie.
 
     Attributes:
@@ -52,7 +49,8 @@ class Taken:
 
     __slots__ = (
         "_addresses",
-        "_form",
+        "_leaves",
+        "_rows",
         "_same_looks",
         "classes",
         "encoded",
@@ -64,9 +62,7 @@ class Taken:
         "takes_grad",
     )
 
-    def __init__(
-        self, node: Any, form: Form | None, find: Callable[[Sequence[Tensor]], Layout | None]
-    ) -> None:
+    def __init__(self, node: Any, find: Callable[[Sequence[Tensor]], Layout | None]) -> None:
         classes: list[type] = []
         self.encoded = encode(node, classes)
         self.classes = tuple(classes)
@@ -76,49 +72,43 @@ class Taken:
         self.received: Any = None
         self.schema: str | None = None
         self.takes_grad = any(leaf.requires_grad for leaf in self.encoded.leaves)
-        self._form: Form | None = None
-        if form is not None and self.layout is not None:
-            self._form = deepcopy(form[0]), form[1]
-            self._same_looks = looks(form[1])
-            self._addresses = list(map(Tensor.data_ptr, form[1]))
+        #: Of each node itself, its class, header, keys and what stands under them; the root does not hold itself.
+        self._rows: list[tuple[Any, type, Any, list[str], list[Any]]] = []
+        # What else a collection consists of, could change unseen.
+        if self.layout is None or self.encoded.values or any(leaf.is_nested for leaf in self.encoded.leaves):
+            return
+        self._leaves = list({id(leaf): leaf for leaf in self.encoded.leaves}.values())
+        self._same_looks = looks(self._leaves)
+        self._addresses = list(map(Tensor.data_ptr, self._leaves))
+        todo = [node]
+        while todo:
+            each = todo.pop()
+            meta, keys, children = _parts(each)
+            held = None if each is node else each
+            self._rows.append((held, type(each), deepcopy(meta), keys, [*children]))
+            todo += (child for child in children if not isinstance(child, Tensor))
 
-    def holds(self, form: Form | None) -> bool:
-        """Tell whether a collection of this form is the one that was taken apart."""
-        if form is None or self._form is None:
-            return False
-        rows, leaves = self._form
+    def holds(self, root: Any) -> bool:
+        """Tell whether this collection is still what was taken apart, for less than taking it apart costs."""
+        for node, cls, meta, keys, children in self._rows:
+            each = root if node is None else node
+            found = _parts(each)
+            if type(each) is not cls or found[:2] != (meta, keys) or not all(map(is_, found[2], children)):
+                return False
         return (
-            form[0] == rows
-            and len(form[1]) == len(leaves)
-            and all(map(is_, form[1], leaves))
-            and self._same_looks(*leaves)
-            and list(map(Tensor.data_ptr, leaves)) == self._addresses
+            bool(self._rows)
+            and self._same_looks(*self._leaves)
+            and list(map(Tensor.data_ptr, self._leaves)) == self._addresses
         )
 
 
-def _form(collection: Any) -> Form | None:
-    """Return what a collection consists of, for less than encoding it costs; None if its parts could change unseen."""
-    rows: list[tuple[Any, ...]] = []
-    leaves: list[Any] = []
-    todo = [collection]
-    while todo:
-        node = todo.pop()
-        record = KINDS.of(node).flatten(node)
-        if record.values:
-            return None
-        children, below = record.entries.values(), []
-        if {*map(type, children)} <= {Tensor}:
-            leaves += children
-        else:
-            below = [key for key, child in record.entries.items() if not isinstance(child, Tensor)]
-            todo += [record.entries[key] for key in below]
-            others = [child for child in children if isinstance(child, Tensor)]
-            if any(leaf.is_nested for leaf in others):
-                return None
-            leaves += others
-        todo += record.members.values()
-        rows.append((type(node), record.meta, [*record.entries], below, [*record.members]))
-    return rows, leaves
+def _parts(node: Any) -> tuple[Any, list[str], Collection[Any]]:
+    """Return the header of a node, the names of all that it holds, and the tensors and nodes among that."""
+    record = KINDS.of(node).flatten(node)
+    if record.members or record.values:
+        children = [*record.entries.values(), *record.members.values()]
+        return record.meta, [*record.entries, *record.members, *record.values], children
+    return record.meta, [*record.entries], record.entries.values()
 
 
 class Consolidated(Attachment):
@@ -138,9 +128,8 @@ class Consolidated(Attachment):
 
     def taken(self, node: Any) -> Taken:
         """Return the collection taken apart: as last time, if it still is that."""
-        form = _form(node)
-        if self._taken is None or not self._taken.holds(form):
-            self._taken = Taken(node, form, self._find)
+        if self._taken is None or not self._taken.holds(node):
+            self._taken = Taken(node, self._find)
         return self._taken
 
     def _find(self, leaves: Sequence[Tensor]) -> Layout | None:

@@ -48,20 +48,19 @@ class Peer:
                 "give the peer's rank in the global group, or its rank in the given group: one of the two; got "
                 f"{self.rank} and {self.group_rank}"
             )
-
-    def _tag(self) -> int:
-        self.last = next(self.tags)
-        return self.last
+        if self.group_rank is None:
+            assert self.rank is not None
+            self.group_rank = self.rank if self.group is None else dist.get_group_rank(self.group, self.rank)
 
     def send(self, tensor: Tensor) -> None:
-        """Send one message and wait until it is out."""
-        self.isend(tensor).wait()
+        """Send one message, which may lie anywhere, and wait until it is out."""
+        device = self.device()
+        self.isend(tensor if tensor.device == device else tensor.to(device)).wait()
 
     def isend(self, tensor: Tensor) -> Any:
         """Start to send one message."""
-        if self.group_rank is None:
-            return dist.isend(tensor, self.rank, self.group, self._tag())
-        return self._backend().send([tensor], self.group_rank, self._tag())
+        self.last = next(self.tags)
+        return self._group().send([tensor], self.group_rank, self.last)
 
     def recv(self, tensor: Tensor) -> Tensor:
         """Receive one message into ``tensor``."""
@@ -70,11 +69,10 @@ class Peer:
 
     def irecv(self, tensor: Tensor) -> Any:
         """Start to receive one message into ``tensor``."""
-        if self.group_rank is None:
-            return dist.irecv(tensor, self.rank, self.group, self._tag())
-        return self._backend().recv([tensor], self.group_rank, self._tag())
+        self.last = next(self.tags)
+        return self._group().recv([tensor], self.group_rank, self.last)
 
-    def _backend(self) -> Any:
+    def _group(self) -> Any:
         # Asked directly, a group that was made by hand serves as well as one that torch.distributed knows.
         return dist.group.WORLD if self.group is None else self.group
 
@@ -162,10 +160,18 @@ def send(
     """
     peer = Peer(dst, group, group_dst, _tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
-        messages = _reference.outgoing(self, consolidated, peer.device())
-    else:
-        messages = _named(self, peer) or _messages(self, consolidated, peer)
-    for message in messages:
+        for message in _reference.outgoing(self, consolidated, peer.device()):
+            peer.send(message)
+        return
+    if _named(self, peer):
+        return
+    announced, payload = _wire.outgoing(self, consolidated)
+    if announced.spare is not None:
+        first, inside = announced.whole(MARK, payload[0])
+        peer.send(first)
+        announced.spare.append((first, inside))
+        return
+    for message in _wire.packed(MARK, announced.header, payload):
         peer.send(message)
 
 
@@ -190,7 +196,9 @@ def isend(
     if _check_wire(wire) == "reference":
         messages = _reference.outgoing(self, consolidated, peer.device())
     else:
-        messages = _messages(self, consolidated, peer)
+        announced, payload = _wire.outgoing(self, consolidated)
+        packed = _wire.packed(MARK, announced.header, payload)
+        messages = [message.to(peer.device()) for message in packed]
     sending = [Sending(peer.isend(message), message) for message in messages]
     if return_early:
         return sending
@@ -275,38 +283,35 @@ def irecv(
     return None
 
 
-def _messages(collection: Any, together: bool, peer: Peer) -> list[Tensor]:
-    device = peer.device()
-    message, payload = _wire.outgoing(collection, together)
-    return [tensor.to(device) for tensor in _wire.packed(MARK, message.header, payload)]
-
-
-def _named(collection: Any, peer: Peer) -> list[Tensor] | None:
-    """Return the messages that name the files of a mapped collection, if the receiver wants that."""
+def _named(collection: Any, peer: Peer) -> bool:
+    """Send the name of the files of a mapped collection instead of its bytes, if the receiver wants that."""
     if not _mapped.is_saved(collection):
-        return None
-    peer.send(_wire.packed(_mapped.ASKS, b"", [])[0].to(peer.device()))
+        return False
+    peer.send(_wire.packed(_mapped.ASKS, b"", [])[0])
     header = _mapped.header_for(collection, peer)
     if header is None:
-        return None
-    return [tensor.to(peer.device()) for tensor in _wire.packed(MARK, header, [])]
+        return False
+    for message in _wire.packed(MARK, header, []):
+        peer.send(message)
+    return True
 
 
 def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
     target = Target(collection)
-    mark, length, count, nbytes, first = _first(peer)
+    mark, length, count, nbytes, first, data = _first(peer)
     if mark == _mapped.ASKS:
         _mapped.answer(root, peer)
-        mark, length, count, nbytes, first = _first(peer)
+        mark, length, count, nbytes, first, data = _first(peer)
     if mark != MARK or not 0 < length <= _wire.LARGEST_HEADER:
         raise FormatError(
             "what arrived is no message of send(); does the peer use the same wire= and init_tag=?"
         )
     device = peer.device()
     stop = _wire.FRONT.size + length
-    inside = stop <= _wire.FIRST
-    text = first[_wire.FRONT.size : stop] if inside else peer.recv(room(length, device)).cpu()
-    header = bytes(text.numpy())
+    if stop <= _wire.FIRST:
+        header = bytes(data[_wire.FRONT.size : stop])
+    else:
+        header = bytes(_wire.bytes_of(peer.recv(room(length, device))))
     if not count and (named := _mapped.named(header)) is not None:
         deliver_files(collection, _mapped.load(root, named))
         return
@@ -330,10 +335,14 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
     target.deliver(message, storage)
 
 
-def _first(peer: Peer) -> tuple[int, int, int, int, Tensor]:
+def _first(peer: Peer) -> tuple[int, int, int, int, Tensor, memoryview]:
     """Return the four numbers of the first message, and all of it."""
-    first = peer.recv(room(_wire.FIRST, peer.device())).cpu()
-    return *_wire.FRONT.unpack(bytes(first[: _wire.FRONT.size].numpy())), first
+    first = room(_wire.FIRST, peer.device())
+    data = _wire.bytes_of(first)  # before the message comes, when there is time
+    peer.recv(first)
+    if not first.is_cpu:
+        data = _wire.bytes_of(first)
+    return *_wire.FRONT.unpack_from(data), first, data
 
 
 def _tags(first: int, pseudo_rand: bool) -> Iterator[int]:

@@ -42,6 +42,8 @@ class Message:
         values: the values of non-tensor data.
         together: the storage comes in one part.
         consolidated: the collection was locked by consolidation, so the received one is not.
+        spare: first messages that carried the whole of it and are out, to be filled and sent again, and where in them the
+            payload stands; None for what is sent once, or in several messages.
     """
 
     header: bytes
@@ -50,6 +52,16 @@ class Message:
     values: list[Any]
     together: bool
     consolidated: bool = False
+    spare: list[tuple[Tensor, Tensor]] | None = None
+
+    def whole(self, mark: int, storage: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a first message that carries the whole, and where in it the payload stands; to be put back into ``spare``."""
+        if not self.spare:
+            first = packed(mark, self.header, [storage])[0]
+            start = FRONT.size + len(self.header)
+            return first, first[start : start + len(storage)]
+        first, inside = self.spare.pop()
+        return first, inside.copy_(storage)
 
     def parts(self) -> list[tuple[int, int]]:
         """Return (first byte, one past the last) of each part of the storage that travels."""
@@ -63,7 +75,7 @@ def packed(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Tensor]:
     nbytes, stop = sum(map(len, payload)), FRONT.size + len(header)
     front = FRONT.pack(mark, len(header), len(payload), nbytes)
     inside, fits = stop <= FIRST, stop + nbytes <= FIRST
-    parts = [front, header if inside else b"", *(_bytes(part) for part in payload if fits)]
+    parts = [front, header if inside else b"", *(bytes_of(part) for part in payload if fits)]
     first = bytearray(FIRST)
     at = 0
     for part in parts:
@@ -75,7 +87,8 @@ def packed(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Tensor]:
     return messages if fits else [*messages, *payload]
 
 
-def _bytes(part: Tensor) -> memoryview:
+def bytes_of(part: Tensor) -> memoryview:
+    """Return the memory of a vector of bytes, of a copy where that lies elsewhere."""
     array: Any = part.cpu().numpy()
     return memoryview(array)
 
@@ -116,6 +129,8 @@ def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tenso
         return _announce(encoded, _storage.plan(encoded), together, state is not None), encoded, None
     if taken.sent is None:
         taken.sent = _announce(taken.encoded, taken.layout, True, True)
+        if taken.sent.parts() and FRONT.size + len(taken.sent.header) + taken.layout.nbytes <= FIRST:
+            taken.sent.spare = []
     return taken.sent, taken.encoded, state.storage
 
 
