@@ -236,13 +236,13 @@ class Tree:
         found = self._open.get(parts)
         if found is not None:
             return found
-        depth = len(parts) - 1
-        while depth and parts[:depth] not in self._open:
-            depth -= 1
-        fd = self._open[parts[:depth]] if depth else self.root
-        for known in range(depth, len(parts)):
-            fd = self._step(fd, parts[: known + 1])
-        return fd
+        above = self._open.get(parts[:-1])
+        if above is None:
+            above = self.root
+            for depth in range(1, len(parts)):
+                found = self._open.get(parts[:depth])
+                above = self._step(above, parts[:depth]) if found is None else found
+        return self._step(above, parts)
 
     def _step(self, fd: int, parts: Parts) -> int:
         try:
@@ -267,7 +267,7 @@ class Tree:
         inside = Path(target).relative_to(top).parts if Path(target).is_relative_to(top) else None
         return inside or None
 
-    def open(self, parts: Parts, name: str, *, writable: bool = False) -> tuple[int, os.stat_result]:
+    def open(self, parts: Parts, name: str, writable: bool = False) -> tuple[int, os.stat_result]:
         """Open a regular file; the caller closes it.
 
         Raises:
@@ -301,13 +301,11 @@ class Tree:
         """
         if mode != "r":
             try:
-                fd, found = self.open(parts, name, writable=True)
-                return fd, found, True
+                return *self.open(parts, name, True), True
             except OSError as error:
                 if mode is not None or error.errno not in NOT_WRITABLE:
                     raise
-        fd, found = self.open(parts, name)
-        return fd, found, False
+        return *self.open(parts, name), False
 
     def read(self, parts: Parts, name: str, limit: int) -> bytes:
         """Return the content of a small file.

@@ -58,33 +58,33 @@ class Loading:
     progress: Progress = False
 
 
-#: What is to be read: directory, key path, batch size above, and where to note its position.
-_Below = tuple[tuple[str, ...], tuple[str, ...], torch.Size, dict[str, int], str]
-
-
 @dataclass(slots=True)
 class Node:
     """A directory of a save.
 
     Attributes:
-        level: its checked metadata.
         parts: where it is.
         key: key path.
-        leaves: its leaves by key: those of the metadata, or of them those whose files were found.
         above: batch size of the level above.
-        entries: position of each collection below in the list of nodes, by key.
-        members: the same of each member, by name.
-        values: the Python values.
+        place: where the node above takes what becomes of this one from.
+        name: its key there.
+        level: its checked metadata.
+        leaves: its leaves by key: those of the metadata, or of them those whose files were found.
+        entries: leaves and collections below, by key; None until each is there.
+        members: the members, by name, likewise; None for most nodes, which have none.
+        values: the Python values; None for most nodes.
     """
 
-    level: Level
     parts: Parts
     key: tuple[str, ...]
-    leaves: dict[str, LeafEntry]
     above: torch.Size
-    entries: dict[str, int] = field(default_factory=dict)
-    members: dict[str, int] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
+    place: dict[str, Any]
+    name: str
+    level: Level = field(init=False)
+    leaves: dict[str, LeafEntry] = field(init=False)
+    entries: dict[str, Any] = field(init=False)
+    members: dict[str, Any] | None = None
+    values: dict[str, Any] | None = None
 
 
 def load_directory(prefix: str, options: Loading) -> Any:
@@ -137,66 +137,90 @@ class Reader:
         # A mode that makes tensors of its own is FakeTensorMode.
         imagine = self._without_content or type(torch.empty(0)) is not Tensor
         self.read(sizes=imagine or not self.options.strict)
-        if imagine:
-            return self.build([{key: self._imagine(node, key) for key in node.leaves} for node in self.nodes])
-        return self.build(self.map_leaves())
+        if not imagine:
+            self._check_mappings(sum(len(node.leaves) for node in self.nodes))
+        leaf = self._imagine if imagine else self._map
+        for node in self.nodes:
+            for key, entry in node.leaves.items():
+                node.entries[key] = leaf(node, key, entry)
+        if not imagine and (self._device is not None or self.options.progress is not False):
+            self._move()
+        # Children first.
+        for node in reversed(self.nodes):
+            node.place[node.name] = self._build(node)
+        return self.nodes[0].place[""]
 
     def read(self, *, sizes: bool = True) -> None:
         """Read all metadata; with ``sizes``, check the file of every leaf too, which mapping does in any case."""
-        todo: list[_Below] = [((), (), torch.Size(), {}, "")]
+        todo = [Node((), (), torch.Size(), {}, "")]
         while todo:
-            parts, key, above, places, name = todo.pop()
+            node = todo.pop()
             try:
-                node = self._read_one(parts, key, above, sizes)
+                self._read_one(node, sizes)
             except (FormatError, MissingPluginError):
                 # Without strictness the rest is loaded; the root has no rest.
-                if self.options.strict or not key:
+                if self.options.strict or not node.key:
                     raise
+                del node.place[node.name]
                 continue
-            places[name] = len(self.nodes)
             self.nodes.append(node)
-            todo.extend(reversed(self._below(node)))
+            if node.level.nodes or node.members:
+                todo.extend(reversed(self._below(node)))
 
-    def _below(self, node: Node) -> list[_Below]:
+    def _below(self, node: Node) -> list[Node]:
         """Return what is to be read below a node."""
-        level = node.level
-        parts, size = node.parts, level.batch_size
-        below: list[_Below] = []
+        level, below = node.level, []
         for key, files in level.nodes.items():
             # Where there is only one, reading it tells whether it is there.
             file = files[0] if len(files) == 1 else self._find_directory(node, key, files)
-            if file is not None:
-                below.append(((*parts, file), (*node.key, key), size, node.entries, key))
-        for name in level.members or ():
-            below.append(((*parts, name), (*node.key, name), size, node.members, name))
+            if file is None:
+                del node.entries[key]
+            else:
+                parts = (*node.parts, file)
+                below.append(Node(parts, (*node.key, key), level.batch_size, node.entries, key))
+        if node.members is not None:
+            for name in node.members:
+                parts = (*node.parts, name)
+                below.append(Node(parts, (*node.key, name), level.batch_size, node.members, name))
         return below
 
-    def _read_one(self, parts: tuple[str, ...], key: tuple[str, ...], above: torch.Size, sizes: bool) -> Node:
+    def _read_one(self, node: Node, sizes: bool) -> None:
+        """Read the metadata of a node, and the files beside it."""
+        parts = node.parts
         try:
             content = self.tree.read(parts, _names.META, LIMIT)
         except FileNotFoundError:
-            if not key:
+            if not parts:
                 raise
             what = "has no metadata"
             if self.tree.stat_path(parts) is None:
                 what = f"is missing: the directory {parts[-1]!r} is not there"
-            raise FormatError(f"{self.tree.show(parts, _names.META)}: {show_path(key)} {what}") from None
-        level = self._seen.get(content) or self._check(content, parts, key, above)
-        node = Node(level, parts, key, level.leaves, above)
+            where = self.tree.show(parts, _names.META)
+            raise FormatError(f"{where}: {show_path(node.key)} {what}") from None
+        node.level = level = self._seen.get(content) or self._check(content, node)
+        node.leaves = level.leaves
         if level.general:
             self._general_values(node)
         elif not level.sized:
             self._sidecars(node)
         elif level.version == 0 and not level.nodes:
             self._unlisted(node)
+        node.entries = dict.fromkeys(level.keys)
+        if level.members:
+            node.members = dict.fromkeys(level.members)
         if sizes:
-            node.leaves = self._found_leaves(node)
-        return node
+            self._find_leaves(node)
 
-    def _check(self, content: bytes, parts: Parts, key: tuple[str, ...], above: torch.Size) -> Level:
+    def _check(self, content: bytes, node: Node) -> Level:
         """Check metadata that was not seen before; collections repeat theirs, as layers of a model do."""
-        where, options = self.tree.show(parts, _names.META), self.options
-        level = read_level(content, where, key, above, robust_key=options.robust_key, strict=options.strict)
+        level = read_level(
+            content,
+            self.tree.show(node.parts, _names.META),
+            node.key,
+            node.above,
+            robust_key=self.options.robust_key,
+            strict=self.options.strict,
+        )
         # Any other depends on more than that: on the level above, or on what is in the directory beside it.
         if level.sized and not level.general and level.version:
             self._seen[content] = level
@@ -219,23 +243,23 @@ class Reader:
         listing = tree.entries(node.parts)
         if level.members is None:
             level.members = _members(listing, where, node.key)
-        node.values = dict(level.values)
+        values = node.values = dict(level.values)
         if _names.VALUES in listing:
-            self._typed(node, parse_json(tree.read(node.parts, _names.VALUES, LIMIT), where))
-        if _names.STACK_PICKLE in listing and node.values.get("data") == _names.STACK_PICKLE:
-            node.values["data"] = self._unpickle(node, _names.STACK_PICKLE)
+            self._typed(node, values, parse_json(tree.read(node.parts, _names.VALUES, LIMIT), where))
+        if _names.STACK_PICKLE in listing and values.get("data") == _names.STACK_PICKLE:
+            values["data"] = self._unpickle(node, _names.STACK_PICKLE)
         if _names.PICKLE in listing:
-            node.values.update(self._pickled(node, listing))
+            values.update(self._pickled(node, listing))
 
-    def _typed(self, node: Node, sidecar: Any) -> None:
+    def _typed(self, node: Node, values: dict[str, Any], sidecar: Any) -> None:
         """Take what the sidecar says about values that are still the ones it was written for."""
         level, where = node.level, self.tree.show(node.parts, _names.VALUES)
-        values = sidecar.get("values", {}) if isinstance(sidecar, dict) else None
-        if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
+        typed = sidecar.get("values", {}) if isinstance(sidecar, dict) else None
+        if not isinstance(typed, dict) or not all(isinstance(value, dict) for value in typed.values()):
             raise damaged(where, node.key, "the content", sidecar, "an object of values")
-        for name, value in values.items():
-            if name in node.values and node.values[name] == value.get("plain"):
-                node.values[name] = _joined(value, where, node.key)
+        for name, value in typed.items():
+            if name in values and values[name] == value.get("plain"):
+                values[name] = _joined(value, where, node.key)
         if "batch_size" in sidecar:
             level.batch_size = check_shape(sidecar["batch_size"], where, node.key, "batch_size")
             node.above = level.batch_size
@@ -243,6 +267,7 @@ class Reader:
 
     def _general_values(self, node: Node) -> None:
         where = self.tree.show(node.parts, _names.META)
+        values = node.values = {}
         pickled: dict[str, Any] | None = None
         for name, value in node.level.values.items():
             if value.get("pickled"):
@@ -250,9 +275,9 @@ class Reader:
                     pickled = self._unpickle(node, _names.PICKLE)
                 if not isinstance(pickled, dict) or name not in pickled:
                     raise damaged(where, node.key, name, pickled, f"a value in {_names.PICKLE}")
-                node.values[name] = pickled[name]
+                values[name] = pickled[name]
             elif "plain" in value:
-                node.values[name] = _joined(value, where, node.key)
+                values[name] = _joined(value, where, node.key)
             else:
                 raise damaged(where, node.key, name, value, "a value")
 
@@ -300,20 +325,19 @@ class Reader:
             f"none of {list(files)} is there"
         )
 
-    def _found_leaves(self, node: Node) -> dict[str, LeafEntry]:
-        """Return the leaves whose files are there; without strictness, the others are left out."""
-        found = {}
-        for key in node.leaves:
+    def _find_leaves(self, node: Node) -> None:
+        """Find the file of every leaf; without strictness, those without one are left out."""
+        node.leaves = {}
+        for key, entry in node.level.leaves.items():
             try:
-                found[key] = self._find_leaf(node, key)
+                node.leaves[key] = self._find_leaf(node, key, entry)
             except FormatError:
                 if self.options.strict:
                     raise
-        return found
+                del node.entries[key]
 
-    def _find_leaf(self, node: Node, key: str) -> LeafEntry:
+    def _find_leaf(self, node: Node, key: str, entry: LeafEntry) -> LeafEntry:
         """Find the file of a leaf, and check its size; return what is known of the leaf then."""
-        entry = node.leaves[key]
         if self._without_content:
             return entry
         wanted = [(".shape.memmap" if entry.nested else ".memmap", entry.nbytes)]
@@ -347,54 +371,40 @@ class Reader:
             raise damaged(where, key, "the size", found.st_size, f"at least {nbytes} bytes")
         return stem
 
-    def map_leaves(self) -> list[dict[str, Tensor]]:
-        """Return the leaves of every node, by key."""
-        self._check_mappings(sum(len(node.leaves) for node in self.nodes))
-        leaves = [
-            {key: self._map(node, key, entry) for key, entry in node.leaves.items()} for node in self.nodes
-        ]
-        if self._device is not None or self.options.progress is not False:
-            self._move(leaves)
-        return leaves
-
-    def _move(self, leaves: list[dict[str, Tensor]]) -> None:
+    def _move(self) -> None:
         """Copy the leaves to their device, once all of them are known to be good.
 
         Only this is done in threads: to map a file takes less time than to hand it to a thread.
         """
         options, device = self.options, self._device
-        sizes = [entry.nbytes for node in self.nodes for entry in node.leaves.values()]
-        report = reporter(options.progress, sum(sizes), "load")
+        todo = [
+            (node.entries, key, entry.nbytes) for node in self.nodes for key, entry in node.leaves.items()
+        ]
+        report = reporter(options.progress, sum(nbytes for _, _, nbytes in todo), "load")
 
-        def move(place: dict[str, Tensor], key: str, nbytes: int) -> None:
+        def move(one: tuple[dict[str, Tensor], str, int]) -> None:
+            place, key, nbytes = one
             if device is not None:
                 place[key] = plain(place[key]).to(device, non_blocking=options.non_blocking)
             report(nbytes)
 
-        places = [place for place in leaves for _ in place]
-        keys = [key for place in leaves for key in place]
         if options.num_threads > 0 and device is not None:
             with ThreadPoolExecutor(options.num_threads, "td-memmap") as pool:
-                list(pool.map(move, places, keys, sizes))
+                list(pool.map(move, todo))
         else:
-            list(map(move, places, keys, sizes))
+            list(map(move, todo))
 
-    def _imagine(self, node: Node, key: str) -> Tensor:
-        entry = node.leaves[key]
+    def _imagine(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
         device = self.options.device or _CPU
-        if entry.nested or entry.jagged is not None:
-            return self._nested_without_content(node, key, device)
-        return torch.empty(entry.shape, dtype=entry.dtype, device=device)
-
-    def _nested_without_content(self, node: Node, key: str, device: torch.device) -> Tensor:
-        entry = node.leaves[key]
+        if not entry.nested and entry.jagged is None:
+            return torch.empty(entry.shape, dtype=entry.dtype, device=device)
         if entry.jagged is not None:
             components = entry.jagged["components"]
             offsets = torch.empty(components + 1, dtype=torch.int64, device=device)
             values = torch.empty(entry.shape, dtype=entry.dtype, device=device)
             return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=entry.jagged["ragged"])
         # The component shapes are content, which is read even for a tensor without any.
-        table = self._table(node, key)
+        table = self._table(node, key, entry)
         parts = [torch.empty(row, dtype=entry.dtype, device=device) for row in table.tolist()]
         return torch.nested.as_nested_tensor(parts)
 
@@ -405,13 +415,13 @@ class Reader:
                 return self._map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
             except FormatError:
                 # Missing or too short: it may have another name, and if not, this says what is wrong.
-                entry = self._find_leaf(node, key)
+                entry = self._find_leaf(node, key, entry)
                 name = entry.files[0] + ".memmap"
                 return self._map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
-        entry = self._find_leaf(node, key)
+        entry = self._find_leaf(node, key, entry)
         if entry.jagged is not None:
             return self._map_jagged(node, entry)
-        table = self._table(node, key)
+        table = self._table(node, key, entry)
         nbytes = element_count(table) * entry.dtype.itemsize
         name = entry.files[0] + ".memmap"
         found = self.tree.stat(parts, name)
@@ -425,9 +435,8 @@ class Reader:
             )
         return self._map_file(parts, name, entry.dtype, table, nbytes)
 
-    def _table(self, node: Node, key: str) -> Tensor:
+    def _table(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
         """Return the component shapes of a strided nested leaf."""
-        entry = node.leaves[key]
         parts = node.parts
         stem = next(
             (stem for stem in entry.files if self.tree.stat(parts, stem + ".shape.memmap") is not None),
@@ -462,7 +471,7 @@ class Reader:
         except FileNotFoundError:
             raise FormatError(f"{path} is missing") from None
         try:
-            return map_file(fd, path, dtype, shape, mode, shared=shared, status=status, nbytes=nbytes)
+            return map_file(fd, path, dtype, shape, mode, shared, status, nbytes)
         finally:
             _fs.close(fd)
 
@@ -484,35 +493,20 @@ class Reader:
             raise damaged(where, node.key, "the offsets", offsets.tolist()[:10], f"increasing, within {size}")
         return jagged(ragged, plain(values), plain(offsets), None if lengths is None else plain(lengths))
 
-    def build(self, leaves: list[dict[str, Tensor]]) -> Any:
-        """Put the nodes together, children first."""
-        built: list[Any] = [None] * len(self.nodes)
-        for position in range(len(self.nodes) - 1, -1, -1):
-            node = self.nodes[position]
-            built[position] = self._build_one(node, leaves[position], built)
-        return built[0]
-
-    def _build_one(self, node: Node, leaves: dict[str, Tensor], built: list[Any]) -> Any:
-        level = node.level
-        entries: dict[str, Any] = leaves
-        if node.entries:
-            entries = {
-                key: leaves[key] if key in leaves else built[node.entries[key]]
-                for key in level.keys
-                if key in leaves or key in node.entries
-            }
-        members = {name: built[position] for name, position in node.members.items()}
+    def _build(self, node: Node) -> Any:
+        """Put a node together, of what is below it."""
+        level, members = node.level, node.members or {}
         meta = dict(level.meta)
         if meta.get("device") not in (None, "None") or (level.sized and self.options.device is not None):
             meta["device"] = self._device_name
-        record = Record(meta, entries, members, node.values, node.above, level.cls)
+        record = Record(meta, node.entries, members, node.values or {}, node.above, level.cls)
         try:
             if level.kind is None:
                 return _views.rebuild(meta, members)
             unflatten = level.kind.unflatten if level.general else level.kind.layouts[FORMAT].unflatten
             result = unflatten(record)
-            if node.entries and level.sized and level.batch_size:
-                self._check_nested(entries, node)
+            if level.nodes and level.sized and level.batch_size:
+                self._check_nested(node)
         except (FormatError, MissingPluginError):
             raise
         except _MISFITS as error:
@@ -520,9 +514,9 @@ class Reader:
             raise FormatError(f"{where}: {show_path(node.key)} cannot be put together: {error}") from error
         return result
 
-    def _check_nested(self, entries: dict[str, Any], node: Node) -> None:
+    def _check_nested(self, node: Node) -> None:
         size = node.level.batch_size
-        for key, entry in entries.items():
+        for key, entry in node.entries.items():
             if not isinstance(entry, Tensor) and entry.batch_size[: len(size)] != size:
                 raise damaged(
                     self.tree.show(node.parts, _names.META),

@@ -40,6 +40,7 @@ class _Memory(ctypes.Array):  # type: ignore[type-arg]
         tensor: the tensor whose memory it is, if it is one's.
     """
 
+    __slots__ = ("tensor",)
     _type_ = ctypes.c_ubyte
     _length_ = 1 << 62
     tensor: Tensor
@@ -48,6 +49,7 @@ class _Memory(ctypes.Array):  # type: ignore[type-arg]
 class _Mapping(_Memory):
     """Mapped memory, which is unmapped when the last tensor on it is gone."""
 
+    __slots__ = ("nbytes",)
     nbytes: int
 
     # Bound here, since the globals of a module may be gone when the interpreter ends.
@@ -77,7 +79,7 @@ class _FileStorage(torch.UntypedStorage):
         )
 
 
-def map_elements(fd: int, dtype: torch.dtype, count: int, *, shared: bool) -> Tensor:
+def map_elements(fd: int, dtype: torch.dtype, count: int, shared: bool) -> Tensor:
     """Map the first ``count`` elements of an open file.
 
     The caller has checked that the file is long enough: loading from pages behind its end would end the process.

@@ -258,11 +258,7 @@ def load_memmap(
     MemoryMappedTensor([0, 1, 2])
     >>> folder.cleanup()
     """
-    from . import _fs
-    from ._archive import load_archive
     from ._load import Loading, load_directory
-    from ._manifest import check
-    from ._subpath import subdirectory
     from ._tensor import check_mode
 
     check_mode(mode)
@@ -278,11 +274,19 @@ def load_memmap(
     )
     path = os.path.abspath(prefix)
     if verify:
+        from ._manifest import check
+
         check(path)
-    if _fs.is_file(path):
+    if os.path.isfile(path):
+        from ._archive import load_archive
+
         result = load_archive(path, options, subpath)
+    elif subpath is not None:
+        from ._subpath import subdirectory
+
+        result = load_directory(subdirectory(path, subpath, options), options)
     else:
-        result = load_directory(path if subpath is None else subdirectory(path, subpath, options), options)
+        result = load_directory(path, options)
     return result if out is None else out.update(result)
 
 

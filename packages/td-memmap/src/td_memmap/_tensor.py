@@ -555,7 +555,6 @@ def map_file(
     dtype: torch.dtype,
     shape: Shape,
     mode: str | None,
-    *,
     shared: bool,
     status: os.stat_result | None = None,
     nbytes: int | None = None,
@@ -574,7 +573,7 @@ def map_file(
             f"{path} is too short for shape {show_shape(shape)} of {dtype}: it has {status.st_size} bytes, "
             f"{nbytes} are needed"
         )
-    data = map_elements(fd, dtype, nbytes // dtype.itemsize, shared=shared)
+    data = map_elements(fd, dtype, nbytes // dtype.itemsize, shared)
     place = Place(shape, path, None, 0, mode, shared, (status.st_dev, status.st_ino))
     return MemoryMappedTensor._on(shaped(data, shape), place)
 
