@@ -274,6 +274,21 @@ def test_members_of_different_batch_sizes_show_minus_one():
         LazyStackedTensorDict(*lazy.tensordicts, strict_shape=True)
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda stack: stack.create_nested(("n", "x")),
+        lambda stack: stack.set("n", {"x": {}}),
+        lambda stack: stack.update({"n": {"x": {}}}),
+    ],
+)
+def test_levels_get_the_batch_size_of_each_member(write):
+    stack = LazyStackedTensorDict(TensorDict(batch_size=[2]), TensorDict(batch_size=[3]))
+    write(stack)
+    for item, size in zip(stack.tensordicts, (2, 3), strict=True):
+        assert item["n"].batch_size == item["n", "x"].batch_size == (size,)
+
+
 def test_names_of_the_stack_dim_and_of_the_members():
     lazy = LazyStackedTensorDict(
         *[TensorDict({"a": torch.zeros(3)}, [3], names=["time"]) for _ in range(2)], stack_dim_name="env"

@@ -43,8 +43,10 @@ class TestShape:
         assert td.shape == td.size() == td.batch_size == torch.Size([3])
         assert td.size(0) == td.size(-1) == td.numel() == len(td) == 3
         assert td.dim() == td.ndim == td.ndimension() == td.batch_dims == 1
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=r"expected to be in range of \[-1, 0\], but got 1"):
             td.size(1)
+        with pytest.raises(TypeError, match="a dim is an int here; got 'x'"):
+            td.unbind("x")
 
     @pytest.mark.parametrize(("size", "count"), [([], 1), ([0], 0), ([3, 4], 12)])
     def test_numel(self, size: list[int], count: int) -> None:

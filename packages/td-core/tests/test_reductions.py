@@ -384,3 +384,25 @@ def test_any_shape_and_dims(name: str, data: st.DataObject) -> None:
     result = getattr(TensorDict({"a": leaf}, batch), name)(tuple(dims), keepdim)
     check(result, {"a": reduced(name, leaf, tuple(dims), keepdim)})
     assert result.batch_size == torch.empty(batch).sum(dims, keepdim=keepdim).shape
+
+
+@pytest.mark.parametrize(
+    "make", [lambda td: td, lambda td: LazyStackedTensorDict(td, td), lambda td: td[None]]
+)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda td: td.mean(0),
+        lambda td: td.std(),
+        lambda td: td.quantile(0.5, 0),
+        lambda td: td.norm(),
+        lambda td: td.softmax(0),
+        lambda td: td[:, :0].max(1),
+    ],
+)
+def test_an_error_names_the_entry(call, make):
+    td = TensorDict({"a": torch.ones(3), "n": {"i": torch.ones(3, dtype=torch.int64)}}, [3])
+    with pytest.raises(
+        (RuntimeError, IndexError, NotImplementedError), match=r"cannot compute \w+: key .*shape"
+    ):
+        call(make(td) if make(td).ndim == 2 else td[None])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -57,6 +58,14 @@ def test_masked_fill(kind: str, mask: Tensor) -> None:
     assert td.masked_fill_(mask, -1) is td
     for leaf, want in zip(leaves(td), expected, strict=True):
         assert torch.equal(leaf, want)
+
+
+@pytest.mark.parametrize("form", [list, np.array])
+def test_a_mask_may_be_a_list_or_an_array(form: Callable[[Any], Any]) -> None:
+    td, mask = TensorDict({"a": torch.arange(3)}, [3]), form([True, False, True])
+    assert td.masked_select(mask)["a"].tolist() == [0, 2]
+    assert td.masked_fill(mask, 9)["a"].tolist() == [9, 1, 9]
+    assert td.where(mask, td * 2)["a"].tolist() == [0, 2, 2]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -151,6 +151,11 @@ def test_it_is_interchangeable_with_a_module():
     assert torch.equal(zeros["0", "weight"], model[0].weight)
 
 
+@pytest.mark.parametrize("td", [TensorDict(), TensorDict({"n": {}}, [3])])
+def test_what_has_no_leaf_loads(td):
+    assert td.load_state_dict(td.state_dict()).is_empty()
+
+
 def test_what_is_no_mapping_is_refused():
     with pytest.raises(TypeError, match="a state dict is a mapping; got int"):
         make().load_state_dict(3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import lazy_stack
+from td_core import TensorDict, lazy_stack
 from td_core.errors import StructureError
 from td_tensorclass import TensorClass
 
@@ -77,3 +77,12 @@ def test_indexing(index: object) -> None:
     assert found.batch_size == wanted.shape
     for i, part in zip(wanted.flatten().tolist(), found.reshape(-1).unbind(0) if wanted.ndim else [found]):
         assert (part.caption, part.image.tolist()) == (f"caption {i}", sample(i).image.tolist())
+
+
+def test_a_value_for_members_of_other_batch_sizes() -> None:
+    stack = lazy_stack([TensorDict({}, [2]), TensorDict({}, [3])])
+    stack["a"] = "x"
+    stack.update({"n": {"b": "y"}})
+    for member, size in zip(stack.tensordicts, (2, 3), strict=True):
+        assert (member["a"], member["n", "b"]) == ("x", "y")
+        assert member.get("a").batch_size == member["n"].get("b").batch_size == (size,)

@@ -364,6 +364,9 @@ class LazyStackedTensorDict(TensorDictBase):
             if member._locked:
                 refuse_if_locked(member, f"set {show_path((key,))}")
         for member, part in zip(self._members, self._parts(value)):
+            if isinstance(part, Core) and -1 in part.batch_size:
+                # It was made for all members, of the batch size that shows -1 where theirs differ.
+                part._grow(member.batch_size)
             member._set_child(key, part)
 
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:

@@ -157,11 +157,15 @@ def wrap_dim(dim: int, ndim: int) -> int:
 
     Raises:
         DimError: out of range, in the words of torch.
+        TypeError: it is no int.
     """
-    if 0 <= dim < ndim:
-        return dim
-    if -ndim <= dim < 0:
-        return dim + ndim
+    try:
+        if 0 <= dim < ndim:
+            return dim
+        if -ndim <= dim < 0:
+            return dim + ndim
+    except TypeError:
+        raise TypeError(f"a dim is an int here; got {dim!r}") from None
     if ndim == 0 and dim in (0, -1):
         # torch lets 0-d tensors pass as 1-d here; a batch without dims has nothing to operate on.
         raise DimError(f"Dimension specified as {dim} but the batch size [] has no dimensions")

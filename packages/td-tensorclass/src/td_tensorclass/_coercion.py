@@ -21,7 +21,10 @@ def to_data(value: Any, batch_size: torch.Size, device: torch.device | None) -> 
     >>> to_data("a", torch.Size([2]), None)
     NonTensorData(data=a, batch_size=torch.Size([2]), device=None)
     """
-    return NonTensorData(value, batch_size=batch_size, device=device)
+    data = NonTensorData(value, device=device)
+    # No check: that of a lazy stack shows -1 where its members differ, and each of them gets its own.
+    data._set_batch_size(batch_size)
+    return data
 
 
 def to_node(value: Any, batch_size: torch.Size, device: torch.device | None) -> Any:

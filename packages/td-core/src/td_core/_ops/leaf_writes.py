@@ -159,7 +159,7 @@ def may_fuse(targets: list[Tensor], values: list[Tensor]) -> bool:
     if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
         return False
     # Leaves are made in one mode, most often: torch would write them all and raise then.
-    if is_sealed(targets[0]):
+    if targets and is_sealed(targets[0]):
         return False
     # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
     return contiguous(targets) or not any(map(_takes_care, targets))

@@ -11,6 +11,7 @@ from torch import Tensor
 from .._collection import Core, missing_key
 from .._keys import unravel_key_to_tuple
 from .._names import Names, check_names
+from .._plans import wrap_dim
 from .._ragged import merged_shape
 from .._views import shown
 from ..errors import DimNamesError, StructureError
@@ -42,7 +43,7 @@ class Metadata(Core):
         >>> TensorDict(batch_size=[3, 4]).size(-1)
         4
         """
-        return self.batch_size if dim is None else self.batch_size[dim]
+        return self.batch_size if dim is None else self.batch_size[wrap_dim(dim, len(self.batch_size))]
 
     @property
     def batch_dims(self) -> int:

@@ -300,6 +300,20 @@ def at_leaf(
     return error
 
 
+def at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tensor], Any]) -> Exception:
+    """Return the error that says at which entry a function of one leaf fails."""
+    if type(error) in LEAF_ERRORS:
+        for key, entry in node.items(True, True):
+            try:
+                if isinstance(entry, Tensor):
+                    leaf(entry)
+            except LEAF_ERRORS as again:
+                return _named(
+                    again, f"cannot compute {name}: key {key!r}: {again} (shape {list(entry.shape)})"
+                )
+    return error
+
+
 def _aligned(first: Any, second: Any, default: Any) -> tuple[Any, Any]:
     """Return both collections with the same keys: the common ones, or all with ``default`` filled in."""
     if isinstance(default, str):

@@ -21,7 +21,7 @@ from .._plans import ShapePlan, wrap_dim
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, NestedKey, NoDefault
 from .dim_plans import Pair, Reduce, Scan, caller, caller_of_one, features
-from .operands import write_out
+from .operands import LEAF_ERRORS, at_entry, write_out
 
 SelfT = TypeVar("SelfT", bound="Reductions")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -99,7 +99,7 @@ def with_indices(name: str, what: str) -> Callable[..., Any]:
         def make(dims: Any) -> Callable[[Tensor], Any]:
             return methodcaller(name, dims[0], keepdim)
 
-        return _pair(self, Reduce(tuple(self.batch_size), (place,), keepdim, make), joined, result_type)
+        return _pair(self, name, Reduce(tuple(self.batch_size), (place,), keepdim, make), joined, result_type)
 
     example = f"""
         >>> from td_core import TensorDict
@@ -129,7 +129,7 @@ def scan(name: str, what: str) -> Callable[..., Any]:
         joined = methodcaller(name, place)(_together(self, name, place)) if reduce else None
         result_type = getattr(torch.return_types, name) if return_indices else None
         plan = Scan(tuple(self.batch_size), place, partial(methodcaller, name))
-        return _pair(self, plan, joined, result_type)
+        return _pair(self, name, plan, joined, result_type)
 
     method.__name__ = name
     method.__qualname__ = f"TensorCollection.{name}"
@@ -208,13 +208,26 @@ def _reduce(
             make = caller(name, keep, options)
         if reduce:
             return make(dims)(_together(node, name, None if dims is None else dims[0]))
-        result = node._transform(Reduce(tuple(node.batch_size), dims, keep, make))
+        result = _planned(node, name, Reduce(tuple(node.batch_size), dims, keep, make))
     return result if key_transform is None else _with_keys(result, key_transform)
 
 
-def _pair(node: Any, plan: ShapePlan, joined: Any, result_type: Any) -> Any:
+def _planned(node: SelfT, name: str, plan: ShapePlan) -> SelfT:
+    try:
+        return node._transform(plan)
+    except LEAF_ERRORS as error:
+        raise at_entry(error, name, node, plan.leaf) from error
+
+
+def _pair(node: Any, name: str, plan: ShapePlan, joined: Any, result_type: Any) -> Any:
     """Return values and indices, of tensors that were reduced together or of the collection."""
-    return _shown(node._explode(Pair(plan)) if joined is None else joined, result_type)
+    if joined is None:
+        pair = Pair(plan)
+        try:
+            joined = node._explode(pair)
+        except LEAF_ERRORS as error:
+            raise at_entry(error, name, node, pair.leaf) from error
+    return _shown(joined, result_type)
 
 
 def _shown(pair: Any, result_type: Any) -> Any:
@@ -347,7 +360,7 @@ class Reductions(Core):
             leaves: list[Tensor] = []
             self._collect(leaves)
             return all(map(Tensor.all, leaves))
-        return self._transform(_truth_plan(self, "all", dim))
+        return _planned(self, "all", _truth_plan(self, "all", dim))
 
     def any(self, dim: int | str | None = None) -> Any:
         """Tell whether any element is true, as one bool; with ``dim`` return a collection of bools.
@@ -364,7 +377,7 @@ class Reductions(Core):
             leaves: list[Tensor] = []
             self._collect(leaves)
             return any(map(Tensor.any, leaves))
-        return self._transform(_truth_plan(self, "any", dim))
+        return _planned(self, "any", _truth_plan(self, "any", dim))
 
     def norm(
         self: SelfT,
@@ -385,7 +398,7 @@ class Reductions(Core):
         tensor(5.)
         """
         leaf = partial(torch.linalg.vector_norm, dtype=dtype)
-        result = self._transform(Reduce(tuple(self.batch_size), None, False, lambda dims: leaf))
+        result = _planned(self, "norm", Reduce(tuple(self.batch_size), None, False, lambda dims: leaf))
         if key_transform is not None:
             result = _with_keys(result, key_transform)
         return result if out is None else write_out("norm", result, out)
@@ -406,7 +419,7 @@ class Reductions(Core):
         if dims is None:
             dims = tuple(range(len(self.batch_size)))
         make = caller("logsumexp", keepdim, {})
-        result = self._transform(Reduce(tuple(self.batch_size), dims, keepdim, make))
+        result = _planned(self, "logsumexp", Reduce(tuple(self.batch_size), dims, keepdim, make))
         return result if out is None else write_out("logsumexp", result, out)
 
     def quantile(
@@ -460,7 +473,7 @@ class Reductions(Core):
             plan = Reduce(
                 tuple(self.batch_size), dims, keep, make, None if dims is None and not keep else front
             )
-            result = self._transform(plan)
+            result = _planned(self, "quantile", plan)
         return result if key_transform is None else _with_keys(result, key_transform)
 
     def softmax(self: SelfT, dim: int | str, dtype: torch.dtype | None = None) -> SelfT:
@@ -479,7 +492,7 @@ class Reductions(Core):
         def make(at: int) -> Callable[[Tensor], Tensor]:
             return methodcaller("softmax", at, dtype)
 
-        return self._transform(Scan(tuple(self.batch_size), place, make))
+        return _planned(self, "softmax", Scan(tuple(self.batch_size), place, make))
 
 
 def _truth_plan(node: Any, name: str, dim: Any) -> ShapePlan:

@@ -57,7 +57,7 @@ class Selecting(Shaping):
         """Return the elements where a mask is true, in one batch dim.
 
         Args:
-            mask: bool, of the shape of the first batch dims.
+            mask: bool, of the shape of the first batch dims; a tensor, an array or a list.
             inplace: change this collection instead of returning a new one.
 
         Raises:
@@ -67,7 +67,7 @@ class Selecting(Shaping):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_select(torch.tensor([True, False, True]))["a"]
         tensor([0, 2])
         """
-        result: SelfT = self._index(mask.bool())
+        result: SelfT = self._index(torch.as_tensor(mask).bool())
         return self._become(result, "masked_select") if inplace else result
 
     def masked_fill(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
@@ -227,6 +227,7 @@ def pad(
 
 def _over_batch(mask: Tensor, batch_size: torch.Size) -> Tensor:
     """Return a mask expanded to the first batch dims."""
+    mask = torch.as_tensor(mask)
     if mask.shape == batch_size:
         return mask
     covered = batch_size[: mask.ndim]
