@@ -30,6 +30,11 @@ class Target:
         self.state = attached(collection)
         self.taken = None if self.state is None else self.state.taken(collection)
 
+    def known(self) -> Message | None:
+        """Return the last message that was delivered, if one like it comes in one piece."""
+        last: Message | None = None if self.taken is None else self.taken.received
+        return last if last is not None and last.is_small() else None
+
     def announced(self, header: bytes) -> Message:
         """Return the message that a header announces.
 

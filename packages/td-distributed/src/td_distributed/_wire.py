@@ -54,12 +54,21 @@ class Message:
     consolidated: bool = False
     spare: list[tuple[Tensor, Tensor]] | None = None
 
+    def start(self, mark: int) -> bytes:
+        """Return what the first message starts with: the four numbers and the header."""
+        sizes = [stop - start for start, stop in self.parts()]
+        return FRONT.pack(mark, len(self.header), len(sizes), sum(sizes)) + self.header
+
+    def is_small(self) -> bool:
+        """Tell whether the first message carries one storage beside the header."""
+        size = self.layout.nbytes
+        return self.together and 0 < size <= FIRST - FRONT.size - len(self.header)
+
     def whole(self, mark: int, storage: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a first message that carries the whole, and where in it the payload stands; to be put back into ``spare``."""
+        """Return a first message that carries all, and where in it the payload stands; to be put back into ``spare``."""
         if not self.spare:
             first = packed(mark, self.header, [storage])[0]
-            start = FRONT.size + len(self.header)
-            return first, first[start : start + len(storage)]
+            return first, first[FRONT.size + len(self.header) :][: len(storage)]
         first, inside = self.spare.pop()
         return first, inside.copy_(storage)
 
@@ -129,8 +138,7 @@ def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tenso
         return _announce(encoded, _storage.plan(encoded), together, state is not None), encoded, None
     if taken.sent is None:
         taken.sent = _announce(taken.encoded, taken.layout, True, True)
-        if taken.sent.parts() and FRONT.size + len(taken.sent.header) + taken.layout.nbytes <= FIRST:
-            taken.sent.spare = []
+        taken.sent.spare = [] if taken.sent.is_small() else None
     return taken.sent, taken.encoded, state.storage
 
 
