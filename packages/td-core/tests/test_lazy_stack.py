@@ -557,6 +557,18 @@ def test_entries_that_a_stack_hides_are_not_lost_silently(read):
         read(LazyStackedTensorDict(*members))
 
 
+@pytest.mark.parametrize("index", [0, (0, ...), slice(0, 1), [0, 1], ...])
+def test_updating_at_an_index_reaches_what_is_hidden(index):
+    stack = LazyStackedTensorDict(
+        TensorDict({"a": torch.zeros(2, 3), "only": torch.zeros(2)}, [2]),
+        TensorDict({"a": torch.zeros(2, 4)}, [2]),
+    )
+    stack.update_at_(stack[index].apply(lambda leaf: leaf + 1), index)
+    assert stack[0]["only"].all() and stack[0]["a"].all()
+    with pytest.raises(KeyPathError, match="key 'only' not found"):
+        stack.update_at_(stack[0], 1)
+
+
 def test_rearranged_elements_keep_what_their_stack_hid():
     inner = LazyStackedTensorDict(TensorDict({"a": 0, "b": 1}), TensorDict({"a": 0}))
     stack = LazyStackedTensorDict(inner, TensorDict({"a": torch.zeros(2)}, [2]))

@@ -194,7 +194,7 @@ class Updating(Entries):
         wanted = wanted_tree(keys_to_update)
         if wanted is not None:
             source = only(source, wanted)
-        _refuse_new(self, source)
+        _refuse_new(self, idx, source)
         self._assign(idx, source, non_blocking=non_blocking)
         return self
 
@@ -366,8 +366,12 @@ class Updating(Entries):
         return [write]
 
 
-def _refuse_new(root: Core, source: Any) -> None:
-    """Raise KeyPathError where ``source`` has an entry that ``root`` lacks."""
+def _refuse_new(root: Core, index: Any, source: Any) -> None:
+    """Raise KeyPathError where ``source`` has an entry that ``root`` lacks, or the member of it that the index names."""
+    if root._stacked() is not None:
+        for member, at, part in member_parts(root, index, source):
+            _refuse_new(member, at, part)
+        return
     todo: list[tuple[Any, Any, Path]] = [(root, source, ())]
     while todo:
         node, theirs, at = todo.pop()
