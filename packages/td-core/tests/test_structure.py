@@ -94,6 +94,21 @@ class TestSelect:
         assert keys(td.select("a", "zz", ("b", "zz"), strict=False)) == ["a", "b"]
         assert keys(td.select(("a", "q"), "b", strict=False)) == ["b", ("b", "c"), ("b", "d")]
 
+    @pytest.mark.parametrize("inplace", [False, True])
+    @pytest.mark.parametrize(
+        ("selected", "expected"),
+        [
+            ([("a", "q")], []),
+            (["a", ("a", "q")], ["a"]),
+            ([("a", "q"), "a", ("a", "q", "r")], ["a"]),
+            ([("b", "c", "q"), ("b", "c"), ("b", "d", "q")], ["b", ("b", "c")]),
+        ],
+    )
+    def test_not_strict_keeps_a_leaf_that_is_named_itself(
+        self, td: Any, selected: list[Any], expected: list[Any], inplace: bool
+    ) -> None:
+        assert keys(td.select(*selected, strict=False, inplace=inplace)) == expected
+
     def test_ragged_and_exclusive_entries(self) -> None:
         stack = LazyStackedTensorDict(
             *[TensorDict({"a": torch.zeros(n), f"k{n}": torch.zeros(1)}) for n in (1, 2)]
@@ -168,7 +183,13 @@ class TestSplit:
     def test_split_keys(self, td: Any, sets: list[Any], expected: list[Any], inplace: bool) -> None:
         parts = td.split_keys(*sets, inplace=inplace)
         assert [keys(part) for part in parts] == expected
+        assert {type(part) for part in parts} == {type(td)}
         assert (parts[-1] is td) == inplace
+
+    def test_empty_keeps_the_kind_of_every_level(self, td: Any) -> None:
+        empty = td.empty(recurse=True)
+        assert keys(empty) == ["b"]
+        assert (type(empty), type(empty["b"])) == (type(td), type(td["b"]))
 
     def test_reproduce_struct_keeps_every_level(self, td: Any) -> None:
         first, _ = td.split_keys(["a"], reproduce_struct=True)
