@@ -23,6 +23,10 @@ Row = tuple[Core, dict[str, Child], "dict[str, Child] | None", str]
 """A level to copy: node, entries of the copy, entries of the parent's copy, key there."""
 
 
+class Asked(KeyTree):
+    """A level that was asked for by itself, too: what holds a leaf there keeps it, where missing keys are no error."""
+
+
 def key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
     """Return keys as a tree; of a key and a prefix of it the longer or the shorter one wins."""
     tree: KeyTree = {}
@@ -38,11 +42,13 @@ def key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
             if below is None:
                 if not longest:
                     break
-                below = level[part] = {}
+                below = level[part] = Asked()
             level = below
         else:
             if longest:
-                level.setdefault(last, None)
+                below = level.setdefault(last, None)
+                if below is not None:
+                    level[last] = Asked(below)
             else:
                 level[last] = None
     return tree
@@ -99,6 +105,8 @@ def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = Fals
                     raise KeyThroughLeafError(
                         f"{show_path((*at, key))} has no entries; looked up {list(below)} in it"
                     )
+                if isinstance(below, Asked):
+                    target[key] = child
             elif child._stacked() is not None:
                 target[key] = restrict(child, below, strict)
             else:

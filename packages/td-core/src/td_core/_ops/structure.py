@@ -24,7 +24,7 @@ from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .batch_size import as_batch_size
 from .flattening import flat_entries, nested_entries
-from .key_trees import KeyTree, Row, build, key_tree, restrict
+from .key_trees import Asked, KeyTree, Row, build, key_tree, restrict
 from .locking import source_of
 from .update import Updating
 
@@ -478,6 +478,8 @@ def _keep_in_place(root: Core, tree: KeyTree) -> None:
                 child = node._stand_in(key)
                 if not isinstance(child, Tensor) and not child._opaque:
                     todo.append((node._get_child(key), wanted[key]))
+                elif not isinstance(wanted[key], Asked):
+                    node._del_child(key)
 
 
 def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
