@@ -578,3 +578,12 @@ def test_rearranged_elements_keep_what_their_stack_hid():
         stack.gather(0, torch.zeros(1, 2, dtype=int))[0],
     ):
         assert sum("b" in flat[i] for i in range(len(flat))) == 1
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_nested_entry_has_the_names_of_the_stack(dim):
+    members = [TensorDict({"n": {"a": torch.zeros(2, 3)}}, [2, 3], names=["x", "y"]) for _ in range(4)]
+    lazy = lazy_stack(members, dim, stack_dim_name="s")
+    expected = ["x", "y"]
+    expected.insert(dim, "s")
+    assert lazy.names == lazy["n"].names == expected
