@@ -578,3 +578,35 @@ def test_random_programs_equal_torch_on_the_leaves(names: list[str], kind: str, 
         expected = {key: reference(name, leaf, per_leaf[key]) for key, leaf in expected.items()}
         td = getattr(td, name)(other) if data.draw(st.booleans()) else getattr(td.clone(), f"{name}_")(other)
     check(td, expected)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x.clone(),
+        lambda x: x + 1,
+        lambda x: x * 2.0,
+        lambda x: x - x,
+        lambda x: -x,
+        lambda x: x.exp(),
+        lambda x: x.pow(2),
+        lambda x: x.maximum(x * 0),
+        lambda x: x.abs(),
+    ],
+)
+@pytest.mark.parametrize(
+    "names", [("grad", "int"), ("int", "grad"), ("grad", "float"), ("float", "int", "grad")]
+)
+def test_each_leaf_has_an_autograd_of_its_own(operation, names):
+    leaves = {
+        "grad": torch.tensor([1.0, 2.0], requires_grad=True),
+        "int": torch.tensor([3, 4]),
+        "float": torch.tensor([5.0, 6.0]),
+    }
+    result = operation(TensorDict({name: leaves[name] for name in names}, [2]))
+    for name in names:
+        expected = operation(leaves[name])
+        assert torch.equal(result[name], expected) and result[name].dtype is expected.dtype
+        assert result[name].requires_grad == expected.requires_grad
+    (grad,) = torch.autograd.grad(result["grad"].sum(), leaves["grad"])
+    assert torch.equal(grad, torch.autograd.grad(operation(leaves["grad"]).sum(), leaves["grad"])[0])

@@ -63,9 +63,16 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any) -> Sequence[Tensor]:
                 break
         else:
             try:
-                return fused(leaves, *operands)  # type: ignore[no-any-return]
+                results: Sequence[Tensor] = fused(leaves, *operands)
+                # Where one leaf requires grad, autograd takes all the results of one call for its own.
+                if not results or not results[0].requires_grad or all(leaf.requires_grad for leaf in leaves):
+                    return results
             except NotImplementedError:
                 pass  # no kernel for this dtype or device: the loop has more of them, or says why not
+            except RuntimeError as error:
+                # The autograd of fused kernels takes no integers beside leaves that require grad.
+                if "Autograd not support dtype" not in str(error):
+                    raise
     single = op.single
     if not operands:
         return list(map(single, leaves))
