@@ -203,7 +203,7 @@ def from_description(table: Any) -> tuple[Layout, list[dict[str, Any]], list[Any
 def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
     if not isinstance(shape, list) or {*map(type, (*shape, start, stop, pad))} != {int}:
         raise FormatError(f"shape {shape!r} at bytes {start!r} to {stop!r}, {pad!r} of padding: not all ints")
-    return Span(_storage.dtype_named(dtype), tuple(shape), start, stop, pad)
+    return Span(_storage.dtype_named(str(dtype)), tuple(shape), start, stop, pad)
 
 
 def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
@@ -346,7 +346,7 @@ class _Reader:
         for key, below in level.items():
             if key not in RESERVED and isinstance(below, dict):
                 children[key] = built[id(below)]
-        order = self.orders.get(_pointer(path))
+        order = self.orders.get(_pointer(path)) if self.orders else None
         if order is not None:
             children = {key: children[key] for key in order} | children
         record = Record(meta, children, children, {}, size)

@@ -125,7 +125,7 @@ def from_columns(columns: Any) -> Layout:
         FormatError: an entry has another type, or a jagged leaf lacks pieces.
     """
     names, numbers, shapes, starts, ragged, nbytes = columns
-    kinds = list(map(dtype_named, names))
+    kinds = list(map(dtype_named, map(str, names)))
     if not {*map(type, chain((nbytes,), numbers, starts, *shapes, *ragged))} <= {int}:
         raise FormatError("dtypes, shapes and places of leaves are not all ints")
     jagged = {i: (count, dim) for i, count, dim in ragged}
@@ -147,7 +147,8 @@ def from_columns(columns: Any) -> Layout:
     return Layout(leaves, nbytes)
 
 
-def dtype_named(name: Any) -> torch.dtype:
+@lru_cache(64)
+def dtype_named(name: str) -> torch.dtype:
     """Return the dtype of a name, with or without ``torch.``.
 
     Raises:
@@ -156,7 +157,7 @@ def dtype_named(name: Any) -> torch.dtype:
     >>> dtype_named("torch.int64")
     torch.int64
     """
-    found = getattr(torch, str(name).removeprefix("torch."), None)
+    found = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
         raise FormatError(f"unknown dtype {name!r}")
     return found
