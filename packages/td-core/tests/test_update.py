@@ -602,3 +602,27 @@ def test_depth() -> None:
     td[0] = deep()[1].apply(lambda leaf: leaf + 2)
     assert td[path].tolist() == [2.0, 0.0]
     assert td.fill_(path, 4).replace({"y": torch.zeros(2)})[path].tolist() == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("outer", "inner"), [(3, 3), (3, 20), (20, 3), (20, 20)])
+@pytest.mark.parametrize(
+    "write", [TensorDict.update_, TensorDict.copy_, lambda td, other: td.__setitem__(..., other)]
+)
+def test_levels_of_any_size_are_copied_key_by_key(write: Any, outer: int, inner: int, reverse: bool) -> None:
+    def tree(value: int, reverse: bool = False) -> TensorDict:
+        names = [[f"{level}{i}" for i in range(count)] for level, count in (("a", outer), ("b", inner))]
+        flat, below = (list(reversed(each)) if reverse else each for each in names)
+        number = {name: i for i, name in enumerate(names[0] + names[1])}
+        leaves = {name: torch.full((2,), value + number[name]) for name in flat}
+        nested = {name: torch.full((2,), value + number[name]) for name in below}
+        return TensorDict({"n": nested, **leaves} if reverse else {**leaves, "n": nested}, [2])
+
+    td = tree(0)
+    held = dict(td.items(True, True))
+    write(td, tree(1000, reverse))
+    expected = tree(1000)
+    assert list(td.keys(True, True)) == list(expected.keys(True, True))
+    for key, leaf in expected.items(True, True):
+        assert td[key] is held[key]
+        assert torch.equal(td[key], leaf), key
