@@ -610,3 +610,36 @@ def test_each_leaf_has_an_autograd_of_its_own(operation, names):
         assert result[name].requires_grad == expected.requires_grad
     (grad,) = torch.autograd.grad(result["grad"].sum(), leaves["grad"])
     assert torch.equal(grad, torch.autograd.grad(operation(leaves["grad"]).sum(), leaves["grad"])[0])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, y: x.add_(1),
+        lambda x, y: x.neg_(),
+        lambda x, y: x.add_(y),
+        lambda x, y: x.copy_(y),
+        lambda x, y: x.update_({"grad": y["grad"], "int": y["int"]}),
+        lambda x, y: x.__setitem__(slice(0, 2), y),
+        lambda x, y: x.__setitem__([0, 1], y),
+    ],
+)
+@pytest.mark.parametrize("result_needs_grad", [True, False])
+def test_writing_gives_each_leaf_an_autograd_of_its_own(write, result_needs_grad):
+    def made(value):
+        leaf = torch.tensor([value, value], requires_grad=True)
+        return TensorDict(
+            {"int": torch.tensor([3, 3]), "grad": leaf * 1 if result_needs_grad else leaf.detach()}, [2]
+        )
+
+    for other in (True, False):
+        td, source = made(1.0), made(2.0)
+        if not other:
+            source = source.detach()
+        write(td, source)
+        expected = made(1.0)
+        for key in ("int", "grad"):
+            inner = TensorDict({"int": expected[key].clone(), "grad": expected[key].clone()}, [2])
+            write(inner, TensorDict({"int": source[key], "grad": source[key]}, [2]))
+            assert td[key].tolist() == inner[key].tolist()
+        assert not td["int"].requires_grad

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from ._torch_private import foreach_kernel, functorch_level
 
-__all__ = ["PLAIN", "Op", "foreach", "op"]
+__all__ = ["PLAIN", "Op", "foreach", "op", "shares_grad"]
 
 #: The leaf types that torch's fused kernels handle as a loop would.
 PLAIN = frozenset({Tensor, Parameter})
@@ -70,11 +71,26 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any) -> Sequence[Tensor]:
             except NotImplementedError:
                 pass  # no kernel for this dtype or device: the loop has more of them, or says why not
             except RuntimeError as error:
-                # The autograd of fused kernels takes no integers beside leaves that require grad.
-                if "Autograd not support dtype" not in str(error):
+                # The autograd of fused kernels takes no integers beside leaves that require grad; in place it finds out
+                # after it wrote.
+                if "Autograd not support dtype" not in str(error) or _in_place(fused):
                     raise
     single = op.single
     if not operands:
         return list(map(single, leaves))
     columns = [operand if type(operand) is list else [operand] * len(leaves) for operand in operands]
     return list(map(single, leaves, *columns))
+
+
+def _in_place(fused: Callable[..., Any]) -> bool:
+    return str(getattr(fused, "func", fused).__name__).endswith("_")
+
+
+def shares_grad(*tensors: Any) -> bool:
+    """Tell whether a fused call would make tensors require grad that alone would not: some do, and others do not.
+
+    Args:
+        *tensors: lists of tensors, and what else an operation takes.
+    """
+    needs = {tensor.requires_grad for each in tensors if type(each) is list for tensor in each}
+    return len(needs) > 1 and torch.is_grad_enabled()

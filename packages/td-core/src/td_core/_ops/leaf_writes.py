@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from .._attachments import attachments
 from .._collection import Core, show_path
-from .._foreach import PLAIN, foreach, op
+from .._foreach import PLAIN, foreach, op, shares_grad
 from .._torch_private import functorch_level
 from ..errors import StructureError
 
@@ -18,13 +19,18 @@ Path = tuple[str, ...]
 
 COPY = op("copy_", Tensor.copy_)
 
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
 # To compare whole levels pays from about this many entries on.
 _FEW = 8
 
 
 def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> None:
     """Copy each value into its target."""
-    if non_blocking:
+    if shares_grad(targets, values):
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value, non_blocking)
+    elif non_blocking:
         foreach(COPY, targets, values, True)
     else:
         foreach(COPY, targets, values)
@@ -160,6 +166,8 @@ def may_fuse(targets: list[Tensor], values: list[Tensor]) -> bool:
         return False
     # Leaves are made in one mode, most often: torch would write them all and raise then.
     if targets and is_sealed(targets[0]):
+        return False
+    if any(map(_REQUIRES_GRAD, values)) and shares_grad(targets, values):
         return False
     # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
     return contiguous(targets) or not any(map(_takes_care, targets))

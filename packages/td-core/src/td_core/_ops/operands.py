@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
-from .._foreach import Op, foreach, op
+from .._foreach import Op, foreach, op, shares_grad
 from ..errors import BatchSizeError, StructureError
 from .leaf_writes import check_writable, contiguous, is_sealed
 
@@ -95,8 +95,7 @@ def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
         if operand is NotImplemented:
             return operand
         node._collect(leaves)
-    check_writes(name, node, this, leaves, operand)
-    foreach(this, leaves, operand)
+    foreach(check_writes(name, node, this, leaves, operand), leaves, operand)
     return node
 
 
@@ -138,14 +137,14 @@ def operand_for(node: Any, name: str, other: Operand) -> Any:
     return checked(operand, name, other)
 
 
-def check_writes(name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any) -> None:
-    """Refuse an in-place operation that would fail on a later leaf, before the first one is written.
+def check_writes(name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any) -> Op:
+    """Refuse an in-place operation that would fail on a later leaf, before the first is written; return how to do it.
 
     Where all leaves have one dtype, and all operands, the first leaf tells; where they do not, each combination is tried
     on empty tensors.
     """
     if torch.compiler.is_compiling():
-        return  # tracing runs on tensors without data, so it fails before anything is written
+        return this  # tracing runs on tensors without data, so it fails before anything is written
     # A fused kernel asks autograd about all leaves before it writes one, and what is contiguous is not expanded.
     if this.fused is None or not contiguous(leaves) or (leaves and is_sealed(leaves[0])):
         for i, leaf in enumerate(leaves):
@@ -161,8 +160,11 @@ def check_writes(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
             if not all(map(Tensor.is_same_size, leaves, operand)):
                 _check_shapes(name, node, leaves, operand)
             mixed = mixed or len({other.dtype for other in operand}) > 1
-    if mixed:
-        _check_dtypes(name, node, this, leaves, operands)
+    if not mixed:
+        return this
+    _check_dtypes(name, node, this, leaves, operands)
+    # The autograd of fused kernels takes no integers beside leaves that require grad.
+    return Op(None, this.single) if shares_grad(leaves, *operands) else this
 
 
 def _check_shapes(name: str, node: Core, leaves: list[Tensor], operand: list[Tensor]) -> None:
@@ -219,8 +221,7 @@ def write_out(name: str, result: Any, out: Any) -> Any:
     leaves = leaves_of(result)
     targets: list[Tensor] = []
     out._collect_like(result, targets)
-    check_writes(name, result, _COPY_, targets, leaves)
-    foreach(_COPY_, targets, leaves)
+    foreach(check_writes(name, result, _COPY_, targets, leaves), targets, leaves)
     return out
 
 

@@ -159,8 +159,7 @@ def unary_inplace(name: str, what: str) -> Callable[[SelfT], SelfT]:
         this = OPS[name]
         leaves: list[Tensor] = []
         self._collect(leaves)
-        check_writes(name, self, this, leaves)
-        foreach(this, leaves)
+        foreach(check_writes(name, self, this, leaves), leaves)
         return self
 
     example = f'torch.equal(td.clone().{name}()["a"], td["a"].{name[:-1]}())'
@@ -578,8 +577,7 @@ class Pointwise(Core):
                     torch.as_tensor(operand, dtype=leaf.dtype, device=leaf.device) for leaf in leaves
                 ]
         if name.endswith("_"):
-            check_writes(name, self, this, leaves, *operands)
-            foreach(this, leaves, *operands)
+            foreach(check_writes(name, self, this, leaves, *operands), leaves, *operands)
             return self
         try:
             return self._with_leaves(foreach(this, leaves, *operands))

@@ -122,8 +122,7 @@ class Selecting(Shaping):
                     child._spread(part, [])
                 else:
                     todo.append((child, part))
-        check_writes("masked_fill_", self, _FILL, leaves, masks, value)
-        foreach(_FILL, leaves, masks, value)
+        foreach(check_writes("masked_fill_", self, _FILL, leaves, masks, value), leaves, masks, value)
         return self
 
     def where(
