@@ -44,6 +44,7 @@ class Taken:
         planned: whether that is the layout which :func:`_storage.plan` gives; None before someone looked.
         sent: the message that announces it.
         received: the last message that was checked to have its structure and its layout.
+        spare: memory in which a message like the last one can arrive.
         schema: nodes and :data:`_storage.Columns` as they stand in a pickle, as JSON.
     """
 
@@ -59,6 +60,7 @@ class Taken:
         "received",
         "schema",
         "sent",
+        "spare",
         "takes_grad",
     )
 
@@ -70,6 +72,7 @@ class Taken:
         self.planned: bool | None = None
         self.sent: Any = None
         self.received: Any = None
+        self.spare: list[Tensor] = []
         self.schema: str | None = None
         self.takes_grad = any(leaf.requires_grad for leaf in self.encoded.leaves)
         #: Of each node itself, its class, header, keys and what stands under them; the root does not hold itself.

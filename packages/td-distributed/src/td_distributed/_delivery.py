@@ -13,9 +13,12 @@ from td_core._collection import show_path
 from td_core._nodes import Encoded
 from td_core.errors import StructureError
 
-from . import _file, _paths, _storage, _wire
+from . import _file, _memory, _paths, _storage, _wire
 from ._attachment import attached
 from ._wire import Message
+
+#: Up to this many bytes a consolidated collection keeps the memory in which a message arrived, for the next one.
+KEPT = 1 << 26
 
 
 class Target:
@@ -34,6 +37,17 @@ class Target:
         """Return the last message that was delivered, if one like it comes in one piece."""
         last: Message | None = None if self.taken is None else self.taken.received
         return last if last is not None and last.is_small() else None
+
+    def room(self, message: Message, device: torch.device) -> Tensor:
+        """Return memory in which the storage of a message can arrive."""
+        if (
+            self.taken is not None
+            and self.taken.received is message
+            and self.taken.spare
+            and device.type == "cpu"
+        ):
+            return self.taken.spare.pop()
+        return _memory.room(message.layout.nbytes, device)
 
     def announced(self, header: bytes) -> Message:
         """Return the message that a header announces.
@@ -54,6 +68,8 @@ class Target:
         if self.state is not None and self.taken is not None and self.taken.received is message:
             # This structure was checked before, and lies in both storages in the same way.
             self.state.storage.copy_(storage)
+            if storage.is_cpu and not message.is_small() and len(storage) <= KEPT:
+                self.taken.spare.append(storage)
             return
         encoded = encode(self.collection) if self.taken is None else self.taken.encoded
         layout = None if self.taken is None else self.taken.layout

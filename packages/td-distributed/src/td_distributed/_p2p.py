@@ -220,6 +220,9 @@ def recv(
 ) -> int:
     """Receive into this collection, in place, what a process sent with :meth:`send`.
 
+    Everything arrives beside the collection first, so a peer that dies leaves it as it was. A consolidated collection
+    keeps that memory for the next message, up to 64 MB.
+
     Args:
         self: the collection.
         src: rank of the sender in the global group.
@@ -333,7 +336,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
     if message.together and stop + nbytes <= _wire.FIRST:
         target.deliver(message, first[stop : stop + nbytes])
         return
-    storage = room(message.layout.nbytes, device)
+    storage = target.room(message, device)
     coming = []
     for begin, end in parts:
         if stop + nbytes <= _wire.FIRST:
