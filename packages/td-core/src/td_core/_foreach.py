@@ -65,9 +65,6 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any) -> Sequence[Tensor]:
         else:
             try:
                 results: Sequence[Tensor] = fused(leaves, *operands)
-                # Where one leaf requires grad, autograd takes all the results of one call for its own.
-                if not results or not results[0].requires_grad or all(leaf.requires_grad for leaf in leaves):
-                    return results
             except NotImplementedError:
                 pass  # no kernel for this dtype or device: the loop has more of them, or says why not
             except RuntimeError as error:
@@ -75,11 +72,23 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any) -> Sequence[Tensor]:
                 # after it wrote.
                 if "Autograd not support dtype" not in str(error) or _in_place(fused):
                     raise
+            else:
+                if not results or not results[0].requires_grad or all(leaf.requires_grad for leaf in leaves):
+                    return results
+                # Where one leaf requires grad, autograd takes all the results of one call for its own.
+                rows = zip(leaves, *_columns(leaves, operands))
+                return [
+                    result
+                    if any(isinstance(each, Tensor) and each.requires_grad for each in row)
+                    else result.detach()
+                    for result, row in zip(results, rows)
+                ]
     single = op.single
-    if not operands:
-        return list(map(single, leaves))
-    columns = [operand if type(operand) is list else [operand] * len(leaves) for operand in operands]
-    return list(map(single, leaves, *columns))
+    return list(map(single, leaves, *_columns(leaves, operands)))
+
+
+def _columns(leaves: list[Tensor], operands: tuple[Any, ...]) -> list[list[Any]]:
+    return [operand if type(operand) is list else [operand] * len(leaves) for operand in operands]
 
 
 def _in_place(fused: Callable[..., Any]) -> bool:
