@@ -14,7 +14,7 @@ from torch import Tensor
 from td_core import LazyStackedTensorDict, TensorDict
 from td_core._ops.packing import PackLayout
 from td_core._ops.select import pad
-from td_core.errors import BatchSizeError, CollectionIndexError, KeyMismatchError, LockedError
+from td_core.errors import BatchSizeError, CollectionIndexError, KeyMismatchError, LockedError, StructureError
 
 BATCH = (2, 3)
 
@@ -226,6 +226,14 @@ def packable(batch: tuple[int, ...] = (2,)) -> TensorDict:
         return torch.arange(math.prod((*batch, *tail))).view((*batch, *tail)) + 0.5
 
     return TensorDict({"b": {"d": leaf(2, 2), "c": leaf()}, "a": leaf(3), "e": {}}, batch)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_cannot_be_packed(layout: torch.layout) -> None:
+    ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    with pytest.raises(StructureError, match=r"cannot pack key \('n', 'b'\)"):
+        TensorDict({"a": torch.ones(2), "n": {"b": ragged}}).pack()
 
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3), (0,)])

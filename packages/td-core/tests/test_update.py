@@ -626,3 +626,27 @@ def test_levels_of_any_size_are_copied_key_by_key(write: Any, outer: int, inner:
     for key, leaf in expected.items(True, True):
         assert td[key] is held[key]
         assert torch.equal(td[key], leaf), key
+
+
+SEALED: dict[str, Callable[[], Tensor]] = {
+    "expanded": lambda: torch.ones(1).expand(2),
+    "requires grad": lambda: torch.ones(2, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("sealed", SEALED)
+@pytest.mark.parametrize("write", [lambda td: td.zero_(), lambda td: td.fill_("n", 0)])
+def test_filling_checks_every_leaf_before_the_first_is_written(
+    write: Callable[[Any], Any], sealed: str
+) -> None:
+    td = TensorDict({"n": {"a": torch.ones(2), "b": SEALED[sealed](), "c": torch.ones(2)}})
+    with pytest.raises((StructureError, RuntimeError), match="in place|in-place"):
+        write(td)
+    assert all(leaf.tolist() == [1.0, 1.0] for leaf in td.values(True, True))
+    write(td.clone().detach())
+
+
+def test_renaming_a_key_to_itself_is_safe(td: Any) -> None:
+    before = list(td.keys(True))
+    assert td.rename_key_("a", "a", safe=True) is td
+    assert sorted(map(str, td.keys(True))) == sorted(map(str, before))

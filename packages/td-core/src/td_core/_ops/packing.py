@@ -115,6 +115,7 @@ class Packing(Shaping):
             TypeError: leaves have different dtypes.
             KeyMismatchError: the leaves are not those of ``layout``.
             BatchSizeError: a leaf has another shape than in ``layout``.
+            StructureError: a leaf is a nested tensor, or an entry is non-tensor data.
 
         >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3), "b": torch.ones(2)}, [2]).pack()[0]
@@ -178,6 +179,11 @@ def _layout(root: Packing, dim: int) -> PackLayout:
     root._all_children()
     for key, entry in root.items(True, sort=True):
         if isinstance(entry, Tensor):
+            if entry.is_nested:
+                raise StructureError(
+                    f"cannot pack {show_path(unravel_key_to_tuple(key))}: it is a nested tensor, whose components have "
+                    "shapes of their own; to_padded_tensor() the collection first"
+                )
             keys.append(key)
             shapes.append(entry.shape[ndim:])
         elif entry._opaque:

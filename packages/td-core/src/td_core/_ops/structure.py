@@ -364,7 +364,7 @@ class Structure(Updating):
             for member in members[0]:
                 if old not in member.keys(True):
                     raise missing_key(member, old_key)
-                if safe and new in member.keys(True):
+                if safe and new != old and new in member.keys(True):
                     raise KeyTakenError(
                         f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already"
                     )

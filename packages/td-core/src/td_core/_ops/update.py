@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from .._collection import Core, missing_key, show_path
-from .._foreach import foreach, op
+from .._foreach import Op, foreach, op
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
@@ -24,11 +24,13 @@ from .indexed_write import IndexedWrite, is_basic
 from .key_trees import only, shallow, wanted_tree
 from .leaf_writes import copied_whole
 from .member_writes import member_parts
+from .operands import check_writes
 from .update_plan import UpdatePlan, merged_at_once
 
 SelfT = TypeVar("SelfT", bound="Updating")
 Path = tuple[str, ...]
 
+FILL = Op(None, Tensor.fill_)
 ZERO = op("zero_", Tensor.zero_)
 
 
@@ -299,6 +301,7 @@ class Updating(Entries):
 
         Raises:
             KeyPathError: the entry does not exist.
+            StructureError: a leaf cannot be written in place; nothing was written.
 
         >>> import torch
         >>> from td_core import TensorDict
@@ -323,12 +326,14 @@ class Updating(Entries):
                 leaves.append(entry)
             else:
                 entry._collect(leaves)
-        for leaf in leaves:
-            leaf.fill_(value)
+        foreach(check_writes("fill_", self, FILL, leaves, value), leaves, value)
         return self
 
     def zero_(self: SelfT) -> SelfT:
         """Set every leaf to zero, in place.
+
+        Raises:
+            StructureError: a leaf cannot be written in place; nothing was written.
 
         >>> import torch
         >>> from td_core import TensorDict
@@ -337,7 +342,7 @@ class Updating(Entries):
         """
         leaves: list[Tensor] = []
         self._collect(leaves)
-        foreach(ZERO, leaves)
+        foreach(check_writes("zero_", self, ZERO, leaves), leaves)
         return self
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
