@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from td_core import TensorDict
+from td_core import TensorDict, _shape_plans
 from td_core._plans import Sizes, remembered
 
 
@@ -96,6 +96,34 @@ def test_what_cannot_be_kept_is_worked_out() -> None:
     assert len(calls) == 12
     assert plan((2,), 1) is plan((2,), 1)
     assert plan((2,), 1) is not plan((2,), True)
+
+
+USUAL: list[tuple[Callable[[TensorDict], Any], str]] = [
+    (lambda td: td.view(6), "view_plan"),
+    (lambda td: td.reshape(6), "reshape_plan"),
+    (lambda td: td.permute(1, 0), "permute_plan"),
+    (lambda td: td.transpose(0, 1), "transpose_plan"),
+    (lambda td: td.expand(4, 2, 3), "expand_plan"),
+    (lambda td: td.unsqueeze(-1), "unsqueeze_plan"),
+    (lambda td: td.squeeze(0), "squeeze_plan"),
+    (lambda td: td.flatten(), "flatten_plan"),
+    (lambda td: td.unflatten(0, (1, 2)), "unflatten_plan"),
+    (lambda td: td.split(1), "split_plan"),
+    (lambda td: td.chunk(2), "chunk_plan"),
+    (lambda td: td.unbind(1), "unbind_plan"),
+]
+
+
+@pytest.mark.parametrize(("operation", "name"), USUAL, ids=[name for _, name in USUAL])
+def test_the_plans_of_usual_operations_are_kept(
+    operation: Callable[[TensorDict], Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    plan = getattr(_shape_plans, name)
+    monkeypatch.setattr(_shape_plans, name, lambda *args: given.append(plan(*args)) or given[-1])
+    operation(td())
+    operation(td())
+    assert given[0] is given[1]
 
 
 def test_threads_share_plans() -> None:

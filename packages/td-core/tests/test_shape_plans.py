@@ -42,7 +42,7 @@ def reshapes(draw: st.DrawFn) -> Case:
     new = [math.prod(factors[a:b]) for a, b in zip([0, *cuts], [*cuts, len(factors)], strict=True)]
     if math.prod(new) and draw(st.booleans()):
         new[draw(st.integers(0, len(new) - 1))] = -1
-    return batch, shapes.reshape_plan(batch, new), lambda t: t.view(new)
+    return batch, shapes.view_plan(batch, new), lambda t: t.view(new)
 
 
 @st.composite

@@ -280,12 +280,22 @@ class Join(ShapePlan):
 
 
 @remembered
-def reshape_plan(batch: Shape, shape: Sequence[int], copy: bool = False) -> Reshape:
-    """Plan ``view`` (``reshape`` if ``copy`` is allowed); one size may be -1.
+def view_plan(batch: Shape, shape: Sequence[int]) -> Reshape:
+    """Plan ``view``; one size may be -1.
 
-    >>> reshape_plan((2, 3), (-1,)).lead
+    >>> view_plan((2, 3), (-1,)).lead
     (6,)
     """
+    return _reshape(batch, shape, copy=False)
+
+
+@remembered
+def reshape_plan(batch: Shape, shape: Sequence[int]) -> Reshape:
+    """Plan ``reshape``; one size may be -1."""
+    return _reshape(batch, shape, copy=True)
+
+
+def _reshape(batch: Shape, shape: Sequence[int], *, copy: bool) -> Reshape:
     new = _infer(batch, shape)
     return Reshape(batch, new, (len(new) if new == batch else 0, 0), copy=copy)
 

@@ -69,7 +69,7 @@ class Shaping(Entries, Locking):
             shape = ints_of("view", shape, size)
         if batch_size is not None:
             raise TypeError("view() takes batch_size= with a dtype only; give the new batch dims as size=")
-        result = self._transform(shapes.reshape_plan(self.batch_size, shape))
+        result = self._transform(shapes.view_plan(self.batch_size, shape))
         return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
 
     def reshape(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
@@ -87,7 +87,7 @@ class Shaping(Entries, Locking):
         torch.Size([3, 2, 4])
         """
         shape = ints_of("reshape", args, **kwargs)
-        return self._transform(shapes.reshape_plan(self.batch_size, shape, True))
+        return self._transform(shapes.reshape_plan(self.batch_size, shape))
 
     def flatten(
         self: SelfT, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
