@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._plans import Along, ShapePlan, remembered
+from ._plans import REPEATING, Along, ShapePlan, remembered
 from .errors import CollectionIndexError
 
 _FULL = slice(None)
@@ -99,7 +99,7 @@ def plan_index(index: Any, batch_size: tuple[int, ...]) -> IndexPlan:
             return IndexPlan(index, (_slice_length(index, batch_size[0]),), 1, (0,), batch_size)
     elif kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 and batch_size:
         return IndexPlan(index, (len(index),), 1, (0,), batch_size)
-    elif kind is tuple and _REPEATING.issuperset(map(type, index)):
+    elif kind is tuple and REPEATING.issuperset(map(type, index)):
         return _plan_again(index, batch_size)
     return _plan_new(index if kind is tuple else (index,), batch_size)
 
@@ -108,8 +108,6 @@ def _plan_new(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPlan:
     return _plan_basic(given, batch_size) or _plan_items(given, batch_size)
 
 
-#: Of such items, equal indices mean the same.
-_REPEATING = frozenset({int, type(None), type(...)})
 _plan_again = remembered(_plan_new)
 
 

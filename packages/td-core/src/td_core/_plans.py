@@ -97,7 +97,8 @@ class ExplodePlan(ShapePlan):
 
 
 _REMEMBERED = 256
-_REPEATING = frozenset({int, type(None), type(...)})
+#: Of such arguments, equal ones mean the same.
+REPEATING = frozenset({int, type(None), type(...)})
 
 
 def remembered(plan: Callable[..., P]) -> Callable[..., P]:
@@ -114,7 +115,7 @@ def remembered(plan: Callable[..., P]) -> Callable[..., P]:
     @functools.lru_cache(_REMEMBERED, typed=True)
     def known(*args: Any) -> P:
         for arg in args:
-            if not _REPEATING.issuperset(map(type, arg if isinstance(arg, tuple) else (arg,))):
+            if not REPEATING.issuperset(map(type, arg if isinstance(arg, tuple) else (arg,))):
                 raise TypeError
         return plan(*args)
 

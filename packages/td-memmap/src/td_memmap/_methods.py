@@ -258,6 +258,7 @@ def load_memmap(
     MemoryMappedTensor([0, 1, 2])
     >>> folder.cleanup()
     """
+    from . import _fs
     from ._load import Loading, load_directory
     from ._tensor import check_mode
 
@@ -277,7 +278,7 @@ def load_memmap(
         from ._manifest import check
 
         check(path)
-    if os.path.isfile(path):
+    if _fs.is_file(path):
         from ._archive import load_archive
 
         result = load_archive(path, options, subpath)

@@ -124,11 +124,14 @@ def copied_whole(
         if mine.__class__ is not dict or theirs.__class__ is not dict:
             return False
         theirs = theirs.copy()
-        if len(theirs) > _FEW and list(level := mine.copy()) == list(theirs):
-            if PLAIN.issuperset(map(type, level.values())):
-                targets += level.values()
-                values += theirs.values()
-                continue
+        if (
+            len(theirs) > _FEW
+            and list(level := mine.copy()) == list(theirs)
+            and PLAIN.issuperset(map(type, level.values()))
+        ):
+            targets += level.values()
+            values += theirs.values()
+            continue
         for key, value in theirs.items():
             entry: Any = mine.get(key)
             if type(entry) in PLAIN:
