@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,10 @@ import torch
 import torch.distributed as dist
 
 from td_core import TensorDict, TensorDictParams
+from td_core.errors import FormatError
+from td_distributed import _wire
+from td_distributed._collectives import receive
+from td_distributed._group import MARK
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -43,6 +49,9 @@ TREES: dict[str, Callable[[float], Any]] = {
         }
     ),
     "empty": lambda rank: TensorDict({"e": {}, "z": torch.zeros(0, 3)}),
+    "large": lambda rank: TensorDict(
+        {f"l{i}": torch.full((1 << 14 if i % 3 else 2,), float(rank)) for i in range(5)}
+    ),
     "consolidated": lambda rank: nested(rank).consolidate(),
     "one for each rank": lambda rank: TensorDict({f"k{int(rank)}": torch.ones(int(rank) + 1)}),
 }
@@ -83,19 +92,33 @@ def caught(call: Callable[[], Any]) -> str:
     return "nothing was raised"
 
 
-def broadcasts(rank: int, name: str, src: int) -> None:
+@contextmanager
+def apart(always: bool) -> Iterator[None]:
+    """Send each collection in parts, however small."""
+    with pytest.MonkeyPatch.context() as patch:
+        if always:
+            patch.setattr(_wire, "APART", 0)
+        yield
+
+
+def broadcasts(rank: int, name: str, src: int, parts: bool) -> None:
     mine = TREES[name](rank + 10) if rank == src else TensorDict({"other": torch.ones(1)})
-    result = mine.broadcast(src)
+    with apart(parts):
+        result = mine.broadcast(src)
     same(result, TREES[name](src + 10))
     assert not result.is_locked or rank == src
     assert (result is mine) == (rank == src)
     assert list(mine.keys()) == ["other"] or rank == src
 
 
+PARTS = pytest.mark.parametrize("parts", [False, True], ids=["in one", "in parts"])
+
+
+@PARTS
 @pytest.mark.parametrize("src", [0, 1])
 @pytest.mark.parametrize("name", TREES)
-def test_broadcast(two: Any, name: str, src: int) -> None:
-    assert two.run(broadcasts, name, src) == [None, None]
+def test_broadcast(two: Any, name: str, src: int, parts: bool) -> None:
+    assert two.run(broadcasts, name, src, parts) == [None, None]
 
 
 def scatters(rank: int, name: str, src: int) -> None:
@@ -345,17 +368,19 @@ def test_scatter_needs_one_item_for_each_rank(two: Any) -> None:
     assert other.endswith(f"so no rank did: {own}")
 
 
-def remote(rank: int, name: str, use_broadcast: bool) -> None:
-    if rank == 0:
-        return TREES[name](5).init_remote(None if use_broadcast else 1, use_broadcast=use_broadcast)
-    same(TensorDict.from_remote_init(0, use_broadcast=use_broadcast), TREES[name](5))
-    return None
+def remote(rank: int, name: str, use_broadcast: bool, parts: bool) -> None:
+    with apart(parts):
+        if rank == 0:
+            return TREES[name](5).init_remote(None if use_broadcast else 1, use_broadcast=use_broadcast)
+        found = TensorDict.from_remote_init(0, use_broadcast=use_broadcast)
+    return same(found, TREES[name](5))
 
 
+@PARTS
 @pytest.mark.parametrize("use_broadcast", [False, True])
 @pytest.mark.parametrize("name", TREES)
-def test_a_receiver_that_knows_nothing(two: Any, name: str, use_broadcast: bool) -> None:
-    assert two.run(remote, name, use_broadcast) == [None, None]
+def test_a_receiver_that_knows_nothing(two: Any, name: str, use_broadcast: bool, parts: bool) -> None:
+    assert two.run(remote, name, use_broadcast, parts) == [None, None]
 
 
 def limited(rank: int, use_broadcast: bool) -> Any:
@@ -370,7 +395,7 @@ def test_a_receiver_refuses_more_than_its_limit_and_both_sides_raise(two: Any, u
     sender, receiver = two.run(limited, use_broadcast)
     assert sender.startswith("StructureError: the receiver refused 4")
     assert receiver.startswith("FormatError: rank 0 announced 4") and "limit= allows 1000" in receiver
-    assert two.run(remote, "nested", use_broadcast) == [None, None]
+    assert two.run(remote, "nested", use_broadcast, False) == [None, None]
 
 
 def in_a_group(rank: int) -> Any:
@@ -479,3 +504,17 @@ def test_a_call_that_belongs_to_another_exchange_is_refused(two: Any) -> None:
     assert two.run(out_of_step)[1] == (
         "FormatError: what arrived belongs to another exchange; do all ranks make the same calls in one order?"
     )
+
+
+def test_a_header_that_contradicts_what_was_announced_is_refused_before_more_is_taken() -> None:
+    length, size, messages = _wire.in_parts(TensorDict({"a": torch.zeros(1 << 18)}), torch.device("cpu"))
+    coming = iter(messages)
+
+    def take(*rooms: torch.Tensor) -> None:
+        for room in rooms:
+            room.copy_(next(coming))
+
+    group: Any = SimpleNamespace(bytes=lambda count: torch.empty(count, dtype=torch.uint8))
+    with pytest.raises(FormatError, match=f"rank 1 announced {size + 1} bytes, its header {size}"):
+        receive([MARK, length, size + 1], 1, None, group, take)
+    assert next(coming) is messages[1]

@@ -6,6 +6,7 @@ and all ranks raise, so that none waits for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from td_core.errors import CodecError, StructureError
+from td_core.errors import CodecError, FormatError, StructureError
 
 from . import _wire
 from ._group import FAILED, MARK, Group, check_mark, failed, text_to_bytes
@@ -25,18 +26,29 @@ class Parcel:
     Args:
         make: returns the collection; what it raises is sent instead.
         device: where the bytes have to lie.
+        apart: send a large one as its header, and then its storage in parts.
+
+    Attributes:
+        front: the numbers that go first: a mark, the length of the header, and of header and storage.
+        data: the first message after them.
+        parts: those after that.
+        error: why something else is sent.
     """
 
-    def __init__(self, make: Any, device: torch.device) -> None:
+    def __init__(self, make: Any, device: torch.device, *, apart: bool = False) -> None:
         self.error: Exception | None = None
+        self.parts: list[Tensor] = []
         try:
-            length, self.data = _wire.in_one(make(), device)
+            if apart:
+                length, size, (self.data, *self.parts) = _wire.in_parts(make(), device)
+            else:
+                length, self.data = _wire.in_one(make(), device)
+                size = len(self.data)
         except (StructureError, CodecError, ValueError) as error:
             self.error = error
             self.data = text_to_bytes(f"{type(error).__name__}: {error}")
-            self.front = (MARK, FAILED, len(self.data))
-            return
-        self.front = (MARK, length, len(self.data))
+            length, size = FAILED, len(self.data)
+        self.front = (MARK, length, size)
 
 
 def unpack(front: list[int], data: Tensor, sender: int, device: Any = None) -> Any:
@@ -51,8 +63,44 @@ def unpack(front: list[int], data: Tensor, sender: int, device: Any = None) -> A
     if length == FAILED:
         raise failed(sender, data[:size])
     header, storage = data[size - length : size], data[: size - length]
-    result = _wire.assemble(_wire.incoming(bytes(header.cpu().numpy())), storage)
+    return _assembled(_wire.incoming(bytes(_wire.bytes_of(header))), storage, device)
+
+
+def receive(front: list[int], sender: int, device: Any, among: Group, take: Callable[..., None]) -> Any:
+    """Return the collection that a rank sends to one or all, of which :class:`Parcel` says how; errors of :func:`unpack`.
+
+    Args:
+        front: the numbers that came.
+        sender: the rank.
+        device: where the result lies; None is where messages do.
+        among: the group.
+        take: receives the next messages into the given memory.
+    """
+    mark, length, size = front
+    check_mark(mark)
+    if size < _wire.APART or length == FAILED:
+        take(data := among.bytes(size))
+        return unpack(front, data, sender, device)
+    take(header := among.bytes(length))
+    message = _wire.incoming(bytes(_wire.bytes_of(header)))
+    if length + message.layout.nbytes != size:
+        raise FormatError(
+            f"rank {sender} announced {size} bytes, its header {length + message.layout.nbytes}"
+        )
+    storage = among.bytes(message.layout.nbytes)
+    take(*(storage[start:stop] for start, stop in message.parts()))
+    return _assembled(message, storage, device)
+
+
+def _assembled(message: _wire.Message, storage: Tensor, device: Any) -> Any:
+    result = _wire.assemble(message, storage)
     return result if device is None else result.to(device)
+
+
+def to_all(src: int, group: Any, *messages: Tensor) -> None:
+    """Broadcast messages from a rank, side by side."""
+    for work in [dist.broadcast(message, src, group=group, async_op=True) for message in messages]:
+        work.wait()
 
 
 def broadcast(
@@ -78,15 +126,13 @@ def broadcast(
     """
     among = Group(group)
     sends = among.rank == among.rank_of(src)
-    parcel = Parcel(lambda: self, among.device) if sends else None
+    parcel = Parcel(lambda: self, among.device, apart=True) if sends else None
     front = among.numbers(*(parcel.front if parcel else (0, 0, 0)))
-    dist.broadcast(front, src, group=group)
-    arrived = front.tolist()
-    check_mark(arrived[0])
-    data = parcel.data.to(among.device) if parcel else among.bytes(arrived[2])
-    dist.broadcast(data, src, group=group)
+    transfer = partial(to_all, src, group)
+    transfer(front)
     if parcel is None:
-        return unpack(arrived, data, src, device)
+        return receive(front.tolist(), src, device, among, transfer)
+    transfer(parcel.data.to(among.device), *parcel.parts)
     if parcel.error is not None:
         raise parcel.error
     return self

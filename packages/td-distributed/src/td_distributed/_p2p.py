@@ -68,6 +68,11 @@ class Peer:
         self.irecv(tensor).wait()
         return tensor
 
+    def take(self, *tensors: Tensor) -> None:
+        """Receive messages into ``tensors``, side by side."""
+        for work in [self.irecv(tensor) for tensor in tensors]:
+            work.wait()
+
     def irecv(self, tensor: Tensor) -> Any:
         """Start to receive one message into ``tensor``."""
         self.last = next(self.tags)
@@ -337,15 +342,12 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
         target.deliver(message, first[stop : stop + nbytes])
         return
     storage = target.room(message, device)
-    coming = []
-    for begin, end in parts:
-        if stop + nbytes <= _wire.FIRST:
+    if stop + nbytes <= _wire.FIRST:
+        for begin, end in parts:
             storage[begin:end] = first[stop : stop + end - begin]
-            stop, nbytes = stop + end - begin, nbytes - (end - begin)
-        else:
-            coming.append(peer.irecv(storage[begin:end]))
-    for each in coming:
-        each.wait()
+            stop += end - begin
+    else:
+        peer.take(*(storage[begin:end] for begin, end in parts))
     target.deliver(message, storage)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from td_core.errors import FormatError, StructureError
 
 from . import _mapped, _wire
-from ._collectives import Parcel, unpack
+from ._collectives import Parcel, receive, to_all
 from ._group import FAILED, Group, check_mark, device_of
 from ._p2p import Peer
 
@@ -53,14 +54,14 @@ def init_remote(
             link.send(link.group.numbers(_mapped.ASKS, len(header), 0))
             link.send(torch.frombuffer(bytearray(header), dtype=torch.uint8))
             return
-    parcel = Parcel(lambda: self if device is None else self.to(device), device_of(group))
+    parcel = Parcel(lambda: self if device is None else self.to(device), device_of(group), apart=True)
     link.send(link.group.numbers(*parcel.front))
     if parcel.error is not None:
         link.send(parcel.data)
         raise parcel.error
     if not link.answers(True):
         raise StructureError(f"the receiver refused {parcel.front[2]} bytes, more than its limit")
-    link.send(parcel.data)
+    link.send(parcel.data, *parcel.parts)
 
 
 def from_remote_init(
@@ -108,12 +109,10 @@ def from_remote_init(
             return _from_files(front[1], link, root, device)
     mark, length, size = front
     check_mark(mark)
-    if length == FAILED:
-        unpack(front, link.recv(link.group.bytes(size)), src)
     fits = 0 < length <= min(size, _wire.LARGEST_HEADER) and size <= limit
-    if not link.answers(fits) or not fits:
+    if length != FAILED and (not link.answers(fits) or not fits):
         raise FormatError(f"rank {src} announced {size} bytes, limit= allows {limit} of this rank")
-    return unpack(front, link.recv(link.group.bytes(size)), src, device)
+    return receive(front, src, device, link.group, link.take)
 
 
 def _from_files(length: int, link: _Link, root: str | Path | None, device: Any) -> Any:
@@ -137,18 +136,20 @@ class _Link:
             )
         self.peer = None if use_broadcast else Peer(peer, group, None, iter(range(1 << 30)))
 
-    def send(self, data: Any) -> None:
-        data = data.to(self.group.device)
+    def send(self, *messages: Tensor) -> None:
         if self.peer is None:
-            dist.broadcast(data, self.src, group=self.group.group)
+            to_all(self.src, self.group.group, *(each.to(self.group.device) for each in messages))
         else:
-            self.peer.send(data)
+            self.peer.send(*messages)
 
-    def recv(self, room: Any) -> Any:
+    def take(self, *rooms: Tensor) -> None:
         if self.peer is None:
-            dist.broadcast(room, self.src, group=self.group.group)
+            to_all(self.src, self.group.group, *rooms)
         else:
-            self.peer.recv(room)
+            self.peer.take(*rooms)
+
+    def recv(self, room: Tensor) -> Tensor:
+        self.take(room)
         return room
 
     def answers(self, fits: bool) -> bool:

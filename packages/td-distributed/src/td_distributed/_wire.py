@@ -27,6 +27,8 @@ from ._storage import Layout
 LARGEST_HEADER = 1 << 28
 #: Size of the first message: a small collection fits in it, so that it costs one latency.
 FIRST = 1 << 15
+#: A collective sends up to this many bytes in one vector, and more in parts: then a copy costs more than a latency.
+APART = 1 << 20
 #: A mark, the length of the header, the number of payload messages, their bytes.
 FRONT = struct.Struct("<4q")
 
@@ -92,7 +94,7 @@ def packed(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Tensor]:
         at += len(part)
     messages = [torch.frombuffer(first, dtype=torch.uint8)]
     if not inside:
-        messages.append(torch.frombuffer(bytearray(header), dtype=torch.uint8))
+        messages.append(_vector(header))
     return messages if fits else [*messages, *payload]
 
 
@@ -110,23 +112,50 @@ def outgoing(collection: Any, together: bool) -> tuple[Message, list[Tensor]]:
         CodecError: a value that no registered serializer stores; names its key.
     """
     message, encoded, storage = _announced(collection, together)
-    if storage is None and together:
+    return message, _payload(message, encoded, storage)
+
+
+def _payload(message: Message, encoded: Encoded, storage: Tensor | None) -> list[Tensor]:
+    if storage is None and message.together:
         storage = _storage.gathered(message.layout, encoded.leaves)
     if storage is None:
-        return message, [data for _, data in _storage.payload(message.layout, encoded.leaves)]
-    return message, [storage] if len(storage) else []
+        return [data for _, data in _storage.payload(message.layout, encoded.leaves)]
+    return [storage] if len(storage) else []
 
 
 def in_one(collection: Any, device: torch.device) -> tuple[int, Tensor]:
     """Return (length of the header, the storage and then the header) of a collection; errors as for :func:`outgoing`."""
-    message, encoded, storage = _announced(collection, True)
-    header = torch.frombuffer(bytearray(message.header), dtype=torch.uint8)
+    return _joined(*_announced(collection, True), device)
+
+
+def in_parts(collection: Any, device: torch.device) -> tuple[int, int, list[Tensor]]:
+    """Return (length of the header, bytes of header and storage, messages): the one of :func:`in_one` if it is small.
+
+    Of a large collection the messages are the header and then each part of the payload, of which nothing large is copied.
+    """
+    message, encoded, storage = _announced(collection, attached(collection) is not None)
+    length = len(message.header)
+    size = length + message.layout.nbytes
+    if size < APART:
+        return length, size, [_joined(message, encoded, storage, device)[1]]
+    parts = [_vector(message.header), *_payload(message, encoded, storage)]
+    return length, size, [part.to(device) for part in parts]
+
+
+def _joined(
+    message: Message, encoded: Encoded, storage: Tensor | None, device: torch.device
+) -> tuple[int, Tensor]:
+    header = _vector(message.header)
     if storage is None:
         layout = Layout(message.layout.leaves, message.layout.nbytes + len(header))
         storage = _storage.gathered(layout, encoded.leaves)
         storage[message.layout.nbytes :] = header
         return len(header), storage.to(device)
     return len(header), torch.cat([storage.to(device), header.to(device)])
+
+
+def _vector(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tensor | None]:
