@@ -50,7 +50,7 @@ def _leaf_keys(node: Core, nested: bool) -> list[Any]:
     while True:
         for key, child in level:
             if isinstance(child, Tensor) or child._shows_tensor:
-                append((*prefix, key) if prefix else key)
+                append(prefix + (key,) if prefix else key)  # noqa: RUF005 -- unpacking takes longer
             elif nested and not child._opaque:
                 stack.append((prefix, level))
                 below: Any = child._children()
@@ -106,8 +106,7 @@ def _leaf_items(node: Core, nested: bool) -> list[tuple[Any, Tensor]]:
 
 def _count_leaves(node: Core, nested: bool) -> int:
     count, todo = 0, [node]
-    while todo:
-        node = todo.pop()
+    for node in todo:
         children = node._children()
         entries = list(children.values()) if children.__class__ is dict else map(node._stand_in, children)
         count += len(children)
