@@ -63,6 +63,11 @@ if HAS_TENSORCLASS:
         x: torch.Tensor
         y: str = "none"
 
+    @tensorclass(frozen=True)
+    class Frozen:
+        x: torch.Tensor
+
+    TREES["frozen"] = lambda rank: Frozen(x=torch.full((2,), float(rank))).consolidate()
     TREES["values"] = lambda rank: TensorDict({"s": str(rank), "l": NonTensorStack("x", (1, rank))}, [2])
     TREES["tensorclass"] = lambda rank: Sample(x=torch.full((2,), float(rank)), y="text", batch_size=[2])
 
@@ -106,7 +111,7 @@ def broadcasts(rank: int, name: str, src: int, parts: bool) -> None:
     with apart(parts):
         result = mine.broadcast(src)
     same(result, TREES[name](src + 10))
-    assert not result.is_locked or rank == src
+    assert result.is_locked == (name == "frozen") or rank == src
     assert (result is mine) == (rank == src)
     assert list(mine.keys()) == ["other"] or rank == src
 
@@ -136,7 +141,7 @@ def gathers_all(rank: int, name: str) -> None:
     assert len(result) == dist.get_world_size()
     for i, item in enumerate(result):
         same(item, TREES[name](i))
-        assert not item.is_locked
+        assert item.is_locked == (name == "frozen")
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -356,6 +361,18 @@ def test_what_cannot_be_sent_raises_on_every_rank(two: Any, what: str, call: str
     other, own = two.run(cannot, what, call)
     assert other.startswith("StructureError: rank 1 could not take part, so no rank did: ")
     assert "key 'x'" in other and "key 'x'" in own
+
+
+def cannot_move(rank: int) -> str:
+    if rank == 1:
+        return caught(lambda: nested(0).init_remote(0, device=torch.device("cuda", 99)))
+    return caught(lambda: TensorDict.from_remote_init(1))
+
+
+def test_an_error_of_torch_on_one_rank_is_one_on_the_other_too(two: Any) -> None:
+    other, own = two.run(cannot_move)
+    assert "CUDA" in own
+    assert other == f"StructureError: rank 1 could not take part, so no rank did: {own}"
 
 
 def too_few(rank: int) -> Any:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from td_core.errors import CodecError, FormatError, StructureError
+from td_core.errors import FormatError
 
 from . import _wire
 from ._group import FAILED, MARK, Group, check_mark, failed, text_to_bytes
@@ -44,7 +44,7 @@ class Parcel:
             else:
                 length, self.data = _wire.in_one(make(), device)
                 size = len(self.data)
-        except (StructureError, CodecError, ValueError) as error:
+        except Exception as error:  # whatever it is, the other ranks wait for a message
             self.error = error
             self.data = text_to_bytes(f"{type(error).__name__}: {error}")
             length, size = FAILED, len(self.data)

@@ -8,10 +8,11 @@ size and holds as much of it as fits. Nothing in it is executed, imported or loo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from typing import Any
 
 import torch
@@ -201,7 +202,10 @@ def assemble(message: Message, storage: Tensor) -> Any:
         leaves = list(map(_storage.check_rows, _storage.Views(storage).leaves(message.layout)))
         result = decode(Encoded(message.nodes, leaves, message.values))
         _file.check_shapes(result)
-    return result.unlock_() if message.consolidated else result
+    if message.consolidated:
+        with contextlib.suppress(FrozenInstanceError):  # what is frozen keeps the lock of its class
+            result.unlock_()
+    return result
 
 
 Outline = dict[_paths.Path, str]
