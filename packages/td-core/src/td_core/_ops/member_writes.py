@@ -57,7 +57,8 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
     for each in _fitted(value, stack, lead, index):
         if along is not None:
             parts = each.unbind(along.stack_dim) if isinstance(each, Core) else [each] * len(picked)  # type: ignore[attr-defined]
-            yield from zip(picked, [inner] * len(picked), parts, strict=True)
+            for member, part in zip(picked, parts, strict=True):
+                yield member, inner, part
             continue
         for i, member in enumerate(members):
             here = coordinates[dim] == i
