@@ -19,7 +19,7 @@ from td_core import TensorDict
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._missing import UNAVAILABLE
 from td_core.errors import FormatError, MissingPluginError
-from td_memmap import PickleRefusedError
+from td_memmap import PickleRefusedError, inspect, pack_memmap, verify
 
 Meta = dict[str, Any]
 
@@ -132,6 +132,53 @@ EDITS = {
         "cannot be put together: 'batch_size'",
     ),
 }
+
+
+ENTRY = {"device": "cpu", "shape": [], "dtype": "torch.int8", "is_nested": False, "file": "a"}
+ROWS = [
+    3, "ab", [3], [[]], [["n"]], [["n", 3]], [[[], {}]], [["n", {"type": "TensorDict", "file": "."}]],
+    [["n", {"type": "TensorDict", "file": ".."}]], [["n", {"type": "TensorDict", "file": ["n"]}]],
+    [["a", {**ENTRY, "dtype": ["x"]}]], [["a", {**ENTRY, "shape": ["x"]}]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            change(_format_version=2, kind="TensorDict", meta={"batch_size": []}, entries=rows)
+            for rows in ROWS
+        ),
+        *(
+            change(_format_version=2, kind="TensorDict", meta={}, entries=[], members=names)
+            for names in (3, [3], [[]], ["."])
+        ),
+        change(_format_version=2, kind="TensorDict", meta=3),
+        lambda meta: [],
+    ],
+)
+def test_wrong_metadata_is_an_error_to_all_that_read_it(change: Any, save: Path) -> None:
+    edit(save / "meta.json", change)
+    packed = pack_memmap(save, save.with_name("save.tdz"))
+    for place in (save, packed):
+        with pytest.raises(FormatError):
+            inspect(place)
+        with pytest.raises(FormatError):
+            TensorDict.load_memmap(place, subpath="n")
+
+
+def test_only_entries_of_the_general_form_are_rows(save: Path) -> None:
+    edit(save / "meta.json", change(entries=[[]]))
+    assert TensorDict.load_memmap(save, subpath="n")["b"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["n", "x" * 300, "\ud800"])
+def test_a_manifest_of_impossible_files_stops_neither_verify_nor_save(name: str, save: Path) -> None:
+    edit(save / "%manifest.json", lambda manifest: manifest["files"].update({name: [8, None]}))
+    assert [problem.file for problem in verify(save).problems] == [name]
+    TensorDict({"n": {"c": torch.ones(2)}}).memmap(save)
+    assert sorted(os.listdir(save.parent)) == ["save"]
+    assert list(TensorDict.load_memmap(save).keys()) == ["n"]
 
 
 @pytest.mark.parametrize(("change", "message"), EDITS.values(), ids=EDITS)
@@ -368,6 +415,10 @@ def test_nothing_but_a_format_error_escapes(data: st.DataObject, save: Path) -> 
             TensorDict.load_memmap(copy, **kwargs)
         except (FormatError, MissingPluginError):
             pass
+    try:
+        inspect(copy)
+    except FormatError:
+        pass
 
 
 @pytest.fixture

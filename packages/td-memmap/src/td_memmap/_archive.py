@@ -28,14 +28,13 @@ from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._load import Loading, Reader
 from ._mapping import map_elements
-from ._meta import LIMIT, parse_json
 from ._owned import owned
 from ._pieces import pieces
 from ._plan import Plan, make_plan
 from ._progress import Progress, reporter
 from ._save import Options
 from ._shapes import element_count, shaped
-from ._subpath import steps
+from ._subpath import find
 
 __all__ = [
     "ArchiveTree",
@@ -206,7 +205,8 @@ def _write(plan: Plan, path: str, options: Options, compression: str | int | Non
                 packing.add(place, iter([texts[place]]), len(texts[place]))
                 continue
             file = leaves[place]
-            packing.add(place, _zeros(file.nbytes) if options.like else pieces(file.tensor), file.nbytes)
+            empty = options.like and file.leaf is not None
+            packing.add(place, _zeros(file.nbytes) if empty else pieces(file.tensor), file.nbytes)
             report(file.nbytes)
 
 
@@ -530,27 +530,8 @@ def load_archive(path: str, options: Loading, subpath: NestedKey | None) -> Any:
     """
     with ArchiveTree(path) as tree:
         if subpath is not None:
-            tree.base = _find(tree, subpath, options)
+            tree.base = find(tree, subpath, options)
         return _ArchiveReader(tree, options).load()
-
-
-def _find(tree: ArchiveTree, subpath: NestedKey, options: Loading) -> Parts:
-    parts: Parts = ()
-    for key in steps(subpath):
-        if tree.stat((*parts, _names.INNER), _names.META) is not None:
-            parts = (*parts, _names.INNER)
-        meta = parse_json(tree.read(parts, _names.META, LIMIT), tree.show(parts, _names.META))
-        rows = meta.get("entries", []) if isinstance(meta, dict) else []
-        listed = [row[1].get("file") for row in rows if isinstance(row, list) and row[0] == key]
-        for name in listed or [_names.encode_key(key) if options.robust_key else key, _names.raw_name(key)]:
-            if name is not None and tree.stat((*parts, name), _names.META) is not None:
-                parts = (*parts, name)
-                break
-        else:
-            raise ValueError(
-                f"no collection is saved under the subpath {subpath!r} of {tree.path}: stopped at {key!r}"
-            )
-    return parts
 
 
 def refresh_archive_checksums(archive_path: str | Path) -> Path:

@@ -70,16 +70,8 @@ def reserve(fd: int, nbytes: int) -> None:
 
 def anonymous_file() -> int:
     """Open a file without a name, which vanishes when it is closed and unmapped."""
-    folder = tempfile.gettempdir()
-    if hasattr(os, "O_TMPFILE"):
-        try:
-            return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
-                raise
-    fd, name = tempfile.mkstemp(prefix="td-", dir=folder)
-    os.unlink(name)
-    return fd
+    with tempfile.TemporaryFile(buffering=0) as file:
+        return os.dup(file.fileno())
 
 
 def read_pieces(fd: int, size: int) -> Iterator[bytes]:
@@ -354,10 +346,10 @@ class Tree:
             return None
 
     def remove_path(self, path: Parts) -> None:
-        """Remove a file below, if it is there."""
+        """Remove a file below, if it is there and a file."""
         try:
             self.remove(path[:-1], path[-1])
-        except (FileNotFoundError, FormatError):
+        except (FileNotFoundError, IsADirectoryError, FormatError):
             return
 
     def remove_directory_path(self, parts: Parts) -> None:

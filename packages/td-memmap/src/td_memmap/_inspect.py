@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from td_core.errors import FormatError
 
 from . import _fs, _names
 from ._archive import ArchiveTree
-from ._dtypes import DTYPES
 from ._fs import Parts
 from ._fs import Tree as Directory
 from ._listing import show_size
-from ._meta import LIMIT, parse_json
+from ._load import members_of
+from ._meta import LIMIT, describe, parse_json
 
 __all__ = ["Tree", "inspect"]
 
@@ -152,53 +153,27 @@ def _one(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
         if not parts:
             raise
         raise FormatError(f"{where} is missing") from None
-    if not isinstance(meta, dict):
-        raise FormatError(f"{where}: the metadata is {meta!r}, expected an object")
+    level = describe(meta, where, parts, torch.Size(), robust_key=True, strict=False)
     listing = files.entries(parts)
     node = Tree(key, _kind(meta), provider=meta.get("provider"))
     node.pickled = [name for name in (_names.PICKLE, _names.STACK_PICKLE) if name in listing]
-    below: dict[str, Parts] = {}
-    if meta.get("_format_version") == 2:
-        rows = meta.get("entries")
-        entries = {row[0]: row[1] for row in rows} if isinstance(rows, list) else {}
-        node.shape = meta.get("meta", {}).get("batch_size")
-        members = meta.get("members") or []
-    else:
-        mapping = isinstance(meta.get("shape"), list)
-        entries = {name: entry for name, entry in meta.items() if mapping and isinstance(entry, dict)}
-        node.shape = meta["shape"] if mapping else None
-        fixed = (_names.INNER, _names.SOURCE)
-        members = (
-            []
-            if mapping
-            else [each for each in listing if listing[each] and (each in fixed or each.isdigit())]
-        )
-        members.sort(key=lambda each: (len(each), each))
-        if not mapping:
-            node.values = {name: value for name, value in meta.items() if not name.startswith("_")}
-    for name, entry in entries.items():
-        encoded, raw = _names.encode_key(name), _names.raw_name(name)
-        file = str(entry.get("file") or (raw if raw in listing and encoded not in listing else encoded))
-        if entry.get("type") is not None:
-            below[name] = (*parts, file)
-        elif "dtype" in entry:
-            node.children[name] = _leaf(name, entry, files, parts, file)
-            node.nbytes += node.children[name].nbytes
-    below.update({name: (*parts, name) for name in members})
+    if level.sized:
+        node.shape = list(level.batch_size)
+    elif not level.general:
+        node.values = {name: value for name, value in meta.items() if not name.startswith("_")}
+        level.members = level.members or members_of(listing, where, parts)
+    for name, entry in level.leaves.items():
+        node.children[name] = leaf = Tree(name, "leaf", list(entry.shape), str(entry.dtype), entry.nbytes)
+        if entry.nested or entry.jagged is not None:
+            sizes = (files.stat(parts, file + ".memmap") for file in entry.files)
+            leaf.kind, leaf.shape = "nested leaf", None
+            leaf.nbytes = next((found.st_size for found in sizes if found is not None), 0)
+        node.nbytes += leaf.nbytes
+    below = {}
+    for name, names in level.nodes.items():
+        below[name] = (*parts, next((each for each in names if each in listing), names[0]))
+    below.update({name: (*parts, name) for name in level.members or ()})
     return node, below
-
-
-def _leaf(name: str, entry: dict[str, Any], files: Any, parts: Parts, file: str) -> Tree:
-    shape, dtype = entry.get("shape"), entry.get("dtype")
-    if entry.get("is_nested"):
-        found = files.stat(parts, file + ".memmap")
-        return Tree(name, "nested leaf", None, dtype, 0 if found is None else found.st_size)
-    if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
-        raise FormatError(
-            f"{files.show(parts, _names.META)}: the shape of {name!r} is {shape!r}, expected a list of sizes"
-        )
-    itemsize = DTYPES[dtype].itemsize if dtype in DTYPES else 0
-    return Tree(name, "leaf", shape, dtype, math.prod(shape) * itemsize)
 
 
 def _kind(meta: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ from ._progress import Progress, reporter
 from ._shapes import element_count, jagged, shaped
 from ._tensor import MemoryMappedTensor, Place, map_file, plain
 
-__all__ = ["Loading", "load_directory", "read_levels"]
+__all__ = ["Loading", "Reader", "load_directory", "members_of", "read_levels"]
 
 _CPU = torch.device("cpu")
 _CONTAINERS = {"dict": dict, "OrderedDict": OrderedDict, "list": list, "tuple": tuple}
@@ -139,7 +139,7 @@ class Reader:
         self.read(sizes=imagine or not self.options.strict)
         if not imagine:
             self._check_mappings(sum(len(node.leaves) for node in self.nodes))
-        leaf = self._imagine if imagine else self._map
+        leaf = self._imagine if imagine else self.map_leaf
         for node in self.nodes:
             for key, entry in node.leaves.items():
                 node.entries[key] = leaf(node, key, entry)
@@ -242,7 +242,7 @@ class Reader:
         self.guessed = True
         listing = tree.entries(node.parts)
         if level.members is None:
-            level.members = _members(listing, where, node.key)
+            level.members = members_of(listing, where, node.key)
         values = node.values = dict(level.values)
         if _names.VALUES in listing:
             self._typed(node, values, parse_json(tree.read(node.parts, _names.VALUES, LIMIT), where))
@@ -395,20 +395,25 @@ class Reader:
             list(map(move, todo))
 
     def _imagine(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
+        """Return a leaf without content."""
         device = self.options.device or _CPU
-        if not entry.nested and entry.jagged is None:
-            return torch.empty(entry.shape, dtype=entry.dtype, device=device)
-        if entry.jagged is not None:
-            components = entry.jagged["components"]
-            offsets = torch.empty(components + 1, dtype=torch.int64, device=device)
+        try:
+            if entry.nested:
+                raise RuntimeError("it knows no strided nested tensors without content")
             values = torch.empty(entry.shape, dtype=entry.dtype, device=device)
-            return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=entry.jagged["ragged"])
-        # The component shapes are content, which is read even for a tensor without any.
-        table = self._table(node, key, entry)
-        parts = [torch.empty(row, dtype=entry.dtype, device=device) for row in table.tolist()]
-        return torch.nested.as_nested_tensor(parts)
+            if entry.jagged is None:
+                return values
+            offsets = torch.empty(entry.jagged["components"] + 1, dtype=torch.int64, device=device)
+            return jagged(entry.jagged["ragged"], values, offsets)
+        except (RuntimeError, AssertionError) as error:
+            where = self.tree.show(node.parts, _names.META)
+            at = show_path((*node.key, key))
+            raise FormatError(
+                f"{where}: torch cannot make {at} on {device} without its content: {error}"
+            ) from error
 
-    def _map(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
+    def map_leaf(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
+        """Map one leaf."""
         parts, name = node.parts, entry.files[0] + ".memmap"
         if entry.jagged is None and not entry.nested:
             try:
@@ -535,7 +540,7 @@ def _joined(value: dict[str, Any], where: str, key: tuple[str, ...]) -> Any:
         raise type(error)(f"{where}: {show_path(key)}: {error}") from error
 
 
-def _members(listing: dict[str, bool], where: str, key: tuple[str, ...]) -> list[str]:
+def members_of(listing: dict[str, bool], where: str, key: tuple[str, ...]) -> list[str]:
     """Return the directories that hold members: ``_tensordict``, ``_source``, or 0, 1, 2... without a gap."""
     named = [name for name in (_names.INNER, _names.SOURCE) if listing.get(name)]
     numbers = sorted(

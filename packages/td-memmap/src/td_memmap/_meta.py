@@ -18,7 +18,7 @@ from . import _names
 from ._dtypes import DTYPES
 from ._plan import FORMAT, VERSION
 
-__all__ = ["LeafEntry", "Level", "damaged", "parse_json", "read_level"]
+__all__ = ["LeafEntry", "Level", "damaged", "describe", "parse_json", "possible_names", "read_level"]
 
 #: Longest ``meta.json`` that is read; a level of a million leaves has about 100 MB.
 LIMIT = 1 << 29
@@ -57,7 +57,8 @@ class Level:
     """The content of one ``meta.json``, checked; directories with the same content may share it.
 
     Attributes:
-        kind: the kind that puts it together; None for the legacy views, which ``meta`` describes.
+        kind: the kind that puts it together; None for the legacy views, which ``meta`` describes, and where it was not
+            asked for.
         general: whether it is in the general form.
         cls: the subclass of the kind's type that was stored.
         meta: what the metadata says about the node itself.
@@ -149,16 +150,39 @@ def read_level(
         MissingPluginError: the package that provides the kind is not installed.
     """
     obj = parse_json(content, where)
+    # A kind that is not here is said first: what it writes may look otherwise.
+    resolve = _general_kind if _version(obj, where, key) == VERSION else _kind
+    kind, cls = resolve(obj, where, key, strict)
+    level = describe(obj, where, key, above, robust_key=robust_key, strict=strict)
+    level.kind, level.cls = kind, cls
+    return level
+
+
+def _version(obj: Any, where: str, key: tuple[str, ...]) -> int:
     if not isinstance(obj, dict):
         raise damaged(where, key, "the metadata", obj, "an object")
-    version = obj.get("_format_version", 0)
-    if type(version) is int and version > VERSION:
+    version = obj.get("_format_version")
+    if type(version) is not int:
+        return 0
+    if version > VERSION:
         raise damaged(where, key, "_format_version", version, f"at most {VERSION}: upgrade td-memmap")
+    return version
+
+
+def describe(
+    obj: Any, where: str, key: tuple[str, ...], above: torch.Size, *, robust_key: bool, strict: bool
+) -> Level:
+    """Check the content of one ``meta.json``, as far as no class is needed for it.
+
+    The arguments are those of :func:`read_level`.
+
+    Raises:
+        FormatError: something in it is wrong.
+    """
+    version = _version(obj, where, key)
     if version == VERSION:
-        return _general(obj, where, key, strict)
-    kind, cls = _kind(obj, where, key, strict)
-    level = Level(kind, False, cls, {}, batch_size=above)
-    level.version = version if type(version) is int else 0
+        return _general(obj, where, key)
+    level = Level(None, False, None, {}, batch_size=above, version=version)
     if isinstance(obj.get("shape"), list) and "custom_op" not in obj and "index" not in obj:
         _mapping(level, obj, where, key, robust_key, strict)
     else:
@@ -220,10 +244,10 @@ def _mapping(
         if type(entry) is not dict:
             meta[name] = entry
         elif entry.get("type") is not None:
-            nodes[name] = _candidates(name, robust_key)
+            nodes[name] = possible_names(name, robust_key)
             level.keys.append(name)
         elif "dtype" in entry and "shape" in entry:
-            files = _candidates(name, robust_key)
+            files = possible_names(name, robust_key)
             leaves[name] = _leaf(entry, where, (*key, name), files, level.batch_size)
             level.keys.append(name)
         elif strict:
@@ -235,8 +259,9 @@ def _mapping(
         check_device(device, where, key)
 
 
-def _general(obj: dict[str, Any], where: str, key: tuple[str, ...], strict: bool) -> Level:
-    """Read a level in the general form."""
+def _general_kind(
+    obj: dict[str, Any], where: str, key: tuple[str, ...], strict: bool
+) -> tuple[NodeKind, type | None]:
     tag = obj.get("kind")
     if not isinstance(tag, str):
         raise damaged(where, key, "kind", tag, "the tag of a node kind")
@@ -254,6 +279,11 @@ def _general(obj: dict[str, Any], where: str, key: tuple[str, ...], strict: bool
                 obj["class"],
                 f"a subclass of {kind.type.__name__} that this process has defined",
             )
+    return kind, cls
+
+
+def _general(obj: dict[str, Any], where: str, key: tuple[str, ...]) -> Level:
+    """Read a level in the general form."""
     meta, members, values = obj.get("meta"), obj.get("members", []), obj.get("values", {})
     if not isinstance(meta, dict):
         raise damaged(where, key, "meta", meta, "an object")
@@ -263,7 +293,7 @@ def _general(obj: dict[str, Any], where: str, key: tuple[str, ...], strict: bool
         raise damaged(where, key, "members", members, "names of directories")
     if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
         raise damaged(where, key, "values", values, "an object of values")
-    level = Level(kind, True, cls, meta, members=members, values=values, version=VERSION)
+    level = Level(None, True, None, meta, members=members, values=values, version=VERSION)
     if isinstance(meta.get("batch_size"), list):
         level.batch_size = check_shape(meta["batch_size"], where, key, "batch_size")
         level.sized = True
@@ -339,7 +369,7 @@ def _jagged(entry: dict[str, Any], where: str, key: tuple[str, ...]) -> dict[str
     return entry
 
 
-def _candidates(key: str, robust_key: bool) -> tuple[str, ...]:
+def possible_names(key: str, robust_key: bool) -> tuple[str, ...]:
     """Return the names that the file or directory of a key may have, the likeliest first."""
     if robust_key and (encoded := _names.encode_key(key)) == key:
         return (key,)

@@ -283,9 +283,12 @@ def load_memmap(
 
         result = load_archive(path, options, subpath)
     elif subpath is not None:
-        from ._subpath import subdirectory
+        from ._fs import Tree
+        from ._subpath import find
 
-        result = load_directory(subdirectory(path, subpath, options), options)
+        with Tree.at_path(path) as tree:
+            path = tree.show(find(tree, subpath, options))
+        result = load_directory(path, options)
     else:
         result = load_directory(path, options)
     return result if out is None else out.update(result)
@@ -390,8 +393,8 @@ def make_memmap_from_storage(
     """
     from ._tensor import MemoryMappedTensor
 
-    wrapped = MemoryMappedTensor.from_storage(storage, shape=torch.Size(shape), dtype=dtype)
-    return _add(data, key, wrapped.shape, wrapped.dtype, wrapped.detach(), robust_key)
+    wrapped = MemoryMappedTensor.from_storage(storage, shape=shape, dtype=dtype)
+    return _add(data, key, wrapped.parent_shape, wrapped.dtype, wrapped, robust_key)
 
 
 def make_memmap_from_tensor(
@@ -419,8 +422,10 @@ def make_memmap_from_tensor(
     >>> td.make_memmap_from_tensor("a", torch.ones(2))
     MemoryMappedTensor([1., 1.])
     """
+    from ._shapes import shape_of
+
     content = tensor if copy_data else None
-    return _add(data, key, tensor.shape, tensor.dtype, content, robust_key, existsok=existsok)
+    return _add(data, key, shape_of(tensor), tensor.dtype, content, robust_key, existsok=existsok)
 
 
 def is_memmap(data: Any) -> bool:

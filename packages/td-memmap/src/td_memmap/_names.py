@@ -113,10 +113,11 @@ def listed(content: bytes) -> list[tuple[str, ...]]:
 
 
 def inside(path: str) -> tuple[str, ...] | None:
-    """Return the parts of a relative path, or None where it could leave its directory.
+    """Return the parts of a relative path, or None where it could leave its directory, or no file system takes it.
 
-    >>> inside("a/b"), inside("/a"), inside("a/../b")
-    (('a', 'b'), None, None)
+    >>> inside("a/b"), inside("/a"), inside("a/../b"), inside("\ud800")
+    (('a', 'b'), None, None, None)
     """
     parts = tuple(path.split("/"))
-    return None if "\0" in path or not _DOTS.isdisjoint(parts) else parts
+    bad = "\0" in path or not _DOTS.isdisjoint(parts) or not all(map(fits, parts))
+    return None if bad else parts
