@@ -214,10 +214,20 @@ def test_a_mapped_tensorclass_is_a_live_save(tmp_path: Path) -> None:
     point.memmap_refresh_()
     assert point.batch_size == (2,)
     assert point.tag == "new"
+    assert point.saved_path == tmp_path / "save"
+    assert point.memmap_refresh_().x.shape == (2, 2)
     assert type(Point.load_memmap(tmp_path / "save")) is Point
     stack = TensorDict.lazy_stack([TensorDict({"a": torch.ones(2)})]).memmap_(tmp_path / "stack")
     with pytest.raises(RuntimeError, match="cannot refresh a LazyStackedTensorDict as a whole"):
         stack.memmap_refresh_()
+    value = (
+        TensorDict({"v": NonTensorData("x", batch_size=[2])}, batch_size=[2]).memmap_(tmp_path / "v").get("v")
+    )
+    with pytest.raises(
+        RuntimeError, match="cannot refresh a NonTensorData as a whole: .*the collection that holds"
+    ):
+        value.memmap_refresh_()
+    assert value.batch_size == (2,)
 
 
 def test_a_stacked_tensorclass(place: Path) -> None:

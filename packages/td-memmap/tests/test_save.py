@@ -170,7 +170,7 @@ def test_existsok(nest: Any, prefix: Path) -> None:
             call(prefix, existsok=False)
 
 
-@pytest.mark.parametrize("num_threads", [0, 1, 4])
+@pytest.mark.parametrize("num_threads", [-1, 0, 1, 4])
 def test_threads(num_threads: int, prefix: Path, same: Any) -> None:
     td = TensorDict({str(i): torch.arange(i * 200_000) for i in range(6)})
     same(td.memmap(prefix, num_threads=num_threads), td)
@@ -370,6 +370,22 @@ def test_fake_tensors(nest: Any, prefix: Path) -> None:
     assert fake["n", "i"].shape == (3, 4)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_without_content(prefix: Path) -> None:
+    from torch._subclasses import FakeTensorMode
+
+    parts = [torch.ones(2, 3), torch.ones(1, 3)]
+    TensorDict({"j": torch.nested.nested_tensor(parts, layout=torch.jagged)}).memmap(prefix)
+    leaf = TensorDict.load_memmap(prefix, device="meta")["j"]
+    assert leaf.is_meta
+    assert leaf.layout == torch.jagged
+    TensorDict({"s": torch.nested.nested_tensor(parts)}).memmap(prefix)
+    with pytest.raises(FormatError, match="cannot make key 's' on meta without its content"):
+        TensorDict.load_memmap(prefix, device="meta")
+    with FakeTensorMode(), pytest.raises(FormatError, match="cannot make key 's' on cpu without its content"):
+        TensorDict.load_memmap(prefix)
+
+
 def test_out_and_in_place_loading(nest: Any, prefix: Path, same: Any) -> None:
     nest.memmap(prefix)
     out = TensorDict(batch_size=[3])
@@ -428,6 +444,38 @@ def test_like_keeps_a_save_of_the_same_structure_and_refuses_another(
         TensorDict({"b": torch.zeros(3, 2)}).memmap_like(prefix)
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("where", ["save", "save.tdz", None])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_like_keeps_the_shapes_of_nested_tensors(
+    where: str | None, layout: torch.layout, tmp_path: Path
+) -> None:
+    td = TensorDict({"x": torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=layout)})
+    place = None if where is None else tmp_path / where
+    found = [td.memmap_like(place)]
+    if place is not None:
+        found.append(TensorDict.load_memmap(place))
+    for like in found:
+        assert like["x"].layout == layout
+        assert [part.tolist() for part in like["x"].unbind()] == [[[0, 0, 0]] * 2, [[0, 0, 0]]]
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_like_over_nested_tensors_needs_the_same_shapes(layout: torch.layout, prefix: Path) -> None:
+    parts = [torch.ones(2, 3), torch.ones(1, 3)]
+    td = TensorDict({"x": torch.nested.nested_tensor(parts, layout=layout)})
+    td.memmap(prefix)
+    like = td.memmap_like(prefix)["x"].unbind()
+    assert all(torch.equal(one, other) for one, other in zip(like, parts, strict=True))
+    other = TensorDict({"x": torch.nested.nested_tensor(parts[::-1], layout=layout)})
+    with pytest.raises(FileTakenError, match=r"is shape \[\[2, 3\], \[1, 3\]\] of torch.float32 in the save"):
+        other.memmap_like(prefix)
+    (prefix / "meta.json").write_text("no metadata")
+    with pytest.raises(FileTakenError, match="what is there is damaged: .* is no valid metadata"):
+        td.memmap_like(prefix)
+
+
 def test_like_takes_tensors_without_content(prefix: Path) -> None:
     like = TensorDict({"a": torch.zeros(3, device="meta")}).memmap_like(prefix)
     assert like["a"].tolist() == [0, 0, 0]
@@ -460,6 +508,28 @@ def test_new_entries_of_a_live_save(nest: Any, prefix: Path) -> None:
         nest.make_memmap("new", (3,))
     anonymous = nest.memmap()
     assert anonymous.make_memmap("new", (3,)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_new_nested_entries_of_a_live_save(prefix: Path) -> None:
+    parts = [torch.arange(6.0).view(2, 3), torch.arange(4.0).view(1, 4)]
+    shapes = torch.tensor([[2, 3], [1, 4]])
+    saved = TensorDict({"s.shape": torch.ones(2)}, batch_size=[2]).memmap(prefix)
+    saved.make_memmap("x", shapes)[0].fill_(1)
+    saved.make_memmap_from_tensor("y", torch.nested.nested_tensor(parts))
+    saved.make_memmap_from_storage("z", torch.arange(10.0).untyped_storage(), shapes)
+    wanted = {"x": [torch.ones(2, 3), torch.zeros(1, 4)], "y": parts, "z": [parts[0], parts[1] + 6]}
+    for td in (saved, TensorDict.load_memmap(prefix), saved.clone(False).unlock_().memmap()):
+        for key, components in wanted.items():
+            assert all(
+                torch.equal(one, other) for one, other in zip(td[key].unbind(), components, strict=True)
+            )
+    with pytest.raises(RuntimeError, match=r"its shape \[\[2\]\] does not start with the batch size \[2\]"):
+        saved.make_memmap("three", torch.tensor([[2]]))
+    for name, shape in (("x.shape", (2,)), ("s", shapes)):
+        with pytest.raises(KeyError, match="a live save cannot hold this key"):
+            saved.make_memmap(name, shape)
+    assert TensorDict.load_memmap(prefix)["s.shape"].tolist() == [1, 1]
 
 
 def test_refresh(nest: Any, prefix: Path) -> None:

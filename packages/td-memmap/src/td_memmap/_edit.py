@@ -20,13 +20,13 @@ from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NestedKey
 
 from . import _names
-from ._dtypes import elements
 from ._fs import Tree
 from ._load import Loading, load_directory
 from ._meta import LIMIT, parse_json
 from ._plan import Plan, make_plan, take_apart
-from ._saved import ATTACHMENT, Saved, attach
-from ._tensor import MemoryMappedTensor
+from ._saved import ATTACHMENT, Saved, attach, directory
+from ._shapes import as_shape, show_shape
+from ._tensor import MemoryMappedTensor, all_elements
 
 __all__ = ["add", "refresh"]
 
@@ -72,37 +72,31 @@ def add(
     name = path[-1]
     if name in node._children():
         raise StructureError(f"cannot add {show_path(path)}: it is there already; delete it first")
-    size = node.batch_size
-    if not isinstance(shape, Tensor) or shape.ndim != 2:
-        shape = torch.Size(shape)
-        if shape[: len(size)] != size:
-            raise BatchSizeError(
-                f"cannot add {show_path(path)}: its shape {list(shape)} does not start with the batch size {list(size)}"
-            )
+    size, shape = node.batch_size, as_shape(shape)
+    # Of a nested tensor only the number of components is a dim.
+    if (shape.shape[:1] if isinstance(shape, Tensor) else shape)[: len(size)] != size:
+        raise BatchSizeError(
+            f"cannot add {show_path(path)}: its shape {show_shape(shape)} does not start with the batch size {list(size)}"
+        )
     saved = _saved(node)
     filename = None
     if saved.path is not None:
-        if _leaf_needs_general_form(name, robust_key):
+        if _needs_general_form(node._children(), name, shape, robust_key):
             raise KeyPathError(
                 f"cannot add {show_path(path)}: a live save cannot hold this key; save() again with it"
             )
         stem = _names.encode_key(name) if robust_key else name
         filename = os.path.join(saved.path, stem + ".memmap")
+        if isinstance(shape, Tensor):
+            table = os.path.join(saved.path, stem + ".shape.memmap")
+            MemoryMappedTensor.from_tensor(shape, filename=table, existsok=existsok)
     leaf = MemoryMappedTensor._create(
-        shape,
-        dtype,
-        filename,
-        existsok=existsok,
-        content=None if content is None else _elements(content, shape),
+        shape, dtype, filename, existsok=existsok, content=None if content is None else all_elements(content)
     )
     if saved.path is not None:
         _declare(saved.path, name, _entry(leaf, shape))
     node._inner()._set_child(name, leaf)
     return leaf
-
-
-def _elements(content: Tensor, shape: Any) -> Tensor:
-    return elements(content.detach().cpu().expand(shape))
 
 
 def _entry(leaf: MemoryMappedTensor, shape: Any) -> dict[str, Any]:
@@ -115,8 +109,16 @@ def _entry(leaf: MemoryMappedTensor, shape: Any) -> dict[str, Any]:
     }
 
 
-def _leaf_needs_general_form(name: str, robust_key: bool) -> bool:
-    if name in _names.RESERVED or not _names.fits(_names.encode_key(name) + ".memmap"):
+def _needs_general_form(siblings: dict[str, Any], name: str, shape: Any, robust_key: bool) -> bool:
+    # The component shapes of a nested tensor are in a file that is called like the leaf "<name>.shape".
+    nested = isinstance(shape, Tensor)
+    if nested and name + ".shape" in siblings:
+        return True
+    base = siblings.get(name.removesuffix(".shape"))
+    if isinstance(base, Tensor) and base.is_nested:
+        return True
+    longest = _names.encode_key(name) + (".shape.memmap" if nested else ".memmap")
+    if name in _names.RESERVED or not _names.fits(longest):
         return True
     return not robust_key and _names.raw_name(name) is None
 
@@ -163,9 +165,11 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
             "cannot refresh: the collection is mapped to anonymous files, which no save describes"
         )
     node = data._inner()
-    if take_apart(node).members:
+    record = take_apart(node)
+    if record.members or record.values:
         raise StructureError(
-            f"cannot refresh a {type(data).__name__} as a whole: load_memmap({saved.path!r}), or refresh its members"
+            f"cannot refresh a {type(data).__name__} as a whole: load_memmap({saved.path!r}), or refresh its members, or "
+            "the collection that holds it"
         )
     loaded = load_directory(saved.path, Loading(robust_key=saved.robust_key, allow_pickle=allow_pickle))
     for key in list(node._children()):
@@ -174,4 +178,4 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
     for key, child in take_apart(loaded._inner()).entries.items():
         node._set_child(key, child)
     node._locked = False
-    return attach(data, saved.path, saved.robust_key, saved.allow_pickle, saved.shared)
+    return attach(data, directory(data, saved), saved.robust_key, saved.allow_pickle, saved.shared)

@@ -51,7 +51,8 @@ class LeafFile:
         tensor: what to write.
         nbytes: size of the file.
         shape: as it stands in the metadata; for a nested tensor the table of its component shapes.
-        leaf: the leaf that this file is the elements of; None for a part of one (offsets, component shapes).
+        leaf: the leaf that this file is the elements of; None for what gives them their shapes (offsets, component
+            shapes), which is written even where elements are not.
         same_as: an earlier file of the same elements, to link to.
     """
 
@@ -125,9 +126,9 @@ def take_apart(node: Core) -> Record:
     return kind.flatten(node) if layout is None else layout.flatten(node)
 
 
-def collect(tree: Core, plan: Plan) -> None:
+def collect(tree: Core, plan: Plan, *, content: bool) -> None:
     """Add the leaves and nodes of a tree to a plan without names, for files that have none."""
-    planner = _Planner(plan, True, False, True)
+    planner = _Planner(plan, True, False, content)
     todo = [tree]
     while todo:
         node = todo.pop()
@@ -355,13 +356,14 @@ class _Planner:
         self, leaf: Any, entry: dict[str, Any], parts: Parts, stem: str, key: KeyPath
     ) -> dict[str, Any]:
         values, offsets, lengths = leaf.values(), leaf.offsets(), leaf.lengths()
+        storable(offsets, key)
         entry.update(
             layout="jagged", shape=list(values.shape), components=len(offsets) - 1, ragged=ragged_dim(leaf)
         )
         entry["offsets_dtype"] = str(offsets.dtype)
         entry["lengths"] = lengths is not None
         files = {
-            "values": self.file(parts, stem + ".memmap", key, values, values.shape, None),
+            "values": self.file(parts, stem + ".memmap", key, values, values.shape, leaf),
             "offsets": self.file(parts, stem + ".offsets.memmap", key, offsets, offsets.shape, None),
         }
         if lengths is not None:

@@ -138,7 +138,7 @@ class _Writer:
             for file in self.plan.leaves:
                 if file.same_as is None and not self._linked(file):
                     self._create(file, pool, running, report)
-                if len(running) > 4 * self.options.num_threads:
+                if running and len(running) > 4 * self.options.num_threads:
                     running.pop(0)[1].result()
             for _, future in running:
                 future.result()
@@ -170,7 +170,7 @@ class _Writer:
 
     def _fill(self, file: LeafFile, fd: int, path: str, report: Callable[[int], None]) -> None:
         try:
-            if self.options.like:
+            if self.options.like and file.leaf is not None:
                 _fs.set_size(fd, file.nbytes)
             else:
                 self._write_elements(file, fd, report)
@@ -298,7 +298,7 @@ def save_anonymous(tree: Core, *, inplace: bool, like: bool = False, copy_existi
         OSError: there is no room.
     """
     plan = Plan()
-    collect(tree, plan)
+    collect(tree, plan, content=not like)
     mapped: dict[int, Tensor] = {}
     files: dict[LeafFile, MemoryMappedTensor] = {}
     offsets: dict[LeafFile, int] = {}
@@ -316,7 +316,7 @@ def save_anonymous(tree: Core, *, inplace: bool, like: bool = False, copy_existi
         if first is not None and file not in files:
             files[file] = MemoryMappedTensor._on(files[first].detach(), files[first]._place)
         elif file not in files:
-            files[file] = _anonymous(file, shared, offsets[file], like)
+            files[file] = _anonymous(file, shared, offsets[file], like and file.leaf is not None)
         if file.leaf is not None:
             mapped[id(file.leaf)] = files[file]
     for leaf, parts, ragged in plan.jagged:

@@ -26,7 +26,7 @@ from ._anonymous import AnonymousFile
 from ._dtypes import elements, storable
 from ._errors import FileTakenError, NoFileError
 from ._mapping import map_elements
-from ._shapes import Shape, as_shape, component_shapes, element_count, shape_of, shaped, show_shape
+from ._shapes import Shape, as_shape, element_count, shape_of, shaped, show_shape
 
 __all__ = ["MemoryMappedTensor", "Place"]
 
@@ -172,23 +172,12 @@ class MemoryMappedTensor(Tensor):
                     f"the tensor is stored in {here}; pass copy_existing=True to copy it to {path}"
                 )
         storable(input, f"{path or 'an anonymous file'}", content=copy_data)
-        if input.is_nested:
-            return cls._from_nested(input, path, existsok, copy_data)
-        if shape is not None:
+        if shape is not None and not input.is_nested:
             input = input.expand(torch.Size(shape))
-        if not copy_data:
-            return cls._create(input.shape, input.dtype, path, existsok=existsok, keep=True)
-        return cls._create(input.shape, input.dtype, path, existsok=existsok, content=elements(input.cpu()))
-
-    @classmethod
-    def _from_nested(
-        cls, input: Tensor, path: str | None, existsok: bool, copy_data: bool
-    ) -> MemoryMappedTensor:
-        table = component_shapes(input)
-        content = None
-        if copy_data:
-            content = torch.cat([elements(part.cpu()) for part in input.unbind()])
-        return cls._create(table, input.dtype, path, existsok=existsok, content=content, keep=not copy_data)
+        content = all_elements(input) if copy_data else None
+        return cls._create(
+            shape_of(input), input.dtype, path, existsok=existsok, content=content, keep=not copy_data
+        )
 
     @classmethod
     def _create(
@@ -290,7 +279,7 @@ class MemoryMappedTensor(Tensor):
         cls,
         storage: torch.UntypedStorage,
         *,
-        shape: torch.Size | None = None,
+        shape: Shape | None = None,
         dtype: torch.dtype | None = None,
         device: Any = None,
         index: Any = None,
@@ -315,15 +304,14 @@ class MemoryMappedTensor(Tensor):
         _check_device(device)
         dtype = dtype or torch.get_default_dtype()
         flat = torch.empty(0, dtype=dtype).set_(storage)
-        whole = flat.shape if shape is None else torch.Size(shape)
-        if whole.numel() > flat.numel():
+        whole = flat.shape if shape is None else as_shape(shape)
+        count = element_count(whole)
+        if count > flat.numel():
             raise FormatError(
-                f"the storage is too small: shape {list(whole)} of {dtype} needs {whole.numel() * dtype.itemsize} "
+                f"the storage is too small: shape {show_shape(whole)} of {dtype} needs {count * dtype.itemsize} "
                 f"bytes, it has {storage.nbytes()}"
             )
-        path = None if filename is None else os.path.abspath(filename)
-        data = flat[: whole.numel()].view(whole)
-        result = cls._on(data, Place(whole, path, handler))
+        result = cls._on(shaped(flat[:count], whole), Place(whole, _absolute(filename), handler))
         return result if index is None else result[index]
 
     @classmethod
@@ -594,6 +582,13 @@ def open_in_mode(opener: Callable[[bool], int], mode: str | None) -> tuple[int, 
         if mode == "r+" or error.errno not in _fs.NOT_WRITABLE:
             raise
         return opener(False), False
+
+
+def all_elements(tensor: Tensor) -> Tensor:
+    """Return the elements of any tensor as one uint8 vector, without a copy where there is no need."""
+    if tensor.is_nested:
+        return torch.cat([elements(part.cpu()) for part in tensor.unbind()])
+    return elements(tensor.cpu())
 
 
 def plain(tensor: Tensor) -> Tensor:
