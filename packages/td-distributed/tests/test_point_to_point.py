@@ -78,6 +78,7 @@ TREES: dict[str, Callable[[], Any]] = {
         }
     ),
     "scalar": lambda: TensorDict({"a": torch.tensor(3)}),
+    "tied": lambda: TensorDict(dict.fromkeys("ab", torch.ones(3))).consolidate(),
 }
 if HAS_TENSORCLASS:
     TREES["values"] = with_values
@@ -306,6 +307,7 @@ def reference_wire(rank: int, name: str, options: dict[str, Any]) -> Any:
         ),
         ("lazy", {}, [(0, "torch.int64", [3]), (1, "torch.int64", [3]), (2, "torch.int64", [3])], 2),
         ("flat", {"consolidated": True}, [(0, "torch.uint8", [56])], 0),
+        ("tied", {"consolidated": True}, [(0, "torch.uint8", [32])], 0),
     ],
 )
 def test_the_wire_of_the_reference(

@@ -41,7 +41,7 @@ class Taken:
         classes: those that have to be imported before the tree can be put together.
         takes_grad: whether a leaf requires grad.
         layout: where its leaves lie in the storage; None if one of them does not.
-        planned: whether that is the layout which :func:`_storage.plan` gives; None before someone looked.
+        planned: whether that is the layout on the wire of the reference; None before someone looked.
         sent: the message that announces it.
         received: the last message that was checked to have its structure and its layout.
         spare: memory in which a message like the last one can arrive.

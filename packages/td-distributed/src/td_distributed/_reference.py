@@ -7,6 +7,7 @@ member, non-tensor data sends nothing. No message says what comes, so a mismatch
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,10 @@ def in_order(collection: Any) -> list[Tensor]:
     return leaves
 
 
+#: Where the reference puts each leaf: tied ones apart.
+_plan = partial(_storage.plan, tie=False)
+
+
 def outgoing(collection: Any, consolidated: bool, device: torch.device) -> list[Tensor]:
     """Return the messages of a collection."""
     if not consolidated:
@@ -60,7 +65,7 @@ def outgoing(collection: Any, consolidated: bool, device: torch.device) -> list[
     storage = _as_it_travels(collection)
     if storage is None:
         encoded = encode(collection)
-        storage = _storage.gathered(_storage.plan(encoded), encoded.leaves)
+        storage = _storage.gathered(_plan(encoded), encoded.leaves)
     return [storage.to(device)]
 
 
@@ -80,7 +85,7 @@ def receive(collection: Any, consolidated: bool, peer: Any) -> None:
         peer.recv(storage)
         return
     encoded = encode(collection)
-    layout = _storage.plan(encoded)
+    layout = _plan(encoded)
     arrived = peer.recv(room(layout.nbytes, device))
     for leaf, view in zip(encoded.leaves, _storage.Views(arrived).leaves(layout), strict=True):
         leaf.detach().copy_(view)
@@ -93,7 +98,7 @@ def _as_it_travels(collection: Any) -> Tensor | None:
     if state is None or taken is None or taken.layout is None:
         return None
     if taken.planned is None:
-        planned = _storage.plan(taken.encoded)
+        planned = _plan(taken.encoded)
         starts = [
             [span.start for leaf in each.leaves for span in leaf.spans] for each in (taken.layout, planned)
         ]

@@ -300,8 +300,12 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
     return (leaf,), None
 
 
-def plan(encoded: Encoded) -> Layout:
+def plan(encoded: Encoded, *, tie: bool = True) -> Layout:
     """Return where each leaf of a tree goes: depth first, a level's leaves where the level is.
+
+    Args:
+        encoded: the tree.
+        tie: give leaves that are one tensor one place.
 
     Raises:
         StructureError: a leaf has no dense form; names its key.
@@ -313,23 +317,25 @@ def plan(encoded: Encoded) -> Layout:
     """
     name = partial(_paths.of_leaf, encoded)
     if len(encoded.nodes) == 1:
-        return plan_leaves(encoded.leaves, name)
+        return plan_leaves(encoded.leaves, name, tie)
     order = _paths.leaves(encoded.nodes)
-    leaves, nbytes = plan_leaves([encoded.leaves[i] for i in order], lambda i: name(order[i]))
+    leaves, nbytes = plan_leaves([encoded.leaves[i] for i in order], lambda i: name(order[i]), tie)
     placed = leaves.copy()
     for i, leaf in zip(order, leaves, strict=True):
         placed[i] = leaf
     return Layout(placed, nbytes)
 
 
-def plan_leaves(leaves: Sequence[Tensor], name: Callable[[int], str] = "leaf {}".format) -> Layout:
+def plan_leaves(
+    leaves: Sequence[Tensor], name: Callable[[int], str] = "leaf {}".format, tie: bool = True
+) -> Layout:
     """Return where each of some leaves goes, in the order in which they are given.
 
     Raises:
         StructureError: a leaf has no dense form.
     """
     if {*map(_KIND, leaves)} <= {_ORDINARY}:
-        spans, nbytes = _spans(leaves)
+        spans, nbytes = _spans(leaves, tie)
         return Layout([_NEW(Leaf, ((span,), None)) for span in spans], nbytes)
     parts = []
     for i, leaf in enumerate(leaves):
@@ -337,12 +343,12 @@ def plan_leaves(leaves: Sequence[Tensor], name: Callable[[int], str] = "leaf {}"
             parts.append(pieces_of(leaf))
         except StructureError as error:
             raise StructureError(f"{name(i)}: {error}") from error
-    spans, nbytes = _spans([piece for pieces, _ in parts for piece in pieces])
+    spans, nbytes = _spans([piece for pieces, _ in parts for piece in pieces], tie)
     rest = iter(spans)
     return Layout([Leaf(tuple(islice(rest, len(pieces))), ragged) for pieces, ragged in parts], nbytes)
 
 
-def _spans(pieces: Sequence[Tensor]) -> tuple[list[Span], int]:
+def _spans(pieces: Sequence[Tensor], tie: bool) -> tuple[list[Span], int]:
     at = 0
     spans: list[Span] = []
     known: dict[int, int] = {}
@@ -350,7 +356,7 @@ def _spans(pieces: Sequence[Tensor]) -> tuple[list[Span], int]:
     for i, (address, dtype, shape, count) in enumerate(zip(*(map(look, pieces) for look in looks))):
         itemsize = dtype.itemsize
         size = count * itemsize
-        tied = known.setdefault(address, i) if size else i
+        tied = known.setdefault(address, i) if size and tie else i
         if tied != i and _same(pieces[tied], pieces[i]):
             spans.append(spans[tied])
             continue
