@@ -332,7 +332,7 @@ def test_threads_change_nothing(num_threads: int) -> None:
 def test_threads_write_the_same_file(name: str, tmp_path: Path) -> None:
     tree = TREES[name]()
     tree.consolidate(tmp_path / "one")
-    same(tree.consolidate(tmp_path / "many", num_threads=3), tree)
+    same(tree.consolidate(tmp_path / "many", num_threads=2), tree)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "many").read_bytes()
 
 

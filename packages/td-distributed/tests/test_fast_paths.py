@@ -224,10 +224,11 @@ def test_consolidating_again_gives_the_same_object() -> None:
     assert tree.consolidate(share_memory=True) is not tree
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, 2])
 def test_copying_between_equal_and_unequal_layouts(number: int) -> None:
     tree = nested().consolidate()
-    source = [nested() + 1, (nested() + 1).select("n", "a")][number].consolidate()
+    plain = nested() + 1
+    source = [plain.consolidate(), plain.select("n", "a").consolidate(), plain][number]
     tree.update_(source)
     same(tree, nested() + 1)
     assert tree.is_consolidated()

@@ -15,8 +15,9 @@ import torch
 
 from td_core import TensorDict
 from td_core.errors import StructureError
-from td_distributed import storage_of
+from td_distributed import _reference, _wire, storage_of
 from td_distributed._collectives import Parcel, unpack
+from td_distributed._delivery import Target
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -215,6 +216,26 @@ def test_a_message_of_equal_structure_and_other_values_is_never_mistaken_for_the
         source = (tree() + step).consolidate()
         same(sent(source, td), source)
         assert torch.equal(storage_of(td), storage_of(source))
+
+
+def test_the_next_large_message_arrives_in_the_memory_of_the_last_one() -> None:
+    td = TensorDict({"a": torch.ones(10_000)}).consolidate()
+    rooms = []
+    for _ in range(3):
+        message, (storage,) = _wire.outgoing(td, True)
+        target = Target(td)
+        known = target.announced(message.header)
+        rooms.append(target.room(known, torch.device("cpu")))
+        target.deliver(known, rooms[-1].copy_(storage + 1))
+        assert torch.equal(storage_of(td), rooms[-1])
+    # The first one was only remembered after it had arrived.
+    assert rooms[0] is not rooms[1] is rooms[2]
+
+
+def test_the_reference_wire_copies_no_storage_that_lies_as_it_travels() -> None:
+    td = tree().consolidate()
+    for _ in range(2):
+        assert _reference.outgoing(td, True, torch.device("cpu"))[0] is storage_of(td)
 
 
 @pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
