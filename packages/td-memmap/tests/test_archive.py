@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import zipfile
 from pathlib import Path
@@ -138,6 +139,16 @@ def test_pack_and_unpack(nest: Any, tmp_path: Path, same: Any) -> None:
     with pytest.raises(FormatError, match="no save is at"):
         td_memmap.pack_memmap(tmp_path, tmp_path / "x.tdz")
     assert not (tmp_path / "x.tdz").exists()
+
+
+def test_archives_of_other_tools(nest: Any, tmp_path: Path, same: Any) -> None:
+    nest.memmap(tmp_path / "save")
+    packed = shutil.make_archive(str(tmp_path / "other"), "zip", tmp_path / "save")
+    with zipfile.ZipFile(packed) as archive:
+        assert "n/deep/" in archive.namelist()
+    same(TensorDict.load_memmap(packed), nest)
+    td_memmap.unpack_memmap(packed, tmp_path / "again")
+    same(TensorDict.load_memmap(tmp_path / "again"), nest)
 
 
 def test_a_damaged_archive_unpacks_to_nothing(nest: Any, tmp_path: Path) -> None:

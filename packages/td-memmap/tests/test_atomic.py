@@ -22,7 +22,7 @@ import torch
 
 from td_core import TensorDict
 from td_core.errors import CodecError, FormatError
-from td_memmap import FileTakenError, _fs
+from td_memmap import FileTakenError, _commit, _fs, _owned
 from td_memmap._commit import Staging
 
 #: What reaches the file system; the rest of ``os`` computes.
@@ -416,6 +416,39 @@ def test_files_of_others_in_the_way_are_never_overwritten(tmp_path: Path) -> Non
         assert (prefix / name).read_text() == "mine"
         assert os.listdir(tmp_path) == ["save"]
         subprocess.run(["rm", "-rf", prefix], check=True)
+
+
+@pytest.mark.parametrize("taken", ["", "d", "f", "d/f"])
+def test_what_cannot_be_brought_back_is_told(taken: str, tmp_path: Path) -> None:
+    for place in (tmp_path / "old" / "d", tmp_path / "now"):
+        place.mkdir(parents=True)
+    (tmp_path / "old" / "f").write_text("mine")
+    (tmp_path / "old" / "d" / "f").write_text("mine")
+    if taken:
+        (tmp_path / "now" / taken).parent.mkdir(exist_ok=True)
+        (tmp_path / "now" / taken).write_text("taken")
+    with _fs.Tree.at_path(str(tmp_path / "old")) as old, _fs.Tree.at_path(str(tmp_path / "now")) as now:
+        assert _commit._rescue_all(old, now, _owned.Owned()) == (not taken)
+    assert (tmp_path / "now" / "f").read_text() == ("taken" if taken == "f" else "mine")
+    if taken != "d":
+        assert (tmp_path / "now" / "d" / "f").read_text() == ("taken" if taken == "d/f" else "mine")
+
+
+def test_what_may_not_be_removed_is_left_for_a_save_that_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    prefix = tmp_path / "save"
+    with monkeypatch.context() as patch:
+        patch.setattr(_fs.Tree, "remove", refuse)
+        for value in range(3):
+            TensorDict({"a": torch.tensor(value)}).memmap(prefix)
+            assert TensorDict.load_memmap(prefix)["a"] == value
+    assert len(os.listdir(tmp_path)) == 3
+    TensorDict({"a": torch.tensor(3)}).memmap(prefix)
+    assert os.listdir(tmp_path) == ["save"]
 
 
 def test_litter_that_is_in_use_or_not_ours_is_left_alone(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from td_core import TensorDict
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._missing import UNAVAILABLE
 from td_core.errors import FormatError, MissingPluginError
-from td_memmap import PickleRefusedError, inspect, pack_memmap, verify
+from td_memmap import PickleRefusedError, inspect, pack_memmap, unpack_memmap, verify
 
 Meta = dict[str, Any]
 
@@ -455,6 +455,14 @@ def test_hostile_archives(archive: Path) -> None:
     rewrite(archive, [*entries, ("../evil", b"x")])
     with pytest.raises(FormatError, match="the entry '../evil' would leave the directory it is unpacked to"):
         TensorDict.load_memmap(archive)
+    for more in (("x", b""), ("x/y", b"")), (("x/y", b""), ("x", b"")):
+        rewrite(archive, [*entries, *more])
+        with pytest.raises(FormatError, match="the entry 'x' is a file and a directory"):
+            unpack_memmap(archive, archive.with_name("unpacked"))
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        rewrite(archive, [*entries, entries[-1]])
+    with pytest.raises(FormatError, match=f"the entry '{entries[-1][0]}' is there twice"):
+        TensorDict.load_memmap(archive)
     rewrite(archive, [(name, content[:-1] if name == "a.memmap" else content) for name, content in entries])
     with pytest.raises(FormatError, match="the size is 23, expected"):
         TensorDict.load_memmap(archive)
@@ -466,6 +474,33 @@ def test_hostile_archives(archive: Path) -> None:
     rewrite(archive, [(bomb, b" " * (1 << 29) + b"{}")])
     with pytest.raises(FormatError, match="bytes, at most 536870912 are read"):
         TensorDict.load_memmap(archive)
+
+
+def test_an_encrypted_leaf_is_not_taken_for_its_content(archive: Path) -> None:
+    content = bytearray(archive.read_bytes())
+    content[content.rindex(b"PK\x01\x02") + 8] |= 1
+    archive.write_bytes(content)
+    with pytest.raises(FormatError, match="the entry 'stack/2/x.memmap' is encrypted"):
+        TensorDict.load_memmap(archive)
+
+
+def test_a_compressed_leaf_is_not_believed_its_size(archive: Path) -> None:
+    meta = {"a": {**ENTRY, "shape": [1 << 60]}, "shape": [], "_type": "<class 'tensordict._td.TensorDict'>"}
+    leaf = zipfile.ZipInfo("a.memmap")
+    leaf.compress_type = zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("meta.json", json.dumps(meta))
+        file.writestr(leaf, b"x")
+        leaf.file_size = 1 << 60
+    with pytest.raises(FormatError, match="has 1 bytes, its directory says 1152921504606846976"):
+        TensorDict.load_memmap(archive)
+
+
+def test_levels_without_an_entry_are_in_order(save: Path) -> None:
+    td = TensorDict({key: {"x": torch.ones(1)} for key in "cab"})
+    td.memmap(save)
+    edit(save / "meta.json", lambda meta: {name: meta[name] for name in ("shape", "_type")})
+    assert list(TensorDict.load_memmap(save).keys()) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("which", ["0", "1", "2"])

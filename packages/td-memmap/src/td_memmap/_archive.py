@@ -343,15 +343,17 @@ class ArchiveTree:
                 )
             if info.flag_bits & 1:
                 raise FormatError(f"{self.path}: the entry {name!r} is encrypted")
+            if name.endswith("/"):
+                # Other tools write them; every directory that matters has a file.
+                continue
+            if path in self.files:
+                raise FormatError(f"{self.path}: the entry {name!r} is there twice")
             for depth in range(1, len(path)):
                 self._listing.setdefault(path[: depth - 1], {})[path[depth - 1]] = True
-                self._listing.setdefault(path[:depth], {})
-            if name.endswith("/"):
-                self._listing.setdefault(path[:-1], {})[path[-1]] = True
-                self._listing.setdefault(path, {})
-            else:
-                self._listing.setdefault(path[:-1], {})[path[-1]] = False
-                self.files[path] = info
+            self._listing.setdefault(path[:-1], {})[path[-1]] = False
+            self.files[path] = info
+        for path in self.files.keys() & self._listing.keys():
+            raise FormatError(f"{self.path}: the entry {'/'.join(path)!r} is a file and a directory")
         if (_names.META,) not in self.files:
             raise FormatError(
                 f"{self.path} is no archive of a save: a zip file with a {_names.META} at its top is expected"
@@ -508,12 +510,11 @@ class _ArchiveReader(Reader):
             found = None if info is None else info.file_size
             raise FormatError(f"{self.tree.show(parts, name)}: the size is {found}, expected {nbytes} bytes")
         if info.compress_type != zipfile.ZIP_STORED or isinstance(shape, Tensor):
-            content = torch.empty(nbytes, dtype=torch.uint8)
-            start = 0
+            # It grows with what is really there, whatever size the archive announces.
+            content = bytearray()
             for piece in self.tree.contents(info):
-                content[start : start + len(piece)] = torch.frombuffer(bytearray(piece), dtype=torch.uint8)
-                start += len(piece)
-            return shaped(content.view(dtype), shape)
+                content += piece
+            return shaped(torch.frombuffer(content, dtype=dtype), shape)
         start = self.tree.offset(info)
         if self._whole is None:
             self._whole = self.tree.map_whole(shared=self.options.mode == "r+")

@@ -263,10 +263,12 @@ class Staging:
             _fs.rename(parent, name, parent, doomed)
         # The metadata goes last, so that it still says what is ours if this is interrupted.
         last = [path for path in mine.files if path[-1] in (_names.META, _names.MANIFEST, _names.SAVING)]
-        for path in (*mine.files.difference(last), *sorted(last, key=len, reverse=True)):
-            old.remove_path(path)
-        for parts in sorted(mine.directories - {()}, key=len, reverse=True):
-            old.remove_directory_path(parts)
+        # What only its owner may remove is litter, which the next save of that owner removes.
+        with contextlib.suppress(PermissionError):
+            for path in (*mine.files.difference(last), *sorted(last, key=len, reverse=True)):
+                old.remove_path(path)
+            for parts in sorted(mine.directories - {()}, key=len, reverse=True):
+                old.remove_directory_path(parts)
         if not _fs.remove_directory(doomed if clean else name, parent) and clean:
             # Somebody put a file there meanwhile.
             _fs.rename(parent, doomed, parent, name)
@@ -281,7 +283,7 @@ class Staging:
                 tree = Tree.at_path(name, parent)
             except OSError:
                 continue
-            with tree:
+            with tree, contextlib.suppress(PermissionError):
                 if state[1] == "old":
                     if not _fs.rename_new(parent, name, parent, self._name):
                         self._retire(tree, state[2], owned(tree))

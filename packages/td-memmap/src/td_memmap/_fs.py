@@ -246,7 +246,7 @@ class Tree:
                 ) from error
             if error.errno == errno.ENAMETOOLONG:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.show(parts)) from error
-            raise
+            raise OSError(error.errno, os.strerror(error.errno or 0), self.show(parts)) from error
         self._open[parts] = below
         if len(self._open) > _OPEN_DIRECTORIES:
             os.close(self._open.pop(next(iter(self._open))))
@@ -276,7 +276,7 @@ class Tree:
                 raise FormatError(f"{self.show(parts, name)} is a link that leaves {self.path}") from error
             if error.errno in (errno.EISDIR, errno.ENXIO):
                 raise FormatError(f"{self.show(parts, name)} is not a regular file") from error
-            raise
+            raise OSError(error.errno, os.strerror(error.errno or 0), self.show(parts, name)) from error
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
