@@ -510,6 +510,15 @@ def test_new_entries_of_a_live_save(nest: Any, prefix: Path) -> None:
     assert anonymous.make_memmap("new", (3,)).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("keys", [("entries",), ("kind",), ("entries", "kind"), ("shape",)])
+def test_new_entries_beside_any_keys(keys: tuple[str, ...], prefix: Path) -> None:
+    saved = TensorDict(dict.fromkeys(keys, torch.ones(2))).memmap(prefix)
+    saved.make_memmap("new", (2,)).fill_(7)
+    loaded = TensorDict.load_memmap(prefix)
+    assert list(loaded.keys()) == [*keys, "new"]
+    assert loaded["new"].tolist() == [7, 7]
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_new_nested_entries_of_a_live_save(prefix: Path) -> None:
     parts = [torch.arange(6.0).view(2, 3), torch.arange(4.0).view(1, 4)]

@@ -23,7 +23,7 @@ from . import _names
 from ._fs import Tree
 from ._load import Loading, load_directory
 from ._meta import LIMIT, parse_json
-from ._plan import Plan, make_plan, take_apart
+from ._plan import VERSION, Plan, make_plan, take_apart
 from ._saved import ATTACHMENT, Saved, attach, directory
 from ._shapes import as_shape, show_shape
 from ._tensor import MemoryMappedTensor, all_elements
@@ -146,7 +146,7 @@ def _declare(directory: str, name: str, entry: dict[str, Any]) -> None:
     """Add an entry to the metadata of a level, in one step."""
     with Tree.at_path(directory) as tree:
         meta = parse_json(tree.read((), _names.META, LIMIT), tree.show((), _names.META))
-        if "entries" in meta and "kind" in meta:
+        if meta.get("_format_version") == VERSION:
             meta["entries"].append([name, {**entry, "file": _names.encode_key(name)}])
         else:
             meta[name] = entry
