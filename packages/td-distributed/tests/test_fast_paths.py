@@ -7,13 +7,15 @@ import io
 import multiprocessing
 import pickle
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from td_core import TensorDict, TensorDictParams
-from td_distributed import storage_of
+from td_distributed import from_consolidated, storage_of
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -216,6 +218,18 @@ def test_sharing_moves_the_storage_at_once() -> None:
     tree = nested().consolidate().share_memory_()
     assert tree.is_shared() and tree.is_consolidated()
     assert storage_of(tree).is_shared()
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_what_lies_in_a_file_can_be_shared_with_other_processes(tmp_path: Path, shares: bool) -> None:
+    path = tmp_path / "file"
+    for tree in (nested().consolidate(path), from_consolidated(path)):
+        if shares:
+            tree.share_memory_()
+        other = pickle.loads(ForkingPickler.dumps(tree))
+        other["a"].fill_(9)
+        assert tree.is_shared() and tree["a"].unique().tolist() == [9]
+        same(from_consolidated(path), nested())
 
 
 def test_consolidating_again_gives_the_same_object() -> None:

@@ -10,6 +10,7 @@ reference, which therefore refuses it clearly.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -100,8 +101,9 @@ def _put_alone(path: Path, part: tuple[int, Tensor]) -> None:
 
 def map_file(path: Path) -> Tensor:
     """Return a file as a private mapping: writes to it never reach the file."""
-    size = path.stat().st_size
-    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    # torch.from_file() gives what torch takes for shared memory: share_memory_() would do nothing, and a queue fail.
+    with open(path, "rb", buffering=0) as file:
+        return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
 
 
 def read(path: str | Path) -> tuple[Any, Tensor, bool]:
