@@ -100,6 +100,8 @@ def test_without_prefix_the_files_vanish_with_the_collection(nest: Any, same: An
     assert saved.saved_path is None
     again = saved.memmap()
     assert again["a"] is saved["a"]
+    kept = TensorDict({"n": saved["n"], "new": torch.ones(3)}, batch_size=[3]).memmap()
+    assert kept["n", "i"] is saved["n", "i"]
     assert again.is_memmap()
     assert nest.memmap_() is nest
     assert nest.memmap_() is nest
@@ -125,6 +127,26 @@ def test_saving_what_is_mapped_there_links_it_and_elsewhere_is_refused(
     same(saved.memmap(other, copy_existing=True), nest)
     same(saved[:2].memmap(prefix, copy_existing=True), nest[:2])
     same(saved, nest)
+
+
+def test_what_was_turned_in_place_is_no_longer_what_the_file_holds(prefix: Path) -> None:
+    saved = TensorDict({"a": torch.arange(9).view(3, 3)}).memmap(prefix)
+    saved["a"].t_()
+    wanted = torch.arange(9).view(3, 3).t()
+    assert torch.equal(pickle.loads(pickle.dumps(saved["a"])), wanted)
+    with pytest.raises(FileTakenError, match="pass copy_existing=True"):
+        saved.memmap(prefix)
+    saved.memmap(prefix, copy_existing=True)
+    assert torch.equal(TensorDict.load_memmap(prefix)["a"], wanted)
+
+
+def test_a_longer_file_is_cut_to_its_leaf(prefix: Path) -> None:
+    TensorDict({"a": torch.ones(2)}).memmap(prefix)
+    with open(prefix / "a.memmap", "ab") as file:
+        file.write(b"more")
+    TensorDict.load_memmap(prefix).memmap(prefix)
+    assert os.stat(prefix / "a.memmap").st_size == 8
+    assert td_memmap.verify(prefix).problems == []
 
 
 def test_a_slice_saved_onto_its_own_files(prefix: Path) -> None:
@@ -267,6 +289,10 @@ def test_nested_tensors(prefix: Path, same: Any) -> None:
             assert found[key].layout == leaf.layout
             for one, other in zip(found[key].unbind(), leaf.unbind(), strict=True):
                 assert torch.equal(one, other), key
+                assert torch.equal(pickle.loads(pickle.dumps(one)), other), key
+    inode = os.stat(prefix / "strided.memmap").st_ino
+    saved.memmap(prefix)
+    assert os.stat(prefix / "strided.memmap").st_ino == inode
 
 
 def test_expanded_leaves_are_written_in_full_and_tied_ones_once(prefix: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import multiprocessing
+import operator
 import os
 import pickle
 from multiprocessing.reduction import ForkingPickler
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from td_core import TensorDict
 from td_core.errors import CodecError, FormatError
 from td_memmap import FileTakenError, MemoryMappedTensor, NoFileError
 from td_memmap._dtypes import DTYPES, elements
@@ -332,6 +334,15 @@ def test_an_anonymous_file_vanishes_with_its_tensors() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_one_file_of_several_tensors_is_sent_with_the_place_of_each() -> None:
+    saved = TensorDict({"a": torch.arange(3), "b": torch.arange(6.0).view(2, 3)}).memmap()
+    for tensor in (saved["a"], saved["b"], saved["b"][1], saved["b"][:, 1:]):
+        other = pickle.loads(ForkingPickler.dumps(tensor))
+        assert torch.equal(other, tensor)
+        other.neg_()
+        assert torch.equal(other, tensor)
+
+
 def test_a_plain_pickle_of_an_anonymous_tensor_holds_the_elements() -> None:
     tensor = MemoryMappedTensor.from_tensor(torch.arange(5))
     other = pickle.loads(pickle.dumps(tensor[1:]))
@@ -348,26 +359,15 @@ def test_copies(mapped: MemoryMappedTensor) -> None:
     assert mapped[0, 1] == 1
 
 
-def add_one(queue: Any, back: Any) -> None:
-    for tensor in iter(queue.get, None):
-        tensor += 1
-        back.put(type(tensor).__name__)
-    back.put("done")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_processes_share_the_file(method: str, mapped: MemoryMappedTensor, source: Tensor) -> None:
-    context = multiprocessing.get_context(method)
     anonymous = MemoryMappedTensor.from_tensor(source)
-    queue, back = context.Queue(), context.Queue()
-    process = context.Process(target=add_one, args=(queue, back))
-    process.start()
-    for tensor in (mapped, mapped[1], anonymous, anonymous[1]):
-        queue.put(tensor)
-    queue.put(None)
-    assert [back.get(timeout=60) for _ in range(5)] == ["MemoryMappedTensor"] * 4 + ["done"]
-    process.join(60)
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        for tensor in (mapped, mapped[1], anonymous, anonymous[1]):
+            back = pool.apply(operator.iadd, (tensor, 1))
+            assert type(back) is MemoryMappedTensor
+            assert torch.equal(back, tensor)
     expected = source + 1
     expected[1] += 1
     assert torch.equal(mapped, expected)

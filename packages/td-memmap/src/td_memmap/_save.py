@@ -27,7 +27,7 @@ from ._plan import LeafFile, Plan, collect, make_plan, take_apart
 from ._progress import Progress, reporter
 from ._saved import attach
 from ._shapes import element_count, jagged, shaped
-from ._tensor import MemoryMappedTensor, Place, map_file, plain
+from ._tensor import MemoryMappedTensor, Place, is_whole, map_file, plain
 
 __all__ = ["Options", "finish", "save_anonymous", "save_directory"]
 
@@ -85,9 +85,10 @@ def _refuse_other_places(plan: Plan, prefix: str, options: Options) -> None:
         if here is None:
             continue
         target = os.path.join(real, *file.path)
-        if leaf._chain or _fs.real_path(here) != target:
+        whole = is_whole(leaf)
+        if not whole or _fs.real_path(here) != target:
             found = _fs.status(target)
-            if leaf._chain or found is None or (found.st_dev, found.st_ino) != leaf._place.identity:
+            if not whole or found is None or (found.st_dev, found.st_ino) != leaf._place.identity:
                 raise FileTakenError(
                     f"cannot save {show_path(file.key)} to {target}: it is stored in {here}; "
                     "pass copy_existing=True to copy it"
@@ -202,7 +203,7 @@ class _Writer:
         leaf, previous = file.tensor, self.staging.previous
         if (
             not isinstance(leaf, MemoryMappedTensor)
-            or leaf._chain
+            or not is_whole(leaf)
             or previous is None
             or self.staging.in_place
         ):
@@ -211,7 +212,7 @@ class _Writer:
         found = previous.stat_path(file.path)
         if found is None or not place.shared or (found.st_dev, found.st_ino) != place.identity:
             return False
-        if found.st_size != file.nbytes or leaf.shape != place.shape:
+        if found.st_size != file.nbytes:
             return False
         if not self._link(previous, file.path, file):
             return False
@@ -305,7 +306,7 @@ def save_anonymous(tree: Core, *, inplace: bool, like: bool = False, copy_existi
     end = 0
     for file in plan.leaves:
         leaf = file.tensor
-        if isinstance(leaf, MemoryMappedTensor) and not leaf._chain and not like and not copy_existing:
+        if isinstance(leaf, MemoryMappedTensor) and is_whole(leaf) and not like and not copy_existing:
             files[file] = leaf
         elif file.same_as is None:
             offsets[file] = end

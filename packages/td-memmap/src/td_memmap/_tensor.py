@@ -7,10 +7,9 @@ and pickling sends the place, not the elements.
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,6 @@ class MemoryMappedTensor(Tensor):
     __torch_function__ = plain_results
 
     _place: Place
-    _chain: tuple[Any, ...]
 
     def __new__(
         cls,
@@ -164,7 +162,7 @@ class MemoryMappedTensor(Tensor):
         path = None if filename is None else os.path.abspath(filename)
         if isinstance(input, MemoryMappedTensor):
             here = input._place.filename
-            if not input._chain and here == path and (shape is None or torch.Size(shape) == input.shape):
+            if is_whole(input) and here == path and (shape is None or torch.Size(shape) == input.shape):
                 if path is not None or input._place.file is not None:
                     return input
             elif path is not None and here is not None and not copy_existing:
@@ -433,51 +431,37 @@ class MemoryMappedTensor(Tensor):
         result = Tensor.__getitem__(self, index)
         if torch.compiler.is_compiling():
             return result
+        # The likeliest are told by their type, which takes less time than to ask for the storages.
         kind = type(index)
-        if kind is int or kind is slice:
-            return self._view(result, index)
-        plain = _plain_index(index)
-        return result if plain is None else self._view(result, plain)
+        if kind is Tensor and index.ndim:
+            return result
+        if kind is int or kind is slice or _same_storage(result, self):
+            return self._on(result, self._place)
+        return result
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.unbind(0))
 
-    def _view(self, data: Tensor, index: Any) -> MemoryMappedTensor:
-        result = data.as_subclass(MemoryMappedTensor)
-        result._place = self._place
-        result._chain = (*self._chain, index)
-        return result
-
     def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
         """Return the slices along a dim, each a view on the same file."""
-        parts = Tensor.unbind(self, dim)
-        if torch.compiler.is_compiling() or self.is_nested:
-            return parts
-        lead = (slice(None),) * (dim % self.ndim)
-        return tuple(self._view(part, (*lead, i)) for i, part in enumerate(parts))
+        return self._located(Tensor.unbind(self, dim))
 
     def split_with_sizes(self, split_sizes: Sequence[Any], dim: int = 0) -> tuple[Tensor, ...]:
         """Return consecutive parts along a dim, each a view on the same file."""
-        return self._located(Tensor.split_with_sizes(self, split_sizes, dim), dim)
+        return self._located(Tensor.split_with_sizes(self, split_sizes, dim))
 
     def split(self, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
         """Return consecutive parts along a dim, each a view on the same file."""
-        return self._located(torch.split(self.detach(), split_size, dim), dim)
+        return self._located(torch.split(self.detach(), split_size, dim))
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         """Return consecutive parts along a dim, each a view on the same file."""
-        return self._located(Tensor.chunk(self, chunks, dim), dim)
+        return self._located(Tensor.chunk(self, chunks, dim))
 
-    def _located(self, parts: Sequence[Tensor], dim: int) -> tuple[Tensor, ...]:
+    def _located(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if torch.compiler.is_compiling():
             return tuple(parts)
-        lead = (slice(None),) * (dim % self.ndim)
-        start, located = 0, []
-        for part in parts:
-            stop = start + part.shape[dim]
-            located.append(self._view(part, (*lead, slice(start, stop))))
-            start = stop
-        return tuple(located)
+        return tuple(self._on(part, self._place) for part in parts)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         # A copy must not share its elements with the original, so it cannot be on the same file.
@@ -489,12 +473,11 @@ class MemoryMappedTensor(Tensor):
         place = self._place
         if place.filename is None:
             return _from_elements, (Tensor.clone(self),)
-        return _from_path, (place.filename, self.dtype, place.shape, self._chain, place.mode)
+        return _from_path, (place.filename, self.dtype, place.shape, place.mode, _look(self))
 
 
 # A view made inside torch (a Parameter of a mapped tensor) has no place of its own.
 MemoryMappedTensor._place = Place(torch.Size())
-MemoryMappedTensor._chain = ()
 
 
 def _share(tensor: MemoryMappedTensor) -> Any:
@@ -502,32 +485,56 @@ def _share(tensor: MemoryMappedTensor) -> Any:
     place = tensor._place
     if place.file is None:
         return tensor.__reduce_ex__(4)
-    return _from_anonymous, (place.file, place.offset, tensor.dtype, place.shape, tensor._chain)
+    return _from_anonymous, (place.file, place.offset, tensor.dtype, place.shape, _look(tensor))
 
 
 ForkingPickler.register(MemoryMappedTensor, _share)
 
 
+#: How a view looks at the elements of its place: size, strides and storage offset; None for all of them, in order.
+_Look = tuple[torch.Size, tuple[int, ...], Any] | None
+
+
+def _look(tensor: MemoryMappedTensor) -> _Look:
+    return None if is_whole(tensor) else (tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def is_whole(tensor: MemoryMappedTensor) -> bool:
+    """Tell whether a tensor shows everything at its place, as it stands there: views do not, nor one after ``t_()``."""
+    place = tensor._place
+    if tensor.is_nested or isinstance(place.shape, Tensor):
+        return tensor.is_nested
+    start = tensor.storage_offset() * tensor.element_size()
+    return tensor.shape == place.shape and tensor.is_contiguous() and start == place.offset
+
+
+def _same_storage(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
 def _from_path(
-    filename: str, dtype: torch.dtype, shape: Shape, chain: tuple[Any, ...], mode: str | None
+    filename: str, dtype: torch.dtype, shape: Shape, mode: str | None, look: _Look
 ) -> MemoryMappedTensor:
-    return _indexed(MemoryMappedTensor.from_filename(filename, dtype, shape, mode=mode), chain)
+    return _looked(
+        lambda form: MemoryMappedTensor.from_filename(filename, dtype, form, mode=mode), shape, look
+    )
 
 
 def _from_anonymous(
-    file: AnonymousFile, offset: int, dtype: torch.dtype, shape: Shape, chain: tuple[Any, ...]
+    file: AnonymousFile, offset: int, dtype: torch.dtype, shape: Shape, look: _Look
 ) -> MemoryMappedTensor:
-    return _indexed(_on_anonymous(MemoryMappedTensor, file, offset, dtype, shape), chain)
+    return _looked(lambda form: _on_anonymous(MemoryMappedTensor, file, offset, dtype, form), shape, look)
 
 
 def _from_elements(values: Tensor) -> MemoryMappedTensor:
     return MemoryMappedTensor.from_tensor(values)
 
 
-def _indexed(tensor: Any, chain: tuple[Any, ...]) -> MemoryMappedTensor:
-    for index in chain:
-        tensor = tensor[index]
-    return tensor  # type: ignore[no-any-return]
+def _looked(opener: Callable[[Shape], MemoryMappedTensor], shape: Shape, look: _Look) -> MemoryMappedTensor:
+    if look is None:
+        return opener(shape)
+    flat = opener(torch.Size([element_count(shape)]))
+    return MemoryMappedTensor._on(flat.as_strided(*look), replace(flat._place, shape=shape))
 
 
 def _on_anonymous(
@@ -636,30 +643,3 @@ def _creation(
     elif args:
         raise TypeError(f"{name}() takes its shape once; got {args} and shape={shape}")
     return as_shape(shape), dtype, path, existsok, value
-
-
-_VIEW_PARTS = (int, slice, type(None), type(...))
-
-
-def _plain_index(index: Any) -> Any:
-    """Return an index that gives a view, as ints, slices, None and Ellipsis; None stands for one that copies.
-
-    ``m[None]`` is spelled ``(None,)``, so that None can say "copies".
-    """
-    parts = index if type(index) is tuple else (index,)
-    plain = []
-    for part in parts:
-        if type(part) in _VIEW_PARTS:
-            plain.append(part)
-        elif isinstance(part, Tensor):
-            if part.ndim or part.dtype == torch.bool or part.is_floating_point():
-                return None
-            plain.append(int(part))
-        elif isinstance(part, (list, tuple, range, bool)):
-            return None
-        else:
-            try:
-                plain.append(operator.index(part))
-            except TypeError:
-                return None
-    return tuple(plain)
