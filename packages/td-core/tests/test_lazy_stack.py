@@ -548,6 +548,7 @@ def test_keys_that_members_lack_are_treated_alike_in_place_and_not(inplace):
     [
         lambda td: td.state_dict(),
         lambda td: td.to_dict(),
+        lambda td: td.to_tensordict(),
         lambda td: td.to_namedtuple(),
         lambda td: td.numpy(),
         lambda td: td.pack(),

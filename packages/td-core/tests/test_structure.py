@@ -451,3 +451,55 @@ def test_depth() -> None:
     assert td.empty(recurse=True).filter_empty_().is_empty()
     td.rename_key_(path, "y").filter_empty_()
     assert list(td.keys()) == ["y"]
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda td: td.split_keys(["a"])[1],
+        lambda td: td.split_keys(["n"])[0],
+        lambda td: td.split_keys()[0],
+        lambda td: td.rename_keys({"a": "z"}),
+        lambda td: td.rename_keys({"n": "z"}).rename_keys({"z": "n"}),
+        lambda td: td.unflatten_keys(),
+    ],
+)
+def test_levels_of_a_result_are_its_own(derive, stacked) -> None:
+    td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2), "m": {"c": torch.zeros(2)}}}, [2])
+    if stacked:
+        td = td.to_lazystack()
+    keys = list(td.keys(True))
+    result = derive(td.lock_())
+    result["n", "m", "new"] = torch.ones(2)
+    assert list(td.keys(True)) == keys and ("n", "m", "new") in result.keys(True)
+    member, mine = (td[0], result[0]) if stacked else (td, result)
+    assert mine["n", "b"].data_ptr() == member["n", "b"].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("a", ("a", "b")), ("n", ("n", "deep", "er")), (("n", "b"), ("n", "b", "c"))]
+)
+def test_an_entry_is_renamed_into_a_level_in_its_place(old, new) -> None:
+    td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.ones(2)}}, [2])
+    entry = td[old]
+    assert td.rename_key_(old, new).get(new) is entry
+    assert td.batch_size == td[new[:-1]].batch_size == torch.Size([2])
+
+
+def test_an_entry_that_is_joined_twice_is_removed_once() -> None:
+    td = TensorDict({"a": torch.zeros(2)})
+    assert list(td.stack_tensors("a", "a", out_key="b").keys()) == ["b"]
+    assert list(td.cat_tensors("b", "b", out_key="c").keys()) == ["c"]
+
+
+def test_a_level_that_fits_keeps_its_batch_size_when_emptied() -> None:
+    td = TensorDict({"n": TensorDict(batch_size=[2, 3]), "m": {}}, [2])
+    empty = td.empty(recurse=True, batch_size=[2])
+    assert empty["n"].batch_size == torch.Size([2, 3])
+    assert td.empty(recurse=True, batch_size=[3])["n"].batch_size == torch.Size([3])
+
+
+def test_without_leaves_the_batch_size_stays() -> None:
+    td = TensorDict({"n": {}}, [2, 3]).auto_batch_size_()
+    assert td.batch_size == td["n"].batch_size == torch.Size([2, 3])

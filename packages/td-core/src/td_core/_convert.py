@@ -308,6 +308,9 @@ class Converting(Core):
         Args:
             retain_none: True adds the fields of a tensorclass that are None, as such values.
 
+        Raises:
+            KeyMismatchError: a lazy stack hides entries, which would be lost.
+
         >>> from td_core import TensorDict
         >>> td = TensorDict({"a": 1})
         >>> td.to_tensordict()["a"] is td["a"]
@@ -318,7 +321,7 @@ class Converting(Core):
         todo: list[tuple[Core, dict[str, Child]]] = [(self, top)]
         while todo:
             node, out = todo.pop()
-            entries = node._dict_entries() if retain_none else node._children()  # type: ignore[attr-defined]
+            entries = node._dict_entries() if retain_none else node._all_children()  # type: ignore[attr-defined]
             for key, child in list(entries.items()):
                 if isinstance(child, Tensor):
                     out[key] = child.clone()

@@ -248,6 +248,16 @@ class LazyStackedTensorDict(TensorDictBase):
         devices = {member.device for member in self._members}
         return devices.pop() if len(devices) == 1 else None
 
+    def numel(self) -> int:
+        """Return the number of elements of the batch, of all members together; 1 without batch dims.
+
+        >>> from td_core import TensorDict
+        >>> LazyStackedTensorDict(TensorDict(batch_size=[2]), TensorDict(batch_size=[3])).numel()
+        5
+        """
+        size = self.batch_size
+        return sum(member.numel() for member in self._members) if -1 in size else size.numel()
+
     def _set_device(self, device: torch.device | None) -> None:
         for member in self._members:
             member._set_device(device)
@@ -465,11 +475,8 @@ class LazyStackedTensorDict(TensorDictBase):
                     raise
                 return self._rearranged(plan)
         picks, inner, stack_dim = along
-        if inner is not None and -1 in self.batch_size:
-            raise StructureError(
-                f"the members have different batch sizes, {[list(member.batch_size) for member in self._members]}: "
-                "apply this operation to each of them"
-            )
+        if inner is not None:
+            self._refuse_uneven(plan)
         if isinstance(picks, int):
             return self._members[picks]._transform(inner) if inner is not None else self._members[picks]
         members = self._members if picks is None else [self._members[i] for i in picks]
@@ -532,8 +539,17 @@ class LazyStackedTensorDict(TensorDictBase):
                 else self._index(nothing)
                 for pick in picks
             )
+        self._refuse_uneven(plan)
         columns = [member._explode(inner) for member in self._members]
         return tuple(self._like(part, stack_dim) for part in zip(*columns))
+
+    def _refuse_uneven(self, plan: Any) -> None:
+        """Raise StructureError where a plan for the whole stack does not fit each member."""
+        if -1 in self.batch_size[: plan.n]:
+            raise StructureError(
+                f"the members have different batch sizes, {[list(member.batch_size) for member in self._members]}: "
+                "apply this operation to each of them"
+            )
 
     def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
         mine = [item for item in items if isinstance(item, LazyStackedTensorDict)]
@@ -549,8 +565,14 @@ class LazyStackedTensorDict(TensorDictBase):
             ]
             return dense_items[0]._join(dense_items, plan, path)
         inner, stack_dim = kept
-        columns = zip(*[item._members for item in mine])
-        joined = self._like([column[0]._join(list(column), inner, path) for column in columns], stack_dim)
+        columns = [list(column) for column in zip(*[item._members for item in mine])]
+        # Members of different sizes are each joined by a plan of their own.
+        plans = [inner] * len(columns)
+        if any(-1 in item.batch_size[: plan.n] for item in mine):
+            plans = [inner.of([member.batch_size[: inner.n] for member in column]) for column in columns]
+        joined = self._like(
+            [column[0]._join(column, each, path) for column, each in zip(columns, plans)], stack_dim
+        )
         joined._empty_size = torch.Size(plan.lead + self.batch_size[plan.n :])
         return joined
 

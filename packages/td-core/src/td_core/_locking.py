@@ -39,7 +39,9 @@ def unlock(root: Core) -> None:
         LockedError: a locked collection holds ``root``.
     """
     inner: Any = root._inner()
-    if _is_held(inner):
+    stacked = None if inner._locked or inner._opaque else inner._stacked()
+    # A stack that was made to read an entry has the levels of locked collections for members.
+    if _is_held(inner) or (stacked is not None and any(_is_held(member._inner()) for member in stacked[0])):
         raise LockedError(
             f"cannot unlock this {type(inner).__name__}: it is part of a locked collection; unlock that one first"
         )

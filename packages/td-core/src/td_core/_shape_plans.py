@@ -271,6 +271,14 @@ class Join(ShapePlan):
             return tuple(range(self.n))
         return (*range(self.dim), None, *range(self.dim, self.n))
 
+    def of(self, sizes: Sequence[Shape]) -> Join:
+        """Return the plan that joins collections of other batch sizes along the same dim."""
+        return (
+            stack_plan(sizes[0], self.dim, len(sizes))
+            if self.stacks
+            else cat_plan(sizes[0], self.dim, tuple([size[self.dim] for size in sizes]))
+        )
+
     def _along(self, stack_dim: int) -> Along | None:
         if stack_dim == self.dim and not self.stacks:
             return None

@@ -81,8 +81,8 @@ def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: b
             shapes[parent].append(size)
     final: list[tuple[int, ...]] = []
     for (node, parent), size in zip(levels, sizes, strict=True):
-        # A level without leaves has any batch size: that of its parent.
-        final.append(size if size is not None else final[parent] if parent >= 0 else ())
+        # A level without leaves has any batch size: that of its parent; without leaves at all, the one that it had.
+        final.append(size if size is not None else final[parent] if parent >= 0 else tuple(node.batch_size))
         if node._stacked() is not None:
             continue
         _set_opaque(node, torch.Size(final[-1]))

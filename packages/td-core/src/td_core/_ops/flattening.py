@@ -12,6 +12,7 @@ from .._keys import join_key
 from .._nodes import dense
 from .._views import IsLeaf
 from ..errors import KeyTakenError
+from .key_trees import shallow
 
 
 def flat_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str, Child]:
@@ -63,12 +64,17 @@ def _flat_collision(root: Core, separator: str, is_leaf: IsLeaf | None) -> KeyTa
     )
 
 
-def nested_entries(root: Core, separator: str) -> dict[str, Child]:
-    """Return the entries of ``root`` with keys split at ``separator``; new levels are of the canonical kind."""
+def nested_entries(root: Core, separator: str, *, own: bool) -> dict[str, Child]:
+    """Return the entries of ``root`` with keys split at ``separator``; new levels are of the canonical kind.
+
+    ``own`` copies the levels that are there already.
+    """
     # Levels are plain dicts until all keys are placed: no entry of a collection is one.
     top: dict[str, Child] = {}
     levels: list[tuple[dict[str, Child], str, dict[str, Child], Core | None]] = []
     for key, child in list(root._children().items()):
+        if own and not isinstance(child, Tensor) and not child._opaque:
+            child = shallow(child)
         if separator not in key:
             if key not in top:
                 top[key] = child

@@ -294,7 +294,7 @@ class Joining(Shaping):
         target = unravel_key_to_tuple(out_key)
         self.set(target, join([self._get_path(path) for path in paths]))
         if not keep_entries:
-            for path in paths:
+            for path in dict.fromkeys(paths):
                 if path != target:
                     self.del_(path)
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from .._collection import Core, missing_key
 from .._keys import unravel_key_to_tuple
 from .._names import Names, check_names
+from .._nodes import dense
 from .._plans import wrap_dim
 from .._ragged import merged_shape
 from .._views import shown
@@ -319,6 +320,8 @@ class Metadata(Core):
     def data_ptr(self, *, storage: bool = False) -> Any:
         """Return a collection of the addresses of the leaves, as int64 tensors without dims.
 
+        A lazy stack gives those of its members, under the keys ``"0"``, ``"1"``, ...
+
         Args:
             storage: the addresses of their storages instead.
 
@@ -331,7 +334,7 @@ class Metadata(Core):
         def address(leaf: Tensor) -> Tensor:
             return torch.tensor(leaf.untyped_storage().data_ptr() if storage else leaf.data_ptr())
 
-        return self.apply(address, batch_size=[], device=torch.device("cpu"))  # type: ignore[attr-defined]
+        return _addresses(self, address)
 
     def bytes(self, *, count_duplicates: bool = True) -> int:
         """Return the number of bytes of the leaves.
@@ -477,3 +480,18 @@ def _distinct(leaves: list[Tensor]) -> list[Tensor]:
     """Return the leaves without those that are the same view of the same memory."""
     found = {(leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device): leaf for leaf in leaves}
     return list(found.values())
+
+
+def _addresses(node: Core, address: Callable[[Tensor], Tensor]) -> Any:
+    if node._opaque:
+        return node
+    stacked = node._stacked()
+    children = node._children() if stacked is None else {str(i): each for i, each in enumerate(stacked[0])}
+    return dense(
+        {
+            key: address(child) if isinstance(child, Tensor) else _addresses(child, address)
+            for key, child in children.items()
+        },
+        torch.Size(()),
+        torch.device("cpu"),
+    )

@@ -283,7 +283,26 @@ def _one_dim(node: Any, name: str, dim: Any) -> int:
 
 def _tensors(node: Any, name: str) -> list[Tensor]:
     entries = node.values(include_nested=True, leaves_only=True)
-    leaves = [entry for entry in entries if isinstance(entry, Tensor)]
+    return _checked(node, name, [entry for entry in entries if isinstance(entry, Tensor)])
+
+
+def _apart(node: Any, name: str) -> list[Tensor]:
+    """Return every leaf, those of the members of lazy stacks each by itself, which need not stack."""
+    leaves: list[Tensor] = []
+    todo = [node]
+    for level in todo:
+        stacked = None if level._opaque else level._stacked()
+        for child in level._children().values() if stacked is None else stacked[0]:
+            if isinstance(child, Tensor):
+                leaves.append(child)
+            elif child._shows_tensor:
+                leaves.append(child._unwrap())
+            elif not child._opaque:
+                todo.append(child)
+    return _checked(node, name, leaves)
+
+
+def _checked(node: Any, name: str, leaves: list[Tensor]) -> list[Tensor]:
     if not leaves:
         raise ValueError(f"{name}(reduce=True) needs a leaf; this {type(node).__name__} has none")
     return leaves
@@ -297,9 +316,9 @@ def _features_together(node: Any, name: str) -> Tensor:
 
 def _together(node: Any, name: str, dim: int | None) -> Tensor:
     """Return all elements of all leaves in one dim, or the leaves behind each other along ``dim``."""
-    leaves = _tensors(node, name)
     if dim is None:
-        return torch.cat([leaf.flatten() for leaf in leaves])
+        return torch.cat([leaf.flatten() for leaf in _apart(node, name)])
+    leaves = _tensors(node, name)
     shapes = [list(leaf.shape) for leaf in leaves]
     try:
         return torch.cat(leaves, dim)

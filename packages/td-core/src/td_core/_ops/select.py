@@ -13,7 +13,7 @@ from .._collection import Core
 from .._foreach import foreach, op
 from .._locking import refuse_if_locked
 from ..errors import BatchSizeError
-from .operands import check_writes
+from .operands import check_writes, parts_along
 from .shape import Shaping
 
 SelfT = TypeVar("SelfT", bound="Selecting")
@@ -278,6 +278,12 @@ def _completed(node: Core, ref: Core, value: float) -> Any:
     def fill(leaf: Tensor) -> Tensor:
         return torch.full_like(leaf, value)
 
+    stacked = node._stacked() or ref._stacked()
+    if stacked is not None:
+        # By member: a lazy stack hides what not all of them have.
+        kind = ref if node._stacked() is None else node
+        sides = zip(parts_along(node, stacked[1]), parts_along(ref, stacked[1]), strict=True)
+        return kind._like([_completed(mine, theirs, value) for mine, theirs in sides])
     children = dict(node._children())
     for key, theirs in list(ref._children().items()):
         mine = children.get(key)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from .._collection import Core
 from .._indexing import plan_index
 from .._locking import refuse_if_locked
 from .._nodes import dense
+from .._ragged import nested_tensor, refuse_hidden
 from ..errors import DepthError, StructureError
 from .entries import Entries
 from .locking import Locking, source_of
@@ -407,13 +409,15 @@ class Shaping(Entries, Locking):
     def densify(self: SelfT, layout: torch.layout = torch.strided) -> SelfT:
         """Return the collection with every lazy stack stacked; ragged entries become nested tensors.
 
-        Entries that some member of a stack lacks are left out, as the stack itself hides them.
+        A tensor that some members of a stack lack, which the stack hides, becomes a nested tensor with a component
+        without elements for each of those.
 
         Args:
             layout: the layout of those nested tensors: ``torch.strided`` or ``torch.jagged``.
 
         Raises:
             DepthError: the nesting is deeper than Python can call.
+            KeyMismatchError: what some members lack is no tensor, or has no dims.
 
         >>> from td_core import LazyStackedTensorDict, TensorDict
         >>> stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(1)}), TensorDict({"a": torch.zeros(2)}))
@@ -447,6 +451,10 @@ class Shaping(Entries, Locking):
                 entries[key] = child if isinstance(child, Tensor) else child._densify(layout)
         if stacked is None:
             return self._with_children(entries)
+        members, dim = stacked
+        for key in dict.fromkeys(chain(*[member._children() for member in members])):
+            if key not in children:
+                entries[key] = nested_tensor(key, _with_gaps(key, members), dim, layout)
         return dense(entries, self.batch_size, self.device, self._names)
 
     def _become(self: SelfT, result: SelfT, what: str) -> SelfT:
@@ -488,6 +496,16 @@ def _shape_of(entry: Any) -> Any:
 
 def _one_dim(dim: Any = None) -> Any:
     return dim
+
+
+def _with_gaps(key: str, members: Sequence[Core]) -> list[Tensor]:
+    """Return what members have under a key, with tensors without elements for those that lack it."""
+    found = [member._children().get(key) for member in members]
+    first = next(child for child in found if child is not None)
+    if not isinstance(first, Tensor) or not first.ndim:
+        refuse_hidden([member._children().keys() for member in members])
+    gap = first.new_empty((0, *first.shape[1:]))
+    return [gap if child is None else child for child in found]
 
 
 def _canonical(leaf: Tensor) -> Tensor:

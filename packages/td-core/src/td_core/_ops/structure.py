@@ -24,7 +24,7 @@ from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .batch_size import as_batch_size
 from .flattening import flat_entries, nested_entries
-from .key_trees import Asked, KeyTree, Row, build, key_tree, restrict
+from .key_trees import Asked, KeyTree, Row, build, key_tree, restrict, shallow
 from .locking import source_of
 from .update import Updating
 
@@ -159,8 +159,9 @@ class Structure(Updating):
             for tree in trees:
                 _remove_in_place(self, tree, prune=not reproduce_struct)
             rest = self
-        elif rest is self:
-            rest = self._with_children(self._children())
+        else:
+            # Levels are not shared, so that to change a result changes nothing else.
+            parts, rest = list(map(shallow, parts)), shallow(rest)
         if reproduce_struct:
             parts = [shell.update(part) for shell, part in zip(shells, parts, strict=True)]
         return (*parts, rest)
@@ -251,7 +252,8 @@ class Structure(Updating):
             if size is not None:
                 result._set_batch_size(size)
         if recurse and (members is None or size is not None):
-            for key, child in list(self._children().items()):
+            for key in list(self._children()):
+                child = self._stand_in(key)
                 if not isinstance(child, Tensor) and not child._opaque:
                     result._set_child(key, _empty_levels(child, size))
         if device is not NO_DEFAULT:
@@ -322,15 +324,10 @@ class Structure(Updating):
             raise TypeError(f"the separator is a non-empty string; got {separator!r}")
         if inplace:
             refuse_if_locked(self, "unflatten the keys in place")
-            _replace_all(self, self.unflatten_keys(separator))
+            _replace_all(self, _unflattened(self, separator, own=False))
             self._undo = partial(_flatten_in_place, separator)
             return self
-        members = self._stacked()
-        result: SelfT
-        if members is not None:
-            result = self._like([member.unflatten_keys(separator) for member in members[0]])
-        else:
-            result = self._with_children(nested_entries(self, separator))
+        result: SelfT = _unflattened(self, separator, own=True)
         result._undo = partial(_write_back_deep, weakref.ref(self), separator)
         return result
 
@@ -381,6 +378,15 @@ class Structure(Updating):
         if safe and new in self.keys(True):
             raise KeyTakenError(f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already")
         parent = self._get_path(old[:-1])
+        if new[: len(old)] == old:
+            # The entry makes room for the level that it goes into.
+            parent._del_child(old[-1])
+            try:
+                self._set_path(new, entry)
+            except BaseException:
+                parent._set_child(old[-1], entry)
+                raise
+            return self
         self._set_path(new, entry)
         parent._del_child(old[-1])
         return self
@@ -408,17 +414,24 @@ class Structure(Updating):
         entries = {}
         for old, new in moves:
             if strict or old in self.keys(True):
-                entries[new] = self._get_path(old)
+                entry = self._get_path(old)
+                entries[new] = entry if isinstance(entry, Tensor) or entry._opaque else shallow(entry)
         if len(entries) < len(moves) and len({new for _, new in moves}) < len(moves):
             raise KeyTakenError(f"cannot rename: two entries would have one key in {dict(mapping)!r}")
-        result = _without(self, key_tree([old for old, _ in moves], longest=False), prune=False)
+        result = shallow(_without(self, key_tree([old for old, _ in moves], longest=False), prune=False))
         for new, entry in entries.items():
             if new in result.keys(True):
                 raise KeyTakenError(f"cannot rename: there is an entry {show_path(new)} already")
-            if len(new) > 1:
-                result = _own_levels(result, new[:-1])
             result._set_path(new, entry)
         return result  # type: ignore[no-any-return]
+
+
+def _unflattened(root: Core, separator: str, *, own: bool) -> Any:
+    """Return ``root`` with split keys; ``own`` copies the levels that are there already."""
+    stacked = root._stacked()
+    if stacked is not None:
+        return root._like([_unflattened(member, separator, own=own) for member in stacked[0]])
+    return root._with_children(nested_entries(root, separator, own=own))
 
 
 def _without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
@@ -511,29 +524,19 @@ def _is_bare(node: Core) -> bool:
     return not node._children() if stacked is None else all(map(_is_bare, stacked[0]))
 
 
-def _own_levels(root: Core, path: tuple[str, ...]) -> Any:
-    """Return ``root`` with the existing levels along ``path`` replaced by copies, so that they can be written to."""
-    node: Core = root
-    for part in path:
-        child = node._children().get(part)
-        if child is None or isinstance(child, Tensor) or child._opaque:
-            break
-        copy = child._shallow()
-        node._set_child(part, copy)
-        node = copy
-    return root
-
-
 def _empty_levels(root: Core, batch_size: torch.Size | None) -> Any:
     rows: list[Row] = [(root, {}, None, "")]
     for node, children, _, _ in rows:
-        for key, child in list(node._children().items()):
+        for key in list(node._children()):
+            child = node._stand_in(key)
             if not isinstance(child, Tensor) and not child._opaque:
                 children[key] = None
                 rows.append((child, {}, children, key))
     built: Any = None
     for node, children, parent, key in reversed(rows):
-        if batch_size is None:
+        if batch_size is None or (
+            node._stacked() is None and node.batch_size[: len(batch_size)] == batch_size
+        ):
             built = node._with_children(children)
         elif node._stacked() is None:
             built = node._with_children(children, batch_size=batch_size, names=None)

@@ -240,7 +240,14 @@ class Updating(Entries):
         """
         path = unravel_key_to_tuple(key)
         parent = self._get_path(path[:-1])
-        entry = self._get_path(path)
+        try:
+            entry = self._get_path(path)
+        except StructureError:
+            if parent._stacked() is None:
+                raise
+            # The members' entries do not stack: each is written by itself, as far as the index stays in the batch dims.
+            parent._assign(index, {path[-1]: value}, non_blocking=non_blocking)
+            return self
         if not isinstance(entry, Tensor):
             entry._assign(index, value, non_blocking=non_blocking)
             return self

@@ -1,0 +1,165 @@
+"""Lazy stacks whose members differ, in keys, shapes or batch sizes: each operation does to every member what it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from td_core import LazyStackedTensorDict, TensorDict
+from td_core.errors import KeyMismatchError, LockedError, StructureError
+
+
+def uneven_keys() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(
+        TensorDict({"a": torch.arange(2.0), "n": {"b": torch.ones(3)}, "only": torch.ones(3)}),
+        TensorDict({"a": torch.arange(2.0) + 5, "n": {"b": torch.ones(3), "rare": torch.ones(1)}}),
+    )
+
+
+def uneven_shapes() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(
+        *[TensorDict({"a": torch.arange(n + 2.0), "n": {"b": torch.ones(n, 2)}}) for n in (1, 2)]
+    )
+
+
+def uneven_sizes() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(
+        *[TensorDict({"a": torch.arange(2.0 * n).view(n, 2), "n": {"b": torch.ones(n)}}, [n]) for n in (2, 3)]
+    )
+
+
+STACKS = {"keys": uneven_keys, "shapes": uneven_shapes, "sizes": uneven_sizes}
+MASK = torch.tensor([True, False])
+
+
+def members_of(result) -> list[dict]:
+    return [
+        {"batch_size": member.batch_size, **dict(member.items(True, True))} for member in result.tensordicts
+    ]
+
+
+def check(result, expected) -> None:
+    for mine, wanted in zip(members_of(result), expected, strict=True):
+        assert mine.keys() == {"batch_size", *wanted.keys(True, True)}
+        assert mine.pop("batch_size") == wanted.batch_size
+        for key, leaf in mine.items():
+            assert torch.equal(leaf, wanted[key])
+
+
+#: What an operation on a stack does, and what it does to a member.
+BY_MEMBER = {
+    "stack": (lambda td: torch.stack([td, td.clone()], 1), lambda td, i: torch.stack([td, td], 0)),
+    "stack at the front": (lambda td: torch.stack([td, td]), lambda td, i: torch.stack([td, td])),
+    "unsqueeze": (lambda td: td.unsqueeze(0), lambda td, i: td.unsqueeze(0)),
+    "where, filled": (
+        lambda td: td.where(MASK, td.exclude("a").apply(torch.zeros_like), pad=7),
+        lambda td, i: td if i == 0 else td.apply(torch.zeros_like).update({"a": torch.full_like(td["a"], 7)}),
+    ),
+    "where, filled on the other side": (
+        lambda td: td.exclude("a").where(MASK, td.apply(torch.zeros_like), pad=7),
+        lambda td, i: (
+            td.apply(torch.zeros_like) if i else td.clone().update({"a": torch.full_like(td["a"], 7)})
+        ),
+    ),
+    "split_keys": (lambda td: td.split_keys(["a"])[1], lambda td, i: td.exclude("a")),
+    "split_keys without any": (lambda td: td.split_keys()[0], lambda td, i: td),
+    "set_at_": (
+        lambda td: td.clone().set_at_("a", 9, 1),
+        lambda td, i: (
+            td.clone().apply_(lambda leaf: leaf).set_("a", torch.full_like(td["a"], 9)) if i else td
+        ),
+    ),
+    "set_at_ a mask": (
+        lambda td: td.clone().set_at_("a", 9, 0),
+        lambda td, i: td if i else td.clone().set_("a", torch.full_like(td["a"], 9)),
+    ),
+    "rename_key_ into itself": (
+        lambda td: td.clone().rename_key_("a", ("a", "deep")),
+        lambda td, i: td.exclude("a").update({"a": {"deep": td["a"]}}),
+    ),
+}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("operation", BY_MEMBER)
+def test_every_member_gets_its_part(operation, stack):
+    on_stack, on_member = BY_MEMBER[operation]
+    td = STACKS[stack]()
+    check(on_stack(td), [on_member(member, i) for i, member in enumerate(td.tensordicts)])
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_members_of_different_batch_sizes_are_concatenated_one_by_one(dim):
+    td = uneven_sizes()
+    check(torch.cat([td, td], dim), [torch.cat([member, member], 0) for member in td.tensordicts])
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("name", ["sum", "mean", "std", "prod", "amax", "nansum"])
+def test_all_elements_are_reduced_together_though_they_do_not_stack(name, stack):
+    td = STACKS[stack]()
+    together = torch.cat([leaf.flatten() for member in td.tensordicts for leaf in member.values(True, True)])
+    torch.testing.assert_close(getattr(td, name)(reduce=True), getattr(together, name)())
+
+
+@pytest.mark.parametrize(
+    ("size", "read"),
+    [
+        (5, lambda td: td.numel()),
+        ([2], lambda td: list(td.empty(recurse=True, batch_size=[2])["n"].batch_size)),
+        ([2, 4], lambda td: list(td.new_zeros(2, 4, empty_lazy=True)["n"].batch_size)),
+        (["n"], lambda td: list(td.new_zeros(2, 4, empty_lazy=True).keys(True))),
+    ],
+)
+def test_sizes_of_what_does_not_stack(read, size):
+    assert read(uneven_sizes()) == size
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_addresses_are_those_of_the_members(stack):
+    td = STACKS[stack]()
+    addresses = td.data_ptr()
+    for i, member in enumerate(td.tensordicts):
+        for key, leaf in member.items(True, True):
+            key = (key,) if isinstance(key, str) else key
+            assert addresses[(str(i), *key)] == leaf.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda td: td.cummax(1),
+        lambda td: td.cummin(1, return_indices=False),
+        lambda td: td.unbind(1),
+        lambda td: td.split(1, 1),
+        lambda td: td.unsqueeze(-1),
+        lambda td: td.flip(1),
+    ],
+)
+def test_a_dim_that_differs_between_members_is_refused(operation):
+    with pytest.raises(StructureError, match=r"different batch sizes, \[\[2\], \[3\]\]"):
+        operation(uneven_sizes())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_densify_keeps_what_the_stack_hides(layout):
+    dense = uneven_keys().densify(layout)
+    assert [part.tolist() for part in dense["only"].unbind()] == [[1, 1, 1], []]
+    assert [part.tolist() for part in dense["n", "rare"].unbind()] == [[], [1]]
+
+
+@pytest.mark.parametrize("hidden", [torch.tensor(1.0), TensorDict({"b": torch.ones(2)})])
+def test_densify_refuses_what_cannot_be_empty(hidden):
+    stack = LazyStackedTensorDict(TensorDict({"only": hidden}), TensorDict())
+    with pytest.raises(KeyMismatchError, match="'only'"):
+        stack.densify()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_level_of_a_locked_stack_is_not_unlocked_by_itself(dim):
+    stack = TensorDict({"n": {"b": torch.zeros(2, 3)}}, [2, 3]).to_lazystack(dim).lock_()
+    with pytest.raises(LockedError, match="part of a locked collection"):
+        stack["n"].unlock_()
+    stack.unlock_()
+    assert not stack["n"].unlock_().is_locked
