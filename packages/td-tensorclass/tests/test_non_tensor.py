@@ -452,3 +452,9 @@ class TestStateDicts:
             "a",
             "b",
         ]
+
+
+def test_collections_in_a_list_are_values() -> None:
+    first, second = TensorDict({"a": [1, 2]}, [2]), TensorDict({"a": 1})
+    td = TensorDict({"items": [first, second]}, [2])
+    assert td["items"][0] is first and td["items"][1] is second

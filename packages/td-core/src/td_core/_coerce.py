@@ -191,8 +191,8 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
 def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
     if value and all(isinstance(item, Tensor) for item in value):
         return torch.stack(list(value)) if len({item.shape for item in value}) == 1 else None
-    if value and isinstance(value[0], (str, bytes, dict, type(None))):
-        # No array of numbers starts like this, and torch.compile cannot trace numpy's answer.
+    if value and isinstance(value[0], (str, bytes, dict, type(None), Core)):
+        # No array of numbers starts like this, collections would be taken apart, and torch.compile cannot trace numpy's answer.
         return None
     first: Any = value if isinstance(value, list) else None
     while isinstance(first, list) and first:
