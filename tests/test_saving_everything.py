@@ -142,6 +142,13 @@ def test_a_value_alone(place: Path) -> None:
         assert loaded.batch_size == stack.batch_size == (2, 2)[:depth]
 
 
+@pytest.mark.parametrize("size", [(2, 0), (2, 3, 0), (2, 0, 3), (1, 0, 0)])
+def test_a_stack_without_elements_keeps_its_batch_size(size: tuple[int, ...], place: Path) -> None:
+    stack = NonTensorStack(*(NonTensorData("x", batch_size=size[1:]) for _ in range(size[0])))
+    TensorDict({"v": stack}, batch_size=size).memmap(place)
+    assert TensorDict.load_memmap(place).get("v").batch_size == size
+
+
 def test_a_stack_of_equally_long_lists_is_not_a_stack_of_two_dims(place: Path) -> None:
     td = TensorDict({"v": NonTensorStack(NonTensorData([1, 2]), NonTensorData([3, 4]))}, batch_size=[2])
     td.memmap(place)

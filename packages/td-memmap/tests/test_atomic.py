@@ -406,7 +406,7 @@ def test_files_of_others_stay_and_stale_ones_of_ours_go(tmp_path: Path) -> None:
 
 def test_files_of_others_in_the_way_are_never_overwritten(tmp_path: Path) -> None:
     prefix = tmp_path / "save"
-    for name in ("a.memmap", "n/b.memmap", "n"):
+    for name in ("a.memmap", "n/b.memmap", "n", "n/meta.json", "%manifest.json"):
         prefix.mkdir()
         (prefix / name).parent.mkdir(exist_ok=True)
         (prefix / name).write_text("mine")

@@ -283,6 +283,30 @@ def test_wrong_files(damage: Any, message: str, mode: str | None, save: Path) ->
     assert snapshot(save.parent) == before
 
 
+@pytest.mark.parametrize("offsets", [[-1, 2, 3], [1, 2, 4], [0, 3, 2], [0, -1, 3], [0, 2, 1 << 62]])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_wrong_offsets(offsets: list[int], tmp_path: Path) -> None:
+    parts = [torch.ones(2, 2), torch.ones(1, 2)]
+    TensorDict({"j": torch.nested.nested_tensor(parts, layout=torch.jagged)}).memmap(tmp_path / "save")
+    (file,) = (tmp_path / "save").glob("*.offsets.memmap")
+    file.write_bytes(torch.tensor(offsets).numpy().tobytes())
+    with pytest.raises(FormatError, match="the offsets is .*, expected increasing, within 3"):
+        TensorDict.load_memmap(tmp_path / "save")
+
+
+@pytest.mark.parametrize("lengths", [[-1, 2], [13, 1], [1, 1 << 62], [1, -(1 << 62)], [3, 6]])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_wrong_lengths(lengths: list[int], tmp_path: Path) -> None:
+    leaf = torch.nested.narrow(
+        torch.arange(12).view(2, 6), 1, torch.tensor([1, 2]), torch.tensor([3, 2]), layout=torch.jagged
+    )
+    TensorDict({"j": leaf}).memmap(tmp_path / "save")
+    (file,) = (tmp_path / "save").glob("*.lengths.memmap")
+    file.write_bytes(torch.tensor(lengths).numpy().tobytes())
+    with pytest.raises(FormatError, match="the lengths is .*, expected from the offsets, within 12"):
+        TensorDict.load_memmap(tmp_path / "save")
+
+
 def test_what_is_legal(save: Path) -> None:
     (save / "stray.memmap").write_text("x")
     (save / "stray").mkdir()

@@ -437,6 +437,26 @@ def test_subpaths(nest: Any, prefix: Path, same: Any) -> None:
             TensorDict.load_memmap(prefix, subpath=wrong)
 
 
+def test_a_subpath_beside_a_key_that_is_called_like_what_a_class_wraps(prefix: Path, same: Any) -> None:
+    td = TensorDict({"_tensordict": {"_tensordict": {"a": torch.ones(1)}}, "n": {"b": torch.ones(2)}})
+    for place in (prefix, prefix.with_name("save.tdz")):
+        td.memmap(place)
+        for path in ("_tensordict", ("_tensordict", "_tensordict"), "n"):
+            same(TensorDict.load_memmap(place, subpath=path), td[path])
+
+
+def test_reads_and_writes_may_be_short(
+    nest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: Any
+) -> None:
+    real = {name: getattr(os, name) for name in ("read", "write", "pwrite")}
+    monkeypatch.setattr(os, "read", lambda fd, size: real["read"](fd, min(size, 7)))
+    monkeypatch.setattr(os, "write", lambda fd, data: real["write"](fd, data[:7]))
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real["pwrite"](fd, data[:7], at))
+    same(nest.memmap(tmp_path / "save"), nest)
+    same(nest.memmap(), nest)
+    same(TensorDict.load_memmap(tmp_path / "save"), nest)
+
+
 def test_like_creates_sparse_files(tmp_path: Path) -> None:
     datum = TensorDict({"image": torch.zeros(3, 64, 64, dtype=torch.uint8), "label": 0})
     data = datum.expand(1_000_000).memmap_like(tmp_path / "data")

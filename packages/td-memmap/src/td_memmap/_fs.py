@@ -112,8 +112,9 @@ class NewFile:
     ``with NewFile(path, replace=False) as new: ...; new.publish()``
     """
 
+    fd: int
+
     def __init__(self, path: str, *, replace: bool) -> None:
-        self.fd = -1
         self.path = path
         self._replace = replace
         self._start = os.path.join(os.path.dirname(path), _names.litter(os.path.basename(path)) + "file-")

@@ -496,6 +496,12 @@ class Reader:
         if size < 0 or int(offsets[0]) < 0 or int(offsets[-1]) > size or bool((steps < 0).any()):
             where = self.tree.show(node.parts, stem + ".offsets.memmap")
             raise damaged(where, node.key, "the offsets", offsets.tolist()[:10], f"increasing, within {size}")
+        # Not the sum of both, which could overflow.
+        if lengths is not None and bool(((lengths < 0) | (lengths > size - offsets[:-1])).any()):
+            where = self.tree.show(node.parts, stem + ".lengths.memmap")
+            raise damaged(
+                where, node.key, "the lengths", lengths.tolist()[:10], f"from the offsets, within {size}"
+            )
         return jagged(ragged, plain(values), plain(offsets), None if lengths is None else plain(lengths))
 
     def _build(self, node: Node) -> Any:

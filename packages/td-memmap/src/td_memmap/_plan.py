@@ -89,11 +89,10 @@ class Plan:
     nodes: list[tuple[Core, Parts]] = field(default_factory=list)
     jagged: list[tuple[Tensor, dict[str, LeafFile], int]] = field(default_factory=list)
 
-    def files(self) -> dict[Parts, int]:
-        """Return the size of every file, by directories and name."""
-        sizes = {leaf.path: leaf.nbytes for leaf in self.leaves if leaf.nbytes}
-        sizes.update({(*parts, name): len(text) for parts, name, text in self.texts})
-        return sizes
+    def files(self) -> list[Parts]:
+        """Return the path of every file."""
+        leaves = [leaf.path for leaf in self.leaves if leaf.nbytes]
+        return [*leaves, *((*parts, name) for parts, name, _ in self.texts)]
 
 
 def make_plan(
@@ -287,12 +286,11 @@ class _Planner:
         """Tell whether the plain form can hold a node, as the reference would read it."""
         if any(value.types is not None and not readable(value.types) for value in values.values()):
             return False
-        if (
-            "stack_dim" in record.meta
-            and "data" in values
-            and nesting(values["data"].plain) != len(node.batch_size)
-        ):
-            return False
+        if "stack_dim" in record.meta and "data" in values:
+            # Its batch size is read off the lists, of which empty ones say nothing.
+            size = node.batch_size
+            if nesting(values["data"].plain) != len(size) or 0 in size[1:]:
+                return False
         if not record.entries:
             return True
         if not {"shape", "device", "_type"}.isdisjoint(record.entries):

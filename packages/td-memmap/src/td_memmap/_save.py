@@ -110,7 +110,7 @@ class _Writer:
     def run(self, tree: Core) -> Any:
         plan, options = self.plan, self.options
         # Files that are about to be filled have nothing yet that could be verified.
-        planned = plan.files() if options.like else {**plan.files(), (_names.MANIFEST,): 0}
+        planned = plan.files() if options.like else [*plan.files(), (_names.MANIFEST,)]
         with Staging(self.prefix, planned, durable=options.durable) as staging:
             self.staging = staging
             for parts in plan.directories:

@@ -36,10 +36,14 @@ def find(tree: Any, subpath: NestedKey, options: Loading) -> Parts:
     """
     parts: Parts = ()
     for key in steps(subpath):
-        if tree.stat((*parts, _names.INNER), _names.META) is not None:
+        below = _names_below(tree, parts, key, options)
+        # What a class wraps is no entry; an entry of that name is.
+        if below is None and tree.stat((*parts, _names.INNER), _names.META) is not None:
             parts = (*parts, _names.INNER)
-        for name in _names_below(tree, parts, key, options):
-            if tree.stat((*parts, name), _names.META) is not None:
+            below = _names_below(tree, parts, key, options)
+        # The members of a stack are no entries either.
+        for name in (key,) if below is None else below:
+            if _names.inside(name) == (name,) and tree.stat((*parts, name), _names.META) is not None:
                 parts = (*parts, name)
                 break
         else:
@@ -49,12 +53,11 @@ def find(tree: Any, subpath: NestedKey, options: Loading) -> Parts:
     return parts
 
 
-def _names_below(tree: Any, parts: Parts, key: str, options: Loading) -> tuple[str, ...]:
+def _names_below(tree: Any, parts: Parts, key: str, options: Loading) -> tuple[str, ...] | None:
     where = tree.show(parts, _names.META)
     try:
         meta = parse_json(tree.read(parts, _names.META, LIMIT), where)
     except FileNotFoundError:
-        return ()
+        return None
     level = describe(meta, where, parts, torch.Size(), robust_key=options.robust_key, strict=False)
-    # A stack has members, which are no entries.
-    return level.nodes.get(key, (key,) if _names.inside(key) == (key,) else ())
+    return level.nodes.get(key)
