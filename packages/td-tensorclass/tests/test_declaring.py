@@ -526,3 +526,33 @@ def test_from_tensordict() -> None:
     with pytest.raises(UnknownFieldError, match="Point has no field 'w'"):
         Point.from_tensordict(TensorDict({"w": 1}))
     assert type(point.to_tensordict()) is TensorDict
+
+
+class Leg(TensorClass):
+    x: Tensor
+
+    def far(self) -> Tensor:
+        return self.x.norm()
+
+
+class Journey(TensorClass):
+    first: Leg
+    second: Leg | None = None
+    other: TensorDict | None = None
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_from_tensordict_gives_nested_levels_the_classes_of_their_fields(locked: bool) -> None:
+    journey = Journey(
+        Leg(torch.ones(3, 2)), Leg(torch.zeros(3, 2)), TensorDict({"x": torch.ones(3)}, [3]), batch_size=[3]
+    )
+    td = journey.to_tensordict()
+    if locked:
+        td.lock_()
+    found = Journey.from_tensordict(td)
+    assert [type(each) for each in (found.first, found.second, found.other)] == [Leg, Leg, TensorDict]
+    assert found.first.x is td["first", "x"] and found.first.far() == 6**0.5
+    assert found.is_locked == found.first.is_locked == locked
+    assert type(td["first"]) is TensorDict
+    unfit = TensorDict({"first": {"y": torch.ones(3)}}, [3])
+    assert type(Journey.from_tensordict(unfit).first) is TensorDict

@@ -192,6 +192,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     ) -> SelfT:
         """Return an instance around a collection, which is not copied.
 
+        A nested TensorDict in a field that is annotated as a tensorclass becomes one, if its keys are the fields of that.
+
         Args:
             tensordict: its keys are fields; fields that it lacks are None.
             non_tensordict: more fields, which are set as attributes are.
@@ -208,16 +210,27 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if not isinstance(tensordict, Core):
             raise TypeError(f"from_tensordict takes a collection; got {type(tensordict).__name__}")
         inner = tensordict._inner()
+        children = inner._children()
         if safe is not False:
-            cls._check_keys(inner._children())
+            cls._check_keys(children)
+        declared = {}
+        for name, child in children.items():
+            if type(child) is TensorDict and name in cls._schema.names:
+                wanted = collection_class(cls._schema.hint(name))
+                below = child._children()
+                if hasattr(wanted, "_schema") and below.keys() <= wanted._schema.names.keys():
+                    declared[name] = wanted.from_tensordict(child._with_children(below))
         if non_tensordict:
             cls._check_keys(non_tensordict)
-            inner = inner._with_children(inner._children())
+        if non_tensordict or declared:
+            inner = inner._with_children({**children, **declared})
         node = cls._bare(inner)
         if non_tensordict:
             for name, value in non_tensordict.items():
                 if value is not None:
                     node._store(node._tensordict, name, value)
+        if declared and tensordict._locked:
+            lock_nodes(inner)
         if cls._finishes:
             node._finish()
         return node
