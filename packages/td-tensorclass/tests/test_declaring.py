@@ -554,5 +554,7 @@ def test_from_tensordict_gives_nested_levels_the_classes_of_their_fields(locked:
     assert found.first.x is td["first", "x"] and found.first.far() == 6**0.5
     assert found.is_locked == found.first.is_locked == locked
     assert type(td["first"]) is TensorDict
+    uneven = TensorDict.lazy_stack([TensorDict({"first": torch.ones(i + 1)}) for i in range(2)])
+    assert Journey.from_tensordict(uneven, safe=False)[1].first.shape == (2,)
     unfit = TensorDict({"first": {"y": torch.ones(3)}}, [3])
     assert type(Journey.from_tensordict(unfit).first) is TensorDict

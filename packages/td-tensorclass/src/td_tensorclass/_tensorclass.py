@@ -192,7 +192,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     ) -> SelfT:
         """Return an instance around a collection, which is not copied.
 
-        A nested TensorDict in a field that is annotated as a tensorclass becomes one, if its keys are the fields of that.
+        In a TensorDict, one below becomes the tensorclass that its field is annotated with, if its keys are fields of that.
 
         Args:
             tensordict: its keys are fields; fields that it lacks are None.
@@ -214,7 +214,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if safe is not False:
             cls._check_keys(children)
         declared = {}
-        for name, child in children.items():
+        for name, child in children.items() if type(inner) is TensorDict else ():
             if type(child) is TensorDict and name in cls._schema.names:
                 wanted = collection_class(cls._schema.hint(name))
                 below = child._children()
