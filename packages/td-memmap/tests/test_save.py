@@ -102,6 +102,8 @@ def test_without_prefix_the_files_vanish_with_the_collection(nest: Any, same: An
     assert again["a"] is saved["a"]
     kept = TensorDict({"n": saved["n"], "new": torch.ones(3)}, batch_size=[3]).memmap()
     assert kept["n", "i"] is saved["n", "i"]
+    hollow = TensorDict({"a": torch.zeros(0), "b": torch.zeros(0, 3)})
+    same(hollow.memmap(), hollow)
     assert again.is_memmap()
     assert nest.memmap_() is nest
     assert nest.memmap_() is nest
@@ -272,6 +274,7 @@ def test_nested_tensors(prefix: Path, same: Any) -> None:
             "strided": torch.nested.nested_tensor(parts),
             "transposed": torch.nested.nested_tensor(parts).transpose(1, 2),
             "no element": torch.nested.nested_tensor([torch.zeros(0, 2), torch.zeros(0, 3)]),
+            "no jagged element": torch.nested.nested_tensor([torch.zeros(0, 2)] * 2, layout=torch.jagged),
             "jagged": torch.nested.nested_tensor(wide, layout=torch.jagged),
             "with lengths": torch.nested.narrow(
                 torch.arange(12).view(2, 6),

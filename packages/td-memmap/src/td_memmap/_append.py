@@ -74,7 +74,7 @@ def _append(tree: Tree, path: str, rows: Core, options: Loading) -> None:
         for key, entry in node.leaves.items():
             place = (*node.parts, entry.files[0] + ".memmap")
             wanted = (*node.parts, _names.encode_key(key) + ".memmap")
-            grown.append((place, _check_leaf(node, key, entry, files.pop(wanted, None)), _size(entry)))
+            grown.append((place, _check_leaf(node, key, entry, files.pop(wanted, None)), entry.nbytes))
     if files:
         raise AppendError(
             f"cannot append to {path}: the rows have leaves that the save lacks: {sorted(map('/'.join, files))[:5]}"
@@ -119,10 +119,6 @@ def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> 
     for name in node.leaves:
         meta[name]["shape"][0] += count
     return json.dumps(meta).encode()
-
-
-def _size(entry: LeafEntry) -> int:
-    return entry.shape.numel() * entry.dtype.itemsize
 
 
 def _check_leaf(node: Node, key: str, entry: LeafEntry, file: LeafFile | None) -> LeafFile:
@@ -197,7 +193,7 @@ def _copy(tree: Tree, place: Parts, size: int, target: int) -> None:
     source, _ = tree.open(place[:-1], place[-1])
     try:
         position = 0
-        for piece in _fs.read_pieces(source, 8 << 20):
+        for piece in _fs.read_pieces(source):
             kept = piece[: size - position]
             _fs.write_at(target, kept, position)
             position += len(kept)

@@ -255,7 +255,7 @@ def pack_memmap(
             for path in sorted(sizes, key=_order):
                 fd, status = tree.open(path[:-1], path[-1])
                 try:
-                    packing.add(path, _fs.read_pieces(fd, _PIECE), status.st_size)
+                    packing.add(path, _fs.read_pieces(fd), status.st_size)
                 finally:
                     _fs.close(fd)
                 report(sizes[path])
@@ -320,7 +320,7 @@ class ArchiveTree:
         try:
             self.size = _fs.status_of(self._fd).st_size
             self._file = os.fdopen(os.dup(self._fd), "rb")
-            self._zip = zipfile.ZipFile(self._file)
+            self.zip = zipfile.ZipFile(self._file)
             self._index()
         except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, EOFError) as error:
             self._file.close()
@@ -334,7 +334,7 @@ class ArchiveTree:
     def _index(self) -> None:
         self.files: dict[Parts, zipfile.ZipInfo] = {}
         self._listing: dict[Parts, dict[str, bool]] = {(): {}}
-        for info in self._zip.infolist():
+        for info in self.zip.infolist():
             name = info.filename
             path = _names.inside(name.rstrip("/"))
             if path is None:
@@ -365,7 +365,7 @@ class ArchiveTree:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._zip.close()
+        self.zip.close()
         self._file.close()
         _fs.close(self._fd)
 
@@ -419,7 +419,7 @@ class ArchiveTree:
         where = f"{self.path}: the entry {info.filename!r}"
         total = 0
         try:
-            with self._zip.open(info) as entry:
+            with self.zip.open(info) as entry:
                 while piece := entry.read(_PIECE):
                     total += len(piece)
                     if total > info.file_size:
@@ -443,14 +443,6 @@ class ArchiveTree:
             raise FormatError(f"{where} is damaged: {error}") from error
         if total != info.file_size:
             raise FormatError(f"{where} has {total} bytes, its directory says {info.file_size}")
-
-    def central_directory(self) -> int:
-        """Return where the directory of the archive starts."""
-        return int(self._zip.start_dir)
-
-    def in_order(self) -> list[zipfile.ZipInfo]:
-        """Return every entry, in the order of the archive's directory."""
-        return self._zip.infolist()
 
     def find(self, path: Parts) -> zipfile.ZipInfo | None:
         """Return an entry below the base."""
@@ -498,7 +490,7 @@ class _ArchiveReader(Reader):
     def _check_mappings(self, count: int) -> None:
         """Allow any number of leaves: they are views on one mapping."""
 
-    def _map_file(
+    def map_file(
         self, parts: Parts, name: str, dtype: torch.dtype, shape: Any, nbytes: int | None = None
     ) -> Tensor:
         if nbytes is None:
@@ -559,8 +551,8 @@ def refresh_archive_checksums(archive_path: str | Path) -> Path:
 
 
 def _rewrite_checksums(tree: ArchiveTree, fd: int) -> None:
-    position = tree.central_directory()
-    for info in tree.in_order():
+    position = tree.zip.start_dir
+    for info in tree.zip.infolist():
         header = os.pread(fd, 46, position)
         if header[:4] != b"PK\x01\x02":
             raise FormatError(f"{tree.path}: its directory is damaged at byte {position}")

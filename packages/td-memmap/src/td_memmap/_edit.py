@@ -24,7 +24,7 @@ from ._fs import Tree
 from ._load import Loading, load_directory
 from ._meta import LIMIT, parse_json
 from ._plan import VERSION, Plan, make_plan, take_apart
-from ._saved import ATTACHMENT, Saved, attach, directory
+from ._saved import Saved, attach, directory, saved_of
 from ._shapes import as_shape, show_shape
 from ._tensor import MemoryMappedTensor, all_elements
 
@@ -32,13 +32,12 @@ __all__ = ["add", "refresh"]
 
 
 def _saved(data: Any) -> Saved:
-    attachments = data._inner()._attachments
-    saved = None if attachments is None else attachments.get(ATTACHMENT)
+    saved = saved_of(data)
     if saved is None:
         raise StructureError(
             f"this {type(data).__name__} is not memory-mapped: call memmap() or memmap_() first"
         )
-    return saved  # type: ignore[no-any-return]
+    return saved
 
 
 def add(

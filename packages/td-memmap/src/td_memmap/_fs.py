@@ -38,7 +38,7 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ, _WRITE = os.O_RDONLY | _FILE, os.O_RDWR | _FILE
 _FD_DIRECTORY = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
 _OPEN_DIRECTORIES = 128
-_CRC_PIECE = 16 << 20
+_PIECE = 16 << 20
 #: Errors of opening a file for writing that still let it be read.
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
 #: Errors that say that a file system has no (more) hard links.
@@ -74,17 +74,17 @@ def anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-def read_pieces(fd: int, size: int) -> Iterator[bytes]:
+def read_pieces(fd: int) -> Iterator[bytes]:
     """Iterate over the content of an open file."""
-    while piece := os.read(fd, size):
+    while piece := os.read(fd, _PIECE):
         yield piece
 
 
 def crc32(fd: int, start: int, nbytes: int) -> int:
     """Return the CRC-32 of a part of an open file."""
     value = 0
-    for position in range(start, start + nbytes, _CRC_PIECE):
-        value = zlib.crc32(os.pread(fd, min(_CRC_PIECE, start + nbytes - position), position), value)
+    for position in range(start, start + nbytes, _PIECE):
+        value = zlib.crc32(os.pread(fd, min(_PIECE, start + nbytes - position), position), value)
     return value
 
 

@@ -19,12 +19,11 @@ from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._tensordict import TensorDict
 from td_core.errors import FormatError
 
-from . import _fs, _names, _views
+from . import _names, _views
 from ._dtypes import DTYPES
 from ._fs import Parts, Tree
 from ._meta import check_shape, damaged
-from ._shapes import element_count
-from ._tensor import MemoryMappedTensor, Place, map_file, plain
+from ._tensor import plain
 
 __all__ = ["load_legacy"]
 
@@ -41,17 +40,16 @@ class _Level:
     below: dict[str, int] = field(default_factory=dict)
 
 
-def load_legacy(tree: Tree, mode: str | None, device: torch.device | None) -> Any:
+def load_legacy(reader: Any) -> Any:
     """Load a collection that releases 0.0.2 to 0.2 wrote.
 
     Args:
-        tree: the opened directory.
-        mode: how to map; see :meth:`TensorDict.load_memmap`.
-        device: where to move the leaves; None keeps them mapped.
+        reader: the reader of the directory, which maps its files.
 
     Raises:
         FormatError: something is missing or damaged.
     """
+    tree: Tree = reader.tree
     levels: list[_Level] = []
     todo: list[tuple[Parts, dict[str, int] | None]] = [((), None)]
     while todo:
@@ -65,10 +63,10 @@ def load_legacy(tree: Tree, mode: str | None, device: torch.device | None) -> An
                 todo.append(((*parts, name), level.below))
             elif name.endswith(_LEAF_META):
                 key = name[: -len(_LEAF_META)]
-                level.leaves[key] = _leaf(tree, parts, key, mode, device)
+                level.leaves[key] = _leaf(reader, parts, key)
     built: list[Any] = [None] * len(levels)
     for position in range(len(levels) - 1, -1, -1):
-        built[position] = _build(tree, levels[position], built, device or _CPU)
+        built[position] = _build(tree, levels[position], built, reader.options.device or _CPU)
     return built[0]
 
 
@@ -93,30 +91,20 @@ def _read(tree: Tree, parts: Parts, name: str) -> dict[str, Any]:
     return meta
 
 
-def _leaf(tree: Tree, parts: Parts, key: str, mode: str | None, device: torch.device | None) -> Tensor:
-    meta = _read(tree, parts, key + _LEAF_META)
-    where = tree.show(parts, key + _LEAF_META)
+def _leaf(reader: Any, parts: Parts, key: str) -> Tensor:
+    meta = _read(reader.tree, parts, key + _LEAF_META)
+    where = reader.tree.show(parts, key + _LEAF_META)
     dtype, shape = meta.get("dtype"), meta.get("shape")
     if not isinstance(dtype, torch.dtype) or str(dtype) not in DTYPES:
         raise damaged(where, (*parts, key), "dtype", dtype, "a dtype that a file can hold")
     shape = check_shape(
         list(shape) if isinstance(shape, tuple) else shape, where, (*parts, key), "shape", dtype.itemsize
     )
+    device = reader.options.device
     if device is not None and device.type == "meta":
         return torch.empty(shape, dtype=dtype, device=device)
-    path = tree.show(parts, key + ".memmap")
-    if not element_count(shape):
-        result = MemoryMappedTensor._on(torch.empty(shape, dtype=dtype), Place(shape, path, mode=mode))
-    else:
-        try:
-            fd, status, shared = tree.open_in_mode(parts, key + ".memmap", mode)
-        except FileNotFoundError:
-            raise FormatError(f"{path} is missing") from None
-        try:
-            result = map_file(fd, path, dtype, shape, mode, shared=shared, status=status)
-        finally:
-            _fs.close(fd)
-    return result if device is None or device == _CPU else plain(result).to(device)
+    leaf: Tensor = reader.map_file(parts, key + ".memmap", dtype, shape)
+    return leaf if device is None or device == _CPU else plain(leaf).to(device)
 
 
 def _build(tree: Tree, level: _Level, built: list[Any], device: torch.device) -> Any:

@@ -25,6 +25,7 @@ from td_core._values import join
 from td_core.errors import FormatError, MissingPluginError
 
 from . import _fs, _names, _views
+from ._dtypes import DTYPES
 from ._errors import PickleRefusedError
 from ._fs import Parts, Tree
 from ._legacy import load_legacy
@@ -99,7 +100,7 @@ def load_directory(prefix: str, options: Loading) -> Any:
             reader = Reader(tree, options)
             try:
                 if tree.stat((), _names.META) is None and tree.stat((), _names.OLD_META) is not None:
-                    return load_legacy(tree, options.mode, options.device)
+                    return load_legacy(reader)
                 result = reader.load()
             except (OSError, FormatError):
                 if tree.replaced():
@@ -342,7 +343,7 @@ class Reader:
             return entry
         wanted = [(".shape.memmap" if entry.nested else ".memmap", entry.nbytes)]
         if entry.jagged is not None:
-            size = 8 if entry.jagged["offsets_dtype"] == "torch.int64" else 4
+            size = DTYPES[entry.jagged["offsets_dtype"]].itemsize
             wanted.append((".offsets.memmap", (entry.jagged["components"] + 1) * size))
             if entry.jagged["lengths"]:
                 wanted.append((".lengths.memmap", entry.jagged["components"] * size))
@@ -417,41 +418,28 @@ class Reader:
         parts, name = node.parts, entry.files[0] + ".memmap"
         if entry.jagged is None and not entry.nested:
             try:
-                return self._map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
+                return self.map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
             except FormatError:
                 # Missing or too short: it may have another name, and if not, this says what is wrong.
                 entry = self._find_leaf(node, key, entry)
                 name = entry.files[0] + ".memmap"
-                return self._map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
+                return self.map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
         entry = self._find_leaf(node, key, entry)
         if entry.jagged is not None:
             return self._map_jagged(node, entry)
         table = self._table(node, key, entry)
         nbytes = element_count(table) * entry.dtype.itemsize
-        name = entry.files[0] + ".memmap"
-        found = self.tree.stat(parts, name)
-        if nbytes and (found is None or (found.st_size < nbytes and not _fs.is_link(found))):
-            raise damaged(
-                self.tree.show(parts, name),
-                (*node.key, key),
-                "the size",
-                None if found is None else found.st_size,
-                f"at least {nbytes} bytes",
-            )
-        return self._map_file(parts, name, entry.dtype, table, nbytes)
+        if nbytes:
+            self._check_file(node, (*node.key, key), entry, ".memmap", nbytes)
+        return self.map_file(parts, entry.files[0] + ".memmap", entry.dtype, table, nbytes)
 
     def _table(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
         """Return the component shapes of a strided nested leaf."""
-        parts = node.parts
-        stem = next(
-            (stem for stem in entry.files if self.tree.stat(parts, stem + ".shape.memmap") is not None),
-            entry.files[0],
-        )
-        where = self.tree.show(parts, stem + ".shape.memmap")
         count = element_count(entry.shape)
         if not count:
             return torch.empty(entry.shape, dtype=torch.int64)
-        content = self.tree.read(parts, stem + ".shape.memmap", LIMIT)
+        name = entry.files[0] + ".shape.memmap"
+        where, content = self.tree.show(node.parts, name), self.tree.read(node.parts, name, LIMIT)
         if len(content) < count * 8:
             raise damaged(where, (*node.key, key), "the size", len(content), f"at least {count * 8} bytes")
         table = torch.frombuffer(bytearray(content), dtype=torch.int64, count=count).view(entry.shape)
@@ -462,9 +450,10 @@ class Reader:
     def _check_mappings(self, count: int) -> None:
         check_mappings(count, f"load {self.tree.path}")
 
-    def _map_file(
+    def map_file(
         self, parts: Parts, name: str, dtype: torch.dtype, shape: Any, nbytes: int | None = None
     ) -> Tensor:
+        """Map one file."""
         mode, path = self.options.mode, self.tree.show(parts, name)
         if nbytes is None:
             nbytes = element_count(shape) * dtype.itemsize
@@ -483,13 +472,12 @@ class Reader:
     def _map_jagged(self, node: Node, entry: LeafEntry) -> Tensor:
         spec, stem = entry.jagged, entry.files[0]
         assert spec is not None
-        dtype = torch.int64 if spec["offsets_dtype"] == "torch.int64" else torch.int32
-        count = spec["components"]
-        values = self._map_file(node.parts, stem + ".memmap", entry.dtype, entry.shape)
-        offsets = self._map_file(node.parts, stem + ".offsets.memmap", dtype, torch.Size([count + 1]))
+        dtype, count = DTYPES[spec["offsets_dtype"]], spec["components"]
+        values = self.map_file(node.parts, stem + ".memmap", entry.dtype, entry.shape)
+        offsets = self.map_file(node.parts, stem + ".offsets.memmap", dtype, torch.Size([count + 1]))
         lengths = None
         if spec["lengths"]:
-            lengths = self._map_file(node.parts, stem + ".lengths.memmap", dtype, torch.Size([count]))
+            lengths = self.map_file(node.parts, stem + ".lengths.memmap", dtype, torch.Size([count]))
         ragged = spec["ragged"]
         size = entry.shape[ragged - 1] if 0 < ragged <= len(entry.shape) else -1
         steps = offsets.diff()

@@ -19,8 +19,6 @@ from ._progress import Progress, reporter
 
 __all__ = ["Problem", "Report", "check", "verify"]
 
-_PIECE = 16 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -164,7 +162,7 @@ def _digest(tree: Tree, path: tuple[str, ...], algorithm: str) -> str:
     assert hasher is not None
     fd, _ = tree.open(path[:-1], path[-1])
     try:
-        for piece in _fs.read_pieces(fd, _PIECE):
+        for piece in _fs.read_pieces(fd):
             hasher.update(piece)
     finally:
         _fs.close(fd)

@@ -334,27 +334,23 @@ def _leaf(
         raise damaged(where, key, "dtype", name, "a dtype that this torch knows and a file can hold")
     shape = check_shape(entry.get("shape"), where, key, "shape", dtype.itemsize)
     nested = entry.get("is_nested")
-    nbytes = shape.numel() * (8 if nested else dtype.itemsize)
-    if nested is None or nested is False:
-        if entry.get("layout") == "jagged":
-            return LeafEntry(shape, dtype, files, nbytes, jagged=_jagged(entry, where, key))
+    if nested is not None and type(nested) is not bool:
+        raise damaged(where, key, "is_nested", nested, "true or false")
+    if entry.get("layout") == "jagged":
+        nbytes = shape.numel() * dtype.itemsize
+        return LeafEntry(shape, dtype, files, nbytes, jagged=_jagged(entry, where, key))
+    if not nested:
         if batch_size and shape[: len(batch_size)] != batch_size:
             expected = f"a shape that starts with the batch size {list(batch_size)}"
             raise damaged(where, key, "shape", list(shape), expected)
-        return LeafEntry(shape, dtype, files, nbytes)
-    if nested is not True:
-        raise damaged(where, key, "is_nested", nested, "true or false")
-    if entry.get("layout") == "jagged":
-        return LeafEntry(
-            shape, dtype, files, shape.numel() * dtype.itemsize, jagged=_jagged(entry, where, key)
-        )
+        return LeafEntry(shape, dtype, files, shape.numel() * dtype.itemsize)
     if len(shape) != 2:
         expected = "the shape of a table of component shapes, [rows, dims]"
         raise damaged(where, key, "shape", list(shape), expected)
     if batch_size and (len(batch_size) > 1 or shape[0] != batch_size[0]):
         expected = f"as many components as the batch size {list(batch_size)} says"
         raise damaged(where, key, "shape", list(shape), expected)
-    return LeafEntry(shape, dtype, files, nbytes, nested=True)
+    return LeafEntry(shape, dtype, files, shape.numel() * 8, nested=True)
 
 
 def _jagged(entry: dict[str, Any], where: str, key: tuple[str, ...]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from ._progress import Progress
     from ._save import Options
-    from ._saved import Saved
 
 __all__ = ["load", "load_memmap", "memmap", "memmap_like", "save"]
 
@@ -435,7 +434,9 @@ def is_memmap(data: Any) -> bool:
     >>> TensorDict().is_memmap(), TensorDict().memmap().is_memmap()
     (False, True)
     """
-    return _saved_at(data) is not None
+    from ._saved import saved_of
+
+    return saved_of(data) is not None
 
 
 def saved_path(data: Any) -> Path | None:
@@ -444,11 +445,11 @@ def saved_path(data: Any) -> Path | None:
     Raises:
         AttributeError: the collection is not mapped.
     """
-    saved = _saved_at(data)
+    from ._saved import directory, saved_of
+
+    saved = saved_of(data)
     if saved is None:
         raise AttributeError(f"this {type(data).__name__} has no saved path: it is not memory-mapped")
-    from ._saved import directory
-
     path = directory(data, saved)
     return None if path is None else Path(path)
 
@@ -476,11 +477,11 @@ def _options(
 def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable[[], Any]:
     """Return the work of mapping a collection: to a directory, or to its own files, or to anonymous ones."""
     from ._save import save_anonymous, save_directory
-    from ._saved import attach, directory
+    from ._saved import attach, directory, saved_of
 
     if prefix is not None:
         return save_directory(data, os.fspath(prefix), options)
-    saved = _saved_at(data)
+    saved = saved_of(data)
     if saved is None:
         return lambda: save_anonymous(data, inplace=options.inplace)
     if options.inplace:
@@ -516,11 +517,3 @@ def _add(
 
     dtype = dtype or torch.get_default_dtype()
     return add(data, key, shape, dtype, content, robust_key is not False, **options)
-
-
-def _saved_at(data: Any) -> Saved | None:
-    """Return what a collection knows of its save; None where it is not mapped."""
-    from ._saved import ATTACHMENT
-
-    attachments = data._inner()._attachments
-    return None if attachments is None else attachments.get(ATTACHMENT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -216,11 +216,7 @@ class _Writer:
             return False
         if not self._link(previous, file.path, file):
             return False
-        if self.options.checksums:
-            digest = checksum()[1]
-            for piece in pieces(leaf):
-                digest.update(piece)
-            self.hashes[file.path] = digest.hexdigest()
+        self._hash(file.path, pieces(leaf))
         self.sizes["/".join(file.path)] = [file.nbytes, found.st_mtime_ns]
         self._keep(file, leaf)
         return True
@@ -255,23 +251,26 @@ class _Writer:
 
     def _write_text(self, parts: Parts, name: str, text: bytes) -> None:
         self.staging.tree.write(parts, name, text, sync=self.options.durable)
+        self._note_text(parts, name, text)
+
+    def _note_text(self, parts: Parts, name: str, text: bytes) -> None:
         path = (*parts, name)
         self.sizes["/".join(path)] = [len(text), None]
+        self._hash(path, [text])
+
+    def _hash(self, path: Parts, content: Iterable[Any]) -> None:
         if self.options.checksums:
             digest = checksum()[1]
-            digest.update(text)
+            for piece in content:
+                digest.update(piece)
             self.hashes[path] = digest.hexdigest()
 
     def _write_manifest(self) -> None:
         # The root's metadata is the last file; the manifest speaks of it before it is there.
-        _, name, text = self.plan.texts[-1]
-        self.sizes[name] = [len(text), None]
+        self._note_text(*self.plan.texts[-1])
         content: dict[str, Any] = {"format": 1, "files": self.sizes}
         if self.options.checksums:
-            algorithm, digest = checksum()
-            digest.update(text)
-            self.hashes[(name,)] = digest.hexdigest()
-            content["algorithm"] = algorithm
+            content["algorithm"] = checksum()[0]
             content["hashes"] = {"/".join(path): value for path, value in self.hashes.items()}
         self.staging.tree.write((), _names.MANIFEST, json.dumps(content).encode(), sync=self.options.durable)
 

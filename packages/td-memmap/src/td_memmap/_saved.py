@@ -18,7 +18,7 @@ from ._fs import Tree
 from ._load import Loading, load_directory
 from ._plan import plan_values, take_apart
 
-__all__ = ["ATTACHMENT", "Saved", "attach"]
+__all__ = ["ATTACHMENT", "Saved", "attach", "directory", "saved_of"]
 
 #: Where a mapped collection keeps its :class:`Saved`.
 ATTACHMENT = "memmap"
@@ -84,6 +84,12 @@ class Saved(Attachment):
 
 def _again(parts: tuple[Any, ...], *saved: Any) -> Any:
     return attach(_pickling.rebuild(*parts), *saved)
+
+
+def saved_of(data: Any) -> Saved | None:
+    """Return what a collection knows of its save; None where it is not mapped."""
+    attachments = data._inner()._attachments
+    return None if attachments is None else attachments.get(ATTACHMENT)
 
 
 def directory(node: Core, saved: Saved) -> str | None:

@@ -159,7 +159,7 @@ class MemoryMappedTensor(Tensor):
             )
         if input.requires_grad:
             raise RuntimeError("a memory-mapped tensor cannot require gradients; pass tensor.detach()")
-        path = None if filename is None else os.path.abspath(filename)
+        path = _absolute(filename)
         if isinstance(input, MemoryMappedTensor):
             here = input._place.filename
             if is_whole(input) and here == path and (shape is None or torch.Size(shape) == input.shape):
@@ -251,7 +251,7 @@ class MemoryMappedTensor(Tensor):
         if not element_count(shape):
             result = cls._on(shaped(torch.empty(0, dtype=dtype), shape), Place(shape, path, mode=mode))
         else:
-            fd, shared = open_in_mode(lambda writable: _fs.open_path(path, writable=writable), mode)
+            fd, shared = _open_in_mode(path, mode)
             try:
                 result = map_file(fd, path, dtype, shape, mode, shared=shared)
             finally:
@@ -579,16 +579,15 @@ def check_mode(mode: str | None) -> None:
         raise ValueError(f"mode must be 'r', 'r+' or None; got {mode!r}")
 
 
-def open_in_mode(opener: Callable[[bool], int], mode: str | None) -> tuple[int, bool]:
+def _open_in_mode(path: str, mode: str | None) -> tuple[int, bool]:
     """Open a file as ``mode`` says and tell whether stores shall reach it."""
-    if mode == "r":
-        return opener(False), False
-    try:
-        return opener(True), True
-    except OSError as error:
-        if mode == "r+" or error.errno not in _fs.NOT_WRITABLE:
-            raise
-        return opener(False), False
+    if mode != "r":
+        try:
+            return _fs.open_path(path, writable=True), True
+        except OSError as error:
+            if mode is not None or error.errno not in _fs.NOT_WRITABLE:
+                raise
+    return _fs.open_path(path, writable=False), False
 
 
 def all_elements(tensor: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 
 from td_core.errors import FormatError
 
-__all__ = ["decode_index", "look", "rebuild"]
+from . import _names
 
-_SOURCE = "_source"
+__all__ = ["decode_index", "look", "rebuild"]
 
 #: The operations that a saved view may name, and the arguments of each.
 _OPERATIONS = {
@@ -33,9 +33,9 @@ def rebuild(meta: Mapping[str, Any], members: Mapping[str, Any]) -> Any:
     Raises:
         FormatError: the source is missing, or the operation or the index is none that a view can have.
     """
-    if _SOURCE not in members:
-        raise FormatError(f"a saved view has its source in the directory {_SOURCE!r}, which is missing")
-    source = members[_SOURCE]
+    if _names.SOURCE not in members:
+        raise FormatError(f"a saved view has its source in the directory {_names.SOURCE!r}, which is missing")
+    source = members[_names.SOURCE]
     if "custom_op" not in meta:
         return source[decode_index(meta["index"], top=True)]
     return look(source, meta)
