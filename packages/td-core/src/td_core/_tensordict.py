@@ -25,6 +25,7 @@ from ._collection import (
     check_same_leaves,
     leaf_against_node,
 )
+from ._components import chained_components, of_components
 from ._devices import as_device
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
@@ -572,7 +573,10 @@ class TensorDict(TensorDictBase):
         while True:
             for key, child in level.items():
                 if isinstance(child, Tensor):
-                    level[key] = leaf(child)
+                    try:
+                        level[key] = leaf(child)
+                    except (RuntimeError, ValueError) as error:
+                        level[key] = of_components(plan, child, error)
                 elif type(child) is TensorDict:
                     data = child._data.copy()
                     inner = child._batch_size
@@ -598,7 +602,11 @@ class TensorDict(TensorDictBase):
             source, targets = todo.pop()
             for key, child in source.copy().items():
                 if isinstance(child, Tensor):
-                    for target, piece in zip(targets, leaf(child)):
+                    try:
+                        pieces = leaf(child)
+                    except (RuntimeError, ValueError) as error:
+                        pieces = of_components(plan, child, error)
+                    for target, piece in zip(targets, pieces):
                         target[key] = piece
                 elif type(child) is TensorDict:
                     shells = child._shells(plan)
@@ -642,8 +650,11 @@ class TensorDict(TensorDictBase):
                 if isinstance(child, Tensor):
                     try:
                         target[key] = leaf(values)
-                    except (RuntimeError, TypeError) as error:
-                        raise why_not_joined(values, (*at, key), error) from error
+                    except (RuntimeError, TypeError, ValueError) as error:
+                        chained = chained_components(plan, values)
+                        if chained is None:
+                            raise why_not_joined(values, (*at, key), error) from error
+                        target[key] = chained
                 elif _DENSE.issuperset(map(type, values)):
                     below = [value._data.copy() for value in values]
                     target[key] = _node(

@@ -40,6 +40,7 @@ class IndexedWrite:
         "n",
         "non_blocking",
         "others",
+        "rows",
         "targets",
         "values",
     )
@@ -56,6 +57,7 @@ class IndexedWrite:
         self.made: list[tuple[Core, str, Child]] = []
         self.others: list[tuple[Core, str, Core, Any]] = []
         self.members: list[IndexedWrite] = []
+        self.rows: list[tuple[Tensor, Any]] = []
 
     def read(self, root: Core, value: Any) -> None:
         """Check ``value`` against ``root`` and list what is to be written."""
@@ -86,6 +88,9 @@ class IndexedWrite:
                 if isinstance(target, Tensor):
                     if not isinstance(entry, Tensor):
                         entry = self._as_leaf(entry, target, (*at, key))
+                    if target.is_nested:
+                        self._list_components(target, entry, (*at, key))
+                        continue
                     shapes = (entry.shape, target.shape)
                     if shapes != fitting:
                         wanted = torch.Size(lead + tuple(target.shape[n:]))
@@ -113,6 +118,9 @@ class IndexedWrite:
                     if child.dtype not in taken and isinstance(value, NUMBERS) and not child.is_quantized:
                         _as_number(value, child.dtype, None, (*at, key))
                         taken.add(child.dtype)
+                    if child.is_nested:
+                        self._list_components(child, value, (*at, key))
+                        continue
                     self._list(child, value, (*at, key))
                 elif child._opaque:
                     continue
@@ -125,7 +133,7 @@ class IndexedWrite:
         """List one write into a leaf: into a view of it where the index gives one."""
         if target.requires_grad or (self.eager and target.is_inference()):
             refuse_grad(target, path)
-        if target.layout is not torch.strided and not target.is_nested:
+        if target.layout is not torch.strided:
             raise StructureError(
                 f"cannot write {show_path(path)} at an index: its layout, {target.layout}, has no views"
             )
@@ -134,6 +142,30 @@ class IndexedWrite:
             refuse_expanded(target, path)
         self.targets.append(target)
         self.values.append(value)
+
+    def _list_components(self, target: Tensor, value: Any, path: Path) -> None:
+        """List the writes into the components of a nested tensor that the index names."""
+        refuse_grad(target, path)
+        positions = torch.arange(target.size(0))[self.index]
+        if positions.ndim > 1:
+            raise StructureError(
+                f"cannot write {show_path(path)} at an index: it is a nested tensor, whose components have one batch "
+                f"dim, and the index gives {positions.ndim}"
+            )
+        parts = target.unbind()
+        rows = [parts[i] for i in positions.flatten().tolist()]
+        values = [value] * len(rows)
+        if isinstance(value, Tensor) and value.ndim and positions.ndim:
+            values = list(value.unbind())
+            if len(values) != len(rows):
+                raise StructureError(
+                    f"cannot write {show_path(path)} at an index: it names {len(rows)} components, the value has "
+                    f"{len(values)}"
+                )
+        for row, part in zip(rows, values, strict=True):
+            if isinstance(part, Tensor):
+                check_fits(part, row.shape, path)
+        self.rows += zip(rows, values, strict=True)
 
     def _read_level(
         self, node: Core, key: str, target: Any, entry: Any, path: Path, todo: list[tuple[Any, Any, Path]]
@@ -218,6 +250,8 @@ class IndexedWrite:
                 ):
                     value = value.to(target.device, target.dtype, non_blocking=self.non_blocking)
                 target[place] = value
+        for row, value in self.rows:
+            row[...] = value
         for write in self.members:
             write.apply()
         for node, key, made in self.made:

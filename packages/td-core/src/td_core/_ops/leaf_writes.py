@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._attachments import attachments
 from .._collection import Core, show_path
+from .._components import same_components
 from .._foreach import PLAIN, foreach, op, shares_grad
 from .._torch_private import functorch_level
 from ..errors import StructureError
@@ -36,10 +37,13 @@ def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = F
         foreach(COPY, targets, values)
 
 
-def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
-    """Raise StructureError unless a value can be broadcast to the shape of its entry."""
+def check_fits(value: Tensor | Core, shape: torch.Size, path: Path, target: Tensor | None = None) -> None:
+    """Raise StructureError unless a value can be broadcast to the shape of its entry, which ``target`` is."""
     theirs: torch.Size = value.shape  # type: ignore[union-attr]
     if theirs == shape:
+        return
+    # The ragged sizes of two nested tensors are equal only where they share their offsets.
+    if target is not None and isinstance(value, Tensor) and same_components(value, target):
         return
     ndim = len(theirs)
     if ndim <= len(shape) and all(

@@ -370,7 +370,7 @@ class _Walk:
         others: list[tuple[Any, str, Any, Any]] = []
         for node, key, child, value, path in self.writes:
             if isinstance(child, Tensor) and isinstance(value, Tensor):
-                check_fits(value, child.shape, path)
+                check_fits(value, child.shape, path, child)
                 check_writable(child, path, value)
                 targets.append(child)
                 values.append(value)

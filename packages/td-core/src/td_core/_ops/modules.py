@@ -121,7 +121,7 @@ class Modules(Core):
         moves, swap = self._pair(module, copy=bool(inplace))
         if inplace:
             for _, key, value, held in moves:
-                check_fits(value, held.shape, (key,))
+                check_fits(value, held.shape, (key,), held)
             with torch.no_grad():
                 for slots, key, value, _ in moves:
                     slots[key].copy_(value, non_blocking=non_blocking)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, lead_of, show_path
+from .._components import same_components
 from .._locking import refuse_if_locked
 from .._nodes import KINDS, NodeKind, Record, dense
 from ..errors import FormatError, KeyPathError, StructureError
@@ -317,7 +318,7 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
                 elif "_non_tensor" in given.meta:
                     steps.append((node, key, given))
             else:
-                if not assign and child.shape != given.shape:
+                if not assign and child.shape != given.shape and not same_components(child, given):
                     wrong.append(
                         f"{show_path(at)} has shape {tuple(child.shape)}, given {tuple(given.shape)}"
                     )

@@ -184,7 +184,7 @@ class UpdatePlan:
                     value = torch.as_tensor(value, device=current.device)
                 if value.shape != current.shape:
                     value = lined_up(value, current.ndim, len(node.batch_size))
-                    check_fits(value, current.shape, path)
+                    check_fits(value, current.shape, path, current)
                 check_writable(current, path, value)
                 targets.append(current)
                 values.append(value)

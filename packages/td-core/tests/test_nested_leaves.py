@@ -1,0 +1,166 @@
+"""Nested tensors as leaves: their components follow the elements of the other leaves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from td_core import TensorDict, assert_close, group_by
+from td_core.errors import StructureError
+
+LENGTHS = (2, 3, 1)
+
+
+def ragged(start: float = 0.0) -> torch.Tensor:
+    parts = [torch.arange(float(n)) + start for n in LENGTHS]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged)
+
+
+def transposed() -> torch.Tensor:
+    parts = [torch.arange(4.0 * n).view(n, 4) for n in LENGTHS]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
+
+
+LEAVES = {"ragged": ragged, "transposed": transposed}
+
+
+def data(leaf=ragged) -> TensorDict:
+    return TensorDict({"rows": leaf(), "n": {"at": torch.arange(3)}}, [3])
+
+
+def components(td: TensorDict) -> list[list]:
+    return [part.tolist() for part in td["rows"].unbind()]
+
+
+#: Each gives a collection whose other entry says which component is where.
+MOVES = [
+    lambda td: td[1:],
+    lambda td: td[::2],
+    lambda td: td[:0],
+    lambda td: td[...],
+    lambda td: td[()],
+    lambda td: td[[2, 0]],
+    lambda td: td[[1]],
+    lambda td: td[torch.tensor([2, 2, 1])],
+    lambda td: td[torch.tensor([True, False, True])],
+    lambda td: td.__getitems__([1, 0]),
+    lambda td: td.split([1, 2])[1],
+    lambda td: torch.chunk(td, 2)[0],
+    lambda td: td.tensor_split(2)[1],
+    lambda td: td.view(-1),
+    lambda td: td.reshape(3),
+    lambda td: td.squeeze(),
+    lambda td: td.transpose(0, 0),
+    lambda td: td.flip(0),
+    lambda td: td.roll(1, 0),
+    lambda td: td.repeat(2),
+    lambda td: td.repeat_interleave(2, 0),
+    lambda td: td.gather(0, torch.tensor([1, 1])),
+    lambda td: td.masked_select(torch.tensor([False, True, True])),
+    lambda td: torch.cat([td, td[1:]]),
+    lambda td: group_by(td, ("n", "at"))[1][2],
+    lambda td: TensorDict({"deep": td}, [3])[1:]["deep"],
+]
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("move", MOVES)
+def test_components_follow_the_other_entries(move, leaf):
+    td = data(LEAVES[leaf])
+    result = move(td)
+    before = components(td)
+    assert components(result) == [before[i] for i in result["n", "at"].tolist()]
+    assert result["rows"].size(0) == result.batch_size[0]
+    assert result["rows"].layout is torch.jagged
+    ragged_dims = [[type(size) is not int for size in each["rows"].shape] for each in (td, result)]
+    assert ragged_dims[0] == ragged_dims[1]
+
+
+@pytest.mark.parametrize("move", [lambda td: td.unsqueeze(0), lambda td: td[None], lambda td: td[[[0, 1]]]])
+def test_a_second_batch_dim_is_refused(move):
+    with pytest.raises(StructureError, match="a nested tensor has one batch dim, of its 3 components"):
+        move(data())
+
+
+@pytest.mark.parametrize(
+    "compute", [lambda td: td.sum(0), lambda td: td.pad([0, 1]), lambda td: td.softmax(0)]
+)
+def test_what_is_no_move_is_left_to_torch(compute):
+    with pytest.raises(RuntimeError):
+        compute(data())
+
+
+def test_gradients_reach_the_components():
+    td = data()
+    td["rows"] = td["rows"].detach().requires_grad_()
+    td[[2, 0]]["rows"].sum().backward()
+    assert [part.tolist() for part in td["rows"].grad.unbind()] == [[1, 1], [0, 0, 0], [1]]
+
+
+WRITES = [
+    (1, lambda td: -1.0, {1: [-1, -1, -1]}),
+    (slice(0, 2), lambda td: td[:2].apply(torch.zeros_like), {0: [0, 0], 1: [0, 0, 0]}),
+    ([2, 0], lambda td: {"rows": 7.0}, {0: [7, 7], 2: [7]}),
+    ([2, 0], lambda td: td[[2, 0]].apply(lambda leaf: leaf * 0 + 4), {0: [4, 4], 2: [4]}),
+    (torch.tensor([False, True, False]), lambda td: 5, {1: [5, 5, 5]}),
+    (0, lambda td: td[0].apply(lambda leaf: leaf + 1), {0: [1, 2]}),
+    (..., lambda td: 2, {0: [2, 2], 1: [2, 2, 2], 2: [2]}),
+]
+
+
+@pytest.mark.parametrize(("index", "value", "changed"), WRITES)
+def test_components_are_written_at_an_index(index, value, changed):
+    td = data()
+    held, expected = td["rows"], components(td)
+    td[index] = value(td)
+    assert components(td) == [changed.get(i, part) for i, part in enumerate(expected)]
+    assert td["rows"] is held
+
+
+@pytest.mark.parametrize(
+    ("index", "value"),
+    [
+        (0, lambda td: td[1]),
+        ([0, 1], lambda td: td[[1, 0]]),
+        ([[0, 1]], lambda td: 0),
+        (slice(0, 2), lambda td: {"n": {"at": 9}, "rows": td["rows"]}),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(index, value):
+    td = data()
+    with pytest.raises(StructureError, match="cannot write key 'rows'"):
+        td[index] = value(td)
+    assert components(td) == components(data()) and td["n", "at"].tolist() == [0, 1, 2]
+
+
+WHOLE = [
+    lambda td, other: td.update_(other),
+    lambda td, other: td.update(other, inplace=True),
+    lambda td, other: td.copy_(other),
+    lambda td, other: td.apply_(lambda mine, theirs: theirs, other),
+    lambda td, other: td.load_state_dict(other.state_dict()),
+    lambda td, other: td.load_state_dict(other.state_dict(flatten=False)),
+    lambda td, other: td.set_("rows", other["rows"]),
+]
+
+
+@pytest.mark.parametrize("write", WHOLE)
+def test_nested_tensors_of_the_same_components_fit(write):
+    td, other = data(), TensorDict({"rows": ragged(5.0), "n": {"at": torch.arange(3)}}, [3])
+    held = td["rows"]
+    write(td, other)
+    assert td["rows"] is held
+    assert_close(td, other)
+
+
+@pytest.mark.parametrize("write", WHOLE)
+def test_nested_tensors_of_other_components_do_not_fit(write):
+    td = data()
+    with pytest.raises(StructureError, match="key 'rows'"):
+        write(td, td[[1, 0, 2]])
+    assert components(td) == components(data()) and td["n", "at"].tolist() == [0, 1, 2]
+
+
+def test_what_differs_in_a_nested_tensor_is_found():
+    with pytest.raises(AssertionError, match="key 'rows' differs"):
+        assert_close(data(), TensorDict({"rows": ragged(0.5), "n": {"at": torch.arange(3)}}, [3]))
