@@ -22,7 +22,7 @@ import torch
 
 from td_core import TensorDict
 from td_core.errors import CodecError, FormatError
-from td_memmap import FileTakenError, _commit, _fs, _owned
+from td_memmap import FileTakenError, _commit, _fs, _owned, verify
 from td_memmap._commit import Staging
 
 #: What reaches the file system; the rest of ``os`` computes.
@@ -450,6 +450,27 @@ def test_what_may_not_be_removed_is_left_for_a_save_that_may(
     assert len(os.listdir(tmp_path)) == 3
     TensorDict({"a": torch.tensor(3)}).memmap(prefix)
     assert os.listdir(tmp_path) == ["save"]
+
+
+def test_where_the_parent_must_not_be_written_to_it_is_written_in_place_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(_fs, "make_directory", refuse)
+    prefix = tmp_path / "save"
+    with pytest.raises(PermissionError):
+        make(1).memmap(prefix)
+    assert os.listdir(tmp_path) == []
+    prefix.mkdir()
+    make(1).memmap(prefix)
+    with pytest.raises(
+        FileTakenError, match="cannot replace the save at .* in one step: .*its parent directory"
+    ):
+        make(2).memmap(prefix)
+    assert TensorDict.load_memmap(prefix)["a"].unique().tolist() == [1]
+    assert verify(prefix).problems == []
 
 
 def test_litter_that_is_in_use_or_not_ours_is_left_alone(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class _Packing:
                 self._zip.close()
                 self._file.close()
                 if self._durable:
-                    self._new.sync()
+                    _fs.file_sync(self._new.fd)
                 self._new.publish()
                 if self._durable:
                     self._new.sync_name()
@@ -373,10 +373,6 @@ class ArchiveTree:
         """Return a path for messages."""
         inner = "/".join((*self.base, *parts, name) if name else (*self.base, *parts))
         return f"{self.path}/{inner}" if inner else self.path
-
-    def replaced(self) -> bool:
-        """Tell whether the save was replaced: an open file never is."""
-        return False
 
     def entries(self, parts: Parts = ()) -> dict[str, bool]:
         """Return the names in a directory, and whether each is a directory itself."""

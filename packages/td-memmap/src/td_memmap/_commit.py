@@ -115,7 +115,7 @@ class Staging:
         if self.in_place:
             self._begin_in_place(files)
         elif self.previous is not None:
-            _fs.set_mode(self.tree.root, _fs.mode(self.previous.root))
+            _fs.copy_mode(self.tree.root, self.previous.root)
 
     def _look(self) -> None:
         """Open what is at the prefix now."""
@@ -344,6 +344,7 @@ def _rescue(old: Tree, now: Tree, path: Parts) -> bool:
         for depth in range(1, len(path)):
             if now.stat_path(path[:depth]) is None:
                 now.make(path[:depth])
-        return now.move(old, path[:-1], path[-1])
+        here, there = now.fd(path[:-1]), old.fd(path[:-1])
+        return _fs.rename_new(there, path[-1], here, path[-1])
     except (FileNotFoundError, NotADirectoryError):
         return False

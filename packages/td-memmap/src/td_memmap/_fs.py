@@ -146,10 +146,6 @@ class NewFile:
                         finally:
                             os.close(fd)
 
-    def sync(self) -> None:
-        """Make the content durable."""
-        os.fsync(self.fd)
-
     def sync_name(self) -> None:
         """Make the name durable."""
         with Tree.at_path(os.path.dirname(self.path)) as tree:
@@ -412,11 +408,6 @@ class Tree:
             follow_symlinks=False,
         )
 
-    def move(self, source: Tree, parts: Parts, name: str) -> bool:
-        """Move a name from the same place of another tree to here; False where that name is taken."""
-        here, there = self.fd(parts), source.fd(parts)
-        return rename_new(there, name, here, name)
-
     def remove(self, parts: Parts, name: str) -> None:
         """Remove a file, if it is there."""
         try:
@@ -530,9 +521,9 @@ def make_directory(name: str, dir_fd: int) -> None:
     os.mkdir(name, dir_fd=dir_fd)
 
 
-def set_mode(fd: int, mode: int) -> None:
-    """Set the permissions of an open directory."""
-    os.fchmod(fd, stat.S_IMODE(mode))
+def copy_mode(fd: int, source_fd: int) -> None:
+    """Give an open directory the permissions of another one."""
+    os.fchmod(fd, stat.S_IMODE(os.fstat(source_fd).st_mode))
 
 
 def take(fd: int, *, without_locks: bool) -> bool:
@@ -611,11 +602,6 @@ def same(one: os.stat_result, other: os.stat_result) -> bool:
 def is_link(found: os.stat_result) -> bool:
     """Tell whether a name is a symbolic link; its size is then not the one of the file."""
     return stat.S_ISLNK(found.st_mode)
-
-
-def mode(fd: int) -> int:
-    """Return the permissions of an open directory."""
-    return os.fstat(fd).st_mode
 
 
 def follow(old_fd: int, new_fd: int) -> None:

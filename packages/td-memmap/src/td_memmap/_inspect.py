@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,9 +52,7 @@ class Tree:
     children: dict[str, Tree] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
+        lines = []
         todo: list[tuple[Tree, int]] = [(self, 0)]
         while todo:
             node, depth = todo.pop()
@@ -69,8 +66,9 @@ class Tree:
                 about.append(f", by {node.provider}")
             if node.pickled:
                 about.append(f", PICKLED: {', '.join(node.pickled)}")
-            yield "".join(about)
+            lines.append("".join(about))
             todo.extend((child, depth + 1) for child in reversed(node.children.values()))
+        return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as nested dicts, for JSON.

@@ -40,10 +40,10 @@ class Saved(Attachment):
     """
 
     path: str | None
-    robust_key: bool = True
-    allow_pickle: bool = False
-    above: torch.Size = torch.Size()
-    shared: bool = False
+    robust_key: bool
+    allow_pickle: bool
+    above: torch.Size
+    shared: bool
     seen: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def changed(self, node: Core) -> None:

@@ -319,8 +319,7 @@ class MemoryMappedTensor(Tensor):
         >>> MemoryMappedTensor.empty(3, dtype=torch.bool).shape
         torch.Size([3])
         """
-        shape, dtype, path, existsok, _ = _creation("empty", args, kwargs)
-        return cls._create(shape, dtype, path, existsok=existsok)
+        return _created(cls, "empty", args, kwargs)[0]
 
     @classmethod
     def zeros(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
@@ -338,8 +337,7 @@ class MemoryMappedTensor(Tensor):
         MemoryMappedTensor([[0., 0.],
                             [0., 0.]])
         """
-        shape, dtype, path, existsok, _ = _creation("zeros", args, kwargs)
-        return cls._create(shape, dtype, path, existsok=existsok)
+        return _created(cls, "zeros", args, kwargs)[0]
 
     @classmethod
     def ones(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
@@ -348,8 +346,7 @@ class MemoryMappedTensor(Tensor):
         >>> MemoryMappedTensor.ones((2,), dtype=torch.int)
         MemoryMappedTensor([1, 1], dtype=torch.int32)
         """
-        shape, dtype, path, existsok, _ = _creation("ones", args, kwargs)
-        return _filled(cls._create(shape, dtype, path, existsok=existsok), 1)
+        return _filled(_created(cls, "ones", args, kwargs)[0], 1)
 
     @classmethod
     def full(cls, *args: Any, **kwargs: Any) -> MemoryMappedTensor:
@@ -358,8 +355,7 @@ class MemoryMappedTensor(Tensor):
         >>> MemoryMappedTensor.full((2,), 7)
         MemoryMappedTensor([7., 7.])
         """
-        shape, dtype, path, existsok, value = _creation("full", args, kwargs)
-        return _filled(cls._create(shape, dtype, path, existsok=existsok), value)
+        return _filled(*_created(cls, "full", args, kwargs))
 
     @classmethod
     def empty_like(cls, input: Tensor, *, filename: str | Path | None = None) -> MemoryMappedTensor:
@@ -619,10 +615,10 @@ def _check_device(device: Any) -> None:
 _REQUIRED: Any = object()
 
 
-def _creation(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Shape, torch.dtype, str | None, bool, Any]:
-    """Return shape, dtype, path, existsok and fill value of a creation function's arguments."""
+def _created(
+    cls: type[MemoryMappedTensor], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[MemoryMappedTensor, Any]:
+    """Return the tensor of zeros that the arguments of a creation function describe, and its fill value."""
     dtype = kwargs.pop("dtype", None) or torch.get_default_dtype()
     path = _absolute(kwargs.pop("filename", None))
     existsok = kwargs.pop("existsok", False)
@@ -641,4 +637,4 @@ def _creation(
         shape = args[0] if len(args) == 1 else args
     elif args:
         raise TypeError(f"{name}() takes its shape once; got {args} and shape={shape}")
-    return as_shape(shape), dtype, path, existsok, value
+    return cls._create(as_shape(shape), dtype, path, existsok=existsok), value
