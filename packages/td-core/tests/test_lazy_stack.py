@@ -314,6 +314,29 @@ def test_hooks_see_what_is_read_and_written():
     assert lazy.tensordicts[0]["b"].tolist() == [10, 10, 10]
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td, value: td.set("a", value["a"]),
+        lambda td, value: td.set_("a", value["a"]),
+        lambda td, value: td.update(value),
+        lambda td, value: td.update(value, inplace=True),
+        lambda td, value: td.update({"a": value["a"]}),
+        lambda td, value: td.update_(value),
+        lambda td, value: td.update_({"a": value["a"]}),
+        lambda td, value: td.update_(value.to_lazystack()),
+        lambda td, value: td.copy_(value),
+        lambda td, value: TensorDict({"n": td}, [2]).update_({"n": value}),
+    ],
+)
+def test_every_whole_write_goes_through_the_hook(write):
+    lazy = LazyStackedTensorDict(
+        *[TensorDict({"a": torch.zeros(2)}) for _ in range(2)], hook_in=lambda value: value * 10
+    )
+    write(lazy, TensorDict({"a": torch.ones(2, 2)}, [2]))
+    assert [member["a"].tolist() for member in lazy.tensordicts] == [[10, 10], [10, 10]]
+
+
 def test_an_empty_stack():
     lazy = LazyStackedTensorDict()
     assert lazy.batch_size == torch.Size([0]) and list(lazy.keys()) == []

@@ -168,3 +168,28 @@ def test_a_batch_size_that_does_not_fit_is_found_before_anything_is_loaded():
     with pytest.raises(StructureError, match=r"key 'b' has shape \(3,\), the batch size there is \(2,\)"):
         td.load_state_dict(state)
     assert not td["a"].any()
+
+
+def sealed() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.zeros(3, 4)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [(sealed, "inference_mode"), (lambda: torch.zeros(1, 4).expand(3, 4), "it is expanded")],
+)
+@pytest.mark.parametrize("flatten", [False, True])
+def test_a_leaf_that_cannot_be_written_is_found_before_anything_is_loaded(leaf, message, flatten, stacked):
+    def build():
+        td = TensorDict({"a": torch.zeros(3), "n": {"b": leaf()}}, [3])
+        return LazyStackedTensorDict(td, td.empty().update(td)) if stacked else td
+
+    td = build()
+    state = td.clone().apply(lambda leaf: leaf.clone() + 1).state_dict(flatten=flatten)
+    with pytest.raises(StructureError, match=f"cannot write key .*'b'.* in place: .*{message}"):
+        td.load_state_dict(state)
+    assert not td["a"].any()
+    td.load_state_dict(state, assign=True)
+    assert td["a"].all() and td["n", "b"].all()

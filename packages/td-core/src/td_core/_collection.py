@@ -69,6 +69,9 @@ class Core(ABC):
     #: True for kinds whose declarations convert tensors too, see ``_declared``.
     _declares: ClassVar[bool] = False
 
+    #: True for stacks that change each value before it is written, see ``_parts``.
+    _changes_values: bool = False
+
     # A kind has nothing to do for these, unless it has slots.
     _locked: bool = False
     _lock_parents: list[weakref.ref[Core]] | None = None
@@ -178,6 +181,10 @@ class Core(ABC):
     def _stacked(self) -> tuple[Sequence[Any], int] | None:
         """Return the members and the dim they are stacked along, for kinds made of members; None for the others."""
         return None
+
+    def _parts(self, value: Child) -> Sequence[Any]:
+        """Return what each member gets of a value that is written; only where ``_changes_values`` is true."""
+        raise NotImplementedError
 
     def _like(self: SelfT, members: Sequence[Core]) -> SelfT:
         """Return a node of this kind around new members; only where ``_stacked`` gives some."""

@@ -184,6 +184,10 @@ class LazyStackedTensorDict(TensorDictBase):
         return self._hook_in
 
     @property
+    def _changes_values(self) -> bool:  # type: ignore[override]
+        return self._hook_in is not None
+
+    @property
     def hook_out(self) -> Callable[[Any], Any] | None:
         """What is applied to each stacked entry that is read."""
         return self._hook_out

@@ -23,7 +23,7 @@ from .._components import same_components
 from .._locking import refuse_if_locked
 from .._nodes import KINDS, NodeKind, Record, dense
 from ..errors import FormatError, KeyPathError, StructureError
-from .leaf_writes import copied_fused, copy_all, may_fuse
+from .leaf_writes import check_writable, copied_fused, copy_all, may_fuse
 
 SelfT = TypeVar("SelfT", bound="State")
 
@@ -124,7 +124,8 @@ class State(Core):
         if not assign and from_flatten is not False and _loaded_whole(self, state_dict):
             return self
         root = _parse(self, state_dict, from_flatten)
-        steps = _compare(self, root, strict, assign)
+        with torch.no_grad():
+            steps = _compare(self, root, strict, assign)
         targets: list[Tensor] = []
         values: list[Tensor] = []
         for node, key, value in steps:
@@ -171,6 +172,8 @@ def _loaded_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
     if not leaves == len(targets) == len(state_dict) or len(levels) != len(metadata):
         return False
     held, values = list(targets.values()), [state_dict.get(name) for name in targets]
+    if not torch.compiler.is_compiling() and any(map(Tensor.is_inference, held)):
+        return False
     with torch.no_grad():
         return may_fuse(held, values) and copied_fused(held, values)  # type: ignore[arg-type]
 
@@ -322,6 +325,8 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
                     wrong.append(
                         f"{show_path(at)} has shape {tuple(child.shape)}, given {tuple(given.shape)}"
                     )
+                elif not assign:
+                    _check_writable(node, at, given)
                 steps.append((node, key, given))
         for key, given in level.entries.items():
             if key not in entries and (isinstance(given, Tensor) or not _is_empty(given)):
@@ -343,6 +348,19 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
     if assign or unexpected:
         refuse_if_locked(target, "load a state dict with assign=True or extra keys")
     return steps
+
+
+def _check_writable(root: Core, path: tuple[str, ...], value: Tensor) -> None:
+    """Raise StructureError where a value could not be copied into an entry; each member of a stack has its own."""
+    todo = [root]
+    for node in todo:
+        stacked = node._stacked()
+        if stacked is not None:
+            todo += stacked[0]
+            continue
+        held = _stored_leaf(node, path[-1])
+        if held is not None:
+            check_writable(held, path, value)
 
 
 def _stored_leaf(node: Core, key: str) -> Tensor | None:

@@ -82,7 +82,7 @@ class UpdatePlan:
             trusted = False
             if isinstance(source, Core):
                 stacked = node._stacked()
-                if stacked is not None:
+                if stacked is not None and not node._changes_values:
                     todo.extend(
                         (member, part, wanted, at) for member, part in _by_member(stacked, source, at)
                     )
@@ -175,7 +175,12 @@ class UpdatePlan:
             stacked = node._stacked()
             if stacked is not None:
                 members, dim = stacked
-                parts = value.unbind(dim) if isinstance(value, (Tensor, Core)) else [value] * len(members)  # type: ignore[union-attr]
+                if not isinstance(value, (Tensor, Core)):
+                    parts: Any = [value] * len(members)
+                elif node._changes_values:
+                    parts = node._parts(value)
+                else:
+                    parts = value.unbind(dim)  # type: ignore[union-attr]
                 copies.extend((member, key, part, path) for member, part in zip(members, parts, strict=True))
                 continue
             current = node._get_child(key)
