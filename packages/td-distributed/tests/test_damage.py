@@ -284,6 +284,12 @@ def test_a_damaged_header_of_a_message_is_refused(header: bytes) -> None:
         _wire.incoming(header)
 
 
+@pytest.mark.parametrize("buffer", [torch.zeros(9), torch.zeros(9, 9, dtype=torch.uint8)])
+def test_what_is_no_vector_of_bytes_is_refused(buffer: torch.Tensor) -> None:
+    with pytest.raises(TypeError, match="a vector of bytes is needed; got torch"):
+        from_buffer(buffer)
+
+
 def test_deep_nesting_is_no_crash(tmp_path: Path) -> None:
     meta = {"device": None, "names": [], "batch_size": [], "is_locked": False}
     level: dict[str, Any] = {"cls": "TensorDict", "non_tensors": {}, "leaves": {}, "cls_metadata": meta}

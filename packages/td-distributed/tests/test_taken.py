@@ -175,6 +175,16 @@ def test_every_way_out_follows_a_change(change: str, consolidated: bool) -> None
     CHANGES[change](td)
     same(pickle.loads(pickle.dumps(td)), td)
     same(carried(td), td)
+    for each in (td, td.consolidate(), td.consolidate(metadata=True)):
+        same(each, td)
+        if each.is_consolidated():
+            storage = storage_of(each)
+            memory = {leaf.untyped_storage().data_ptr() for leaf in each.values(True, True)}
+            assert memory == {storage.untyped_storage().data_ptr()}
+        else:
+            assert each is td
+            with pytest.raises(StructureError, match="is not consolidated: call consolidate"):
+                storage_of(each)
     other = emptied(td)
     other = other.consolidate() if consolidated else other
     same(sent(td, other), td)

@@ -135,6 +135,10 @@ class Consolidated(Attachment):
             self._taken = Taken(node, self._find)
         return self._taken
 
+    def serves(self, node: Any) -> bool:
+        """Tell whether all leaves lie in the storage: no lock stops ``leaf.data = ...``."""
+        return self.storage.is_meta or self.taken(node).layout is not None
+
     def _find(self, leaves: Sequence[Tensor]) -> Layout | None:
         base, size = self.storage.data_ptr(), len(self.storage)
         found = []
@@ -256,7 +260,7 @@ def storage_of(collection: Any) -> Tensor:
     torch.Size([16])
     """
     state = attached(collection)
-    if state is None:
+    if state is None or not state.serves(collection):
         raise StructureError(
             f"this {type(collection).__name__} is not consolidated: call consolidate() first"
         )

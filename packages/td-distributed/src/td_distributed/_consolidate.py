@@ -69,10 +69,10 @@ def consolidate(
     options = {name: given for name, given in locals().items() if name not in _NO_OPTIONS}
     if return_early:
         pool = ThreadPoolExecutor(1)
-        future: Future[Any] = pool.submit(consolidate, self, filename, **options)
+        future: Future[Any] = pool.submit(consolidate, self, filename, inplace=inplace, **options)
         pool.shutdown(wait=False)
         return future
-    if not any(options.values()) and filename is None and attached(self) is not None:
+    if not any(options.values()) and filename is None and is_consolidated(self):
         return self
     if inplace:
         refuse_if_locked(self, "consolidate it in place")
@@ -109,7 +109,7 @@ def consolidate(
     return attach(result, Consolidated(storage, path))
 
 
-_NO_OPTIONS = ("self", "filename", "return_early")
+_NO_OPTIONS = ("self", "filename", "inplace", "return_early")
 
 
 def is_consolidated(self: Any) -> bool:
@@ -123,7 +123,8 @@ def is_consolidated(self: Any) -> bool:
     >>> is_consolidated(td), is_consolidated(consolidate(td))
     (False, True)
     """
-    return attached(self) is not None
+    state = attached(self)
+    return state is not None and state.serves(self)
 
 
 def _allocate(nbytes: int, device: torch.device, share_memory: bool, pin_memory: bool) -> Tensor:
@@ -162,6 +163,7 @@ def from_buffer(buffer: Tensor) -> Any:
         buffer: a vector of bytes. The leaves are views on it, if it starts where 16 divides its address.
 
     Raises:
+        TypeError: it is no vector of bytes.
         FormatError: the buffer holds no collection, or a damaged one.
 
     >>> from td_core import TensorDict
@@ -170,6 +172,8 @@ def from_buffer(buffer: Tensor) -> Any:
     >>> from_buffer(storage_of(td))["a"]
     tensor([0, 1, 2])
     """
+    if buffer.dtype is not torch.uint8 or buffer.dim() != 1:
+        raise TypeError(f"a vector of bytes is needed; got {buffer.dtype} of shape {list(buffer.shape)}")
     tree, _, on_storage = _file.parse(buffer, "the buffer")
     return _held(tree, buffer if on_storage else None, None)
 

@@ -55,10 +55,9 @@ def trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
         CodecError: a value that no registered serializer stores; names its key.
     """
     try:
-        structure = _plain(tree, encoded, layout)
-    except UnsayableError:
-        structure = {"cls": GENERAL, "td": describe(encoded, layout)}
-    text = json.dumps(structure).encode()
+        text = json.dumps(_plain(tree, encoded, layout)).encode()
+    except (UnsayableError, RecursionError):
+        text = json.dumps({"cls": GENERAL, "td": describe(encoded, layout)}).encode()
     return text + len(text).to_bytes(8, "little", signed=True)
 
 
