@@ -102,6 +102,25 @@ def test_copies_are_parameters_again():
         assert torch.equal(again["n", "i"], params["n", "i"])
 
 
+def test_a_shallow_copy_is_a_module_of_the_same_parameters():
+    params = make()
+    again = copy.copy(params)
+    assert type(again) is TensorDictParams and again is not params
+    assert dict(again.named_parameters()).keys() == dict(params.named_parameters()).keys()
+    assert again["w"] is params["w"]
+    del again["w"]
+    assert "w" in params
+
+
+def test_copies_of_parameters_can_be_stored():
+    params, other = make(), make()
+    params.update(other, clone=True)
+    assert isinstance(params["w"], nn.Parameter) and params["w"].is_leaf
+    assert params["w"].data_ptr() != other["w"].data_ptr() and torch.equal(params["w"], other["w"])
+    with pytest.raises(StructureError, match="grad_fn"):
+        params.update({"w": other["w"] * 2})
+
+
 def test_locks_reach_the_collection_inside():
     params = make(lock=True)
     with pytest.raises(LockedError, match="locked"):

@@ -290,9 +290,13 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
                 elif (held := _as_parameter(child)) is not child:
                     node._set_child(key, held)
 
-    def update(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+    def update(
+        self: SelfT, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any
+    ) -> SelfT:
         """Store the entries of another collection or mapping; see :meth:`TensorCollection.update`."""
-        super().update(*args, **kwargs)
+        # Copies of parameters become parameters, so they have no past; in place, autograd has its say.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (inplace or not clone)):
+            super().update(input_dict_or_td, clone, inplace, **kwargs)
         self._adopt()
         return self
 
@@ -364,6 +368,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         if not recurse:
             return self._again(self._inner_params.clone(False, **kwargs))
         return self._again(self._inner_params._map(_own_copy))
+
+    def __copy__(self: SelfT) -> Any:
+        """Return a new collection of the same parameters."""
+        return self.clone(False)
 
     def to(self: SelfT, *args: Any, **kwargs: Any) -> Any:
         """Return parameters on another device or of another dtype; as ``TensorDict.to``."""
