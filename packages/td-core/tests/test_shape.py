@@ -450,3 +450,17 @@ def test_results_are_compiled_without_breaks() -> None:
     for size in (2, 3, 5):
         x = torch.arange(size * 2 * 3.0).view(size, 2, 3)
         assert torch.equal(compiled(x), run(x))
+
+
+@pytest.mark.parametrize(
+    ("operation", "leaf"),
+    [
+        (lambda td: td.view(6), torch.zeros(3, 2).T),
+        (lambda td: td.pad([1, 0]), torch.zeros(2, 3).to_sparse()),
+        (lambda td: td.split(1), torch.zeros(2, 3).to_sparse()),
+    ],
+)
+def test_what_torch_refuses_names_the_key(operation, leaf):
+    td = TensorDict({"fine": torch.zeros(2, 3), "n": {"odd": leaf}}, [2, 3])
+    with pytest.raises(RuntimeError, match=r"key 'odd' of shape \[2, 3\]: "):
+        operation(td)

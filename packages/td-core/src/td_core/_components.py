@@ -8,12 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._collection import show_path
 from .errors import StructureError
 
 
-def of_components(plan: Any, leaf: Tensor, error: Exception) -> Any:
-    """Return what a plan gives for a leaf that torch refuses with ``error``, which is raised unless it is nested."""
+def of_components(plan: Any, key: str, leaf: Tensor, error: Exception) -> Any:
+    """Return what a plan gives for a leaf that torch refuses; unless it is nested, raise the error, with the key in it."""
     if plan.invents or not leaf.is_nested:
+        if type(error) in (RuntimeError, NotImplementedError, ValueError):
+            shape = "" if leaf.is_nested else f" of shape {list(leaf.shape)}"
+            raise type(error)(f"{show_path((key,))}{shape}: {error}") from error
         raise error
     return rearranged(leaf, plan.leaf)
 

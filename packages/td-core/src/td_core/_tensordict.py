@@ -576,7 +576,7 @@ class TensorDict(TensorDictBase):
                     try:
                         level[key] = leaf(child)
                     except (RuntimeError, ValueError) as error:
-                        level[key] = of_components(plan, child, error)
+                        level[key] = of_components(plan, key, child, error)
                 elif type(child) is TensorDict:
                     data = child._data.copy()
                     inner = child._batch_size
@@ -605,7 +605,7 @@ class TensorDict(TensorDictBase):
                     try:
                         pieces = leaf(child)
                     except (RuntimeError, ValueError) as error:
-                        pieces = of_components(plan, child, error)
+                        pieces = of_components(plan, key, child, error)
                     for target, piece in zip(targets, pieces):
                         target[key] = piece
                 elif type(child) is TensorDict:
