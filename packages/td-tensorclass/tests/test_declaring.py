@@ -489,6 +489,11 @@ class TestOptions:
         with pytest.raises(AttributeError, match=f"the field {name!r} would hide"):
             declare({name: Tensor}, True)
 
+    @pytest.mark.parametrize("name", ["batch_size", "device", "names", "lock", "_tensordict", "_schema"])
+    def test_names_that_nothing_may_hide(self, name: str) -> None:
+        with pytest.raises(AttributeError, match=f"the field {name!r} would hide .* rename it$"):
+            declare({name: Tensor}, True, shadow=True)
+
     def test_shadow(self) -> None:
         with pytest.raises(
             AttributeError, match="the field 'mean' would hide the 'mean' of a collection; rename it"

@@ -10,8 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from td_core import TensorCollection
-
 from ._casts import cast_for
 from ._registration import register_class
 from ._schema import ALLOWED, RESERVED, Options, Schema, names_around
@@ -33,8 +31,7 @@ def declare(cls: Any, root: Any, given: Mapping[str, Any], frame: Any) -> None:
     dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=options.kw_only)(cls)
     _drop_generated(cls, root)
     schema = Schema(cls, options, names_around(cls, frame))
-    if not options.shadow:
-        _check_names(cls, root, schema)
+    _check_names(cls, root, schema)
     cls._schema = schema
     cls._cast = staticmethod(cast_for(schema))
     cls._declares = options.autocast
@@ -81,15 +78,11 @@ def _drop_generated(cls: Any, root: Any) -> None:
 
 def _check_names(cls: Any, root: Any, schema: Schema) -> None:
     for name in schema.names:
-        taken = (
-            name in RESERVED
-            or (name not in ALLOWED and hasattr(root, name))
-            or name in vars(TensorCollection)
-        )
-        if taken and name not in ALLOWED:
+        never = name in RESERVED
+        if never or (not schema.options.shadow and name not in ALLOWED and hasattr(root, name)):
             raise AttributeError(
-                f"{cls.__name__}: the field {name!r} would hide the {name!r} of a collection; rename it, or "
-                "declare the class with shadow=True"
+                f"{cls.__name__}: the field {name!r} would hide the {name!r} of a collection; rename it"
+                + ("" if never else ", or declare the class with shadow=True")
             )
 
 

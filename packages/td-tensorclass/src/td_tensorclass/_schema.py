@@ -22,8 +22,8 @@ from td_core._keys import closest
 
 from .errors import UnknownFieldError
 
-#: Names that are never fields: too much of a collection rests on them.
-RESERVED = frozenset({"batch_size", "device", "get", "shape", "names", "to", "grad", "keys", "_tensordict"})
+#: Names that are never fields: the other arguments of the constructor, and what a class and its instances consist of.
+RESERVED = frozenset({"batch_size", "device", "names", "lock", "_tensordict", "_undo", "_schema", "_cast"})
 
 #: Names of collection members that may be fields all the same.
 ALLOWED = frozenset({"data"})
