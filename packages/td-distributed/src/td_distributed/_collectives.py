@@ -18,6 +18,7 @@ from td_core.errors import FormatError
 
 from . import _wire
 from ._group import FAILED, MARK, Group, check_mark, failed, text_to_bytes
+from ._memory import bytes_of
 
 
 class Parcel:
@@ -63,7 +64,7 @@ def unpack(front: list[int], data: Tensor, sender: int, device: Any = None) -> A
     if length == FAILED:
         raise failed(sender, data[:size])
     header, storage = data[size - length : size], data[: size - length]
-    return _assembled(_wire.incoming(bytes(_wire.bytes_of(header))), storage, device)
+    return _assembled(_wire.incoming(bytes(bytes_of(header))), storage, device)
 
 
 def receive(front: list[int], sender: int, device: Any, among: Group, take: Callable[..., None]) -> Any:
@@ -82,7 +83,7 @@ def receive(front: list[int], sender: int, device: Any, among: Group, take: Call
         take(data := among.bytes(size))
         return unpack(front, data, sender, device)
     take(header := among.bytes(length))
-    message = _wire.incoming(bytes(_wire.bytes_of(header)))
+    message = _wire.incoming(bytes(bytes_of(header)))
     if length + message.layout.nbytes != size:
         raise FormatError(
             f"rank {sender} announced {size} bytes, its header {length + message.layout.nbytes}"

@@ -21,7 +21,7 @@ from td_core.errors import StructureError
 
 from . import _file, _storage
 from ._attachment import Consolidated, attach, attached
-from ._memory import room
+from ._memory import room, vector
 
 
 def consolidate(
@@ -97,7 +97,7 @@ def consolidate(
         if any(each.type == "cuda" for each in (where, *devices)):
             torch.cuda.synchronize()
         if metadata:
-            storage[layout.nbytes :].copy_(torch.frombuffer(bytearray(trailer), dtype=torch.uint8))
+            storage[layout.nbytes :] = vector(trailer)
         if path is not None:
             _file.write(path, layout.nbytes, [(0, room)], trailer)
     result = decode(Encoded(encoded.nodes, _storage.together(layout, pieces), encoded.values))

@@ -30,6 +30,7 @@ from td_core._values import join, readable, split
 from td_core.errors import BatchSizeError, CodecError, DimNamesError, FormatError, MissingPluginError
 
 from . import _paths, _storage
+from ._memory import bytes_of, vector
 from ._storage import Layout, Leaf, Span, Views
 
 FORMAT = "consolidated/1"
@@ -73,7 +74,7 @@ def write(path: Path, nbytes: int, parts: list[tuple[int, Tensor]], end: bytes, 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.td-tmp")
-    whole = [*parts, (nbytes, torch.frombuffer(bytearray(end), dtype=torch.uint8))]
+    whole = [*parts, (nbytes, vector(end))]
     try:
         with open(temporary, "wb") as file:
             for part in whole if num_threads < 2 else ():
@@ -88,9 +89,8 @@ def write(path: Path, nbytes: int, parts: list[tuple[int, Tensor]], end: bytes, 
 
 def _put(file: BinaryIO, part: tuple[int, Tensor]) -> None:
     start, data = part
-    array: Any = data.cpu().numpy()
     file.seek(start)
-    file.write(memoryview(array))
+    file.write(bytes_of(data))
 
 
 def _put_alone(path: Path, part: tuple[int, Tensor]) -> None:
@@ -129,7 +129,7 @@ def parse(data: Tensor, name: str) -> tuple[Any, Tensor, bool]:
             f"{name} is damaged: its last 8 bytes say that {length} bytes of {len(data)} are structure"
         )
     storage = data[: len(data) - 8 - length]
-    text = bytes(data[len(data) - 8 - length : -8].cpu().numpy())
+    text = bytes(bytes_of(data[len(data) - 8 - length : -8]))
     try:
         structure = json.loads(text)
     except (ValueError, RecursionError) as error:

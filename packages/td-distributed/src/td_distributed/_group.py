@@ -11,7 +11,7 @@ from torch import Tensor
 
 from td_core.errors import FormatError, StructureError
 
-from ._memory import room
+from ._memory import bytes_of, room, vector
 
 MARK = 0x74645F77697265  # "td_wire"
 FAILED = -1
@@ -94,12 +94,12 @@ class Group:
 
 def text_to_bytes(text: str) -> Tensor:
     """Return a text as a tensor of bytes, never empty."""
-    return torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+    return vector(text.encode() or b" ")
 
 
 def bytes_to_text(data: Tensor) -> str:
     """Return what :func:`text_to_bytes` took."""
-    return bytes(data.cpu().numpy()).decode(errors="replace")
+    return bytes(bytes_of(data)).decode(errors="replace")
 
 
 def failed(rank: int, data: Tensor) -> StructureError:

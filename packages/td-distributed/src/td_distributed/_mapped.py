@@ -17,6 +17,7 @@ from td_core import TensorDict
 from td_core.errors import FormatError
 
 from ._attachment import KEY
+from ._memory import bytes_of, room, vector
 
 #: The mark of a question: "td_root".
 ASKS = 0x74645F726F6F74
@@ -38,7 +39,7 @@ def header_for(collection: Any, peer: Any) -> bytes | None:
         raise FormatError(f"the peer answered with a root of {length} bytes")
     if not length:
         return None
-    root = bytes(peer.recv(torch.empty(length, dtype=torch.uint8, device=device)).cpu().numpy()).decode()
+    root = bytes(bytes_of(peer.recv(room(length, device)))).decode()
     saved = Path(collection.saved_path).resolve()
     if not saved.is_relative_to(root):
         return None
@@ -48,10 +49,9 @@ def header_for(collection: Any, peer: Any) -> bytes | None:
 def answer(root: str | Path | None, peer: Any) -> None:
     """Answer a question with the root of this process."""
     text = b"" if root is None else str(Path(root).resolve()).encode()
-    device = peer.device()
-    peer.send(torch.tensor([len(text)], dtype=torch.int64, device=device))
+    peer.send(torch.tensor([len(text)]))
     if text:
-        peer.send(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device))
+        peer.send(vector(text))
 
 
 def named(header: bytes) -> Any:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["room"]
+__all__ = ["bytes_of", "room", "vector"]
 
 #: Smaller memory has too few huge pages to matter, and is often memory whose pages are there already.
 LARGE = 1 << 22
@@ -35,3 +36,14 @@ def room(nbytes: int, device: torch.device | None = None, *, pin_memory: bool = 
             ctypes.c_void_p(first), ctypes.c_size_t(start + nbytes - first), ctypes.c_int(_HUGE_PAGES)
         )
     return storage
+
+
+def vector(data: bytes) -> Tensor:
+    """Return bytes, at least one, as a tensor of its own."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def bytes_of(part: Tensor) -> memoryview:
+    """Return the memory of a vector of bytes, of a copy where that lies elsewhere."""
+    array: Any = part.cpu().numpy()
+    return memoryview(array)

@@ -17,7 +17,7 @@ from td_core.errors import FormatError
 from . import _mapped, _reference, _wire
 from ._delivery import Target, deliver_files
 from ._group import MARK, device_of
-from ._memory import room
+from ._memory import bytes_of, room
 
 WIRES = ("td", "reference")
 
@@ -310,7 +310,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
     start = b"" if known is None else known.start(MARK)
     inside = None if known is None else first[len(start) :][: known.layout.nbytes]
     coming.wait()
-    data = data or _wire.bytes_of(first)
+    data = data or bytes_of(first)
     if known is not None and inside is not None and bytes(data[: len(start)]) == start:
         target.deliver(known, inside)
         return
@@ -319,7 +319,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
         _mapped.answer(root, peer)
         first, _, coming = _first(peer)
         coming.wait()
-        data = _wire.bytes_of(first)
+        data = bytes_of(first)
         mark, length, count, nbytes = _wire.FRONT.unpack_from(data)
     if mark != MARK or not 0 < length <= _wire.LARGEST_HEADER:
         raise FormatError(
@@ -330,7 +330,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
     if stop <= _wire.FIRST:
         header = bytes(data[_wire.FRONT.size : stop])
     else:
-        header = bytes(_wire.bytes_of(peer.recv(room(length, device))))
+        header = bytes(bytes_of(peer.recv(room(length, device))))
     if not count and (named := _mapped.named(header)) is not None:
         deliver_files(collection, _mapped.load(root, named))
         return
@@ -355,7 +355,7 @@ def _first(peer: Peer) -> tuple[Tensor, memoryview | None, Any]:
     """Start to receive the first message; return where it comes to, the memory of that if it is the host's, the handle."""
     first = room(_wire.FIRST, peer.device())
     coming = peer.irecv(first)
-    return first, _wire.bytes_of(first) if first.is_cpu else None, coming
+    return first, bytes_of(first) if first.is_cpu else None, coming
 
 
 def _tags(first: int, pseudo_rand: bool) -> Iterator[int]:

@@ -14,6 +14,7 @@ from td_core.errors import FormatError, StructureError
 from . import _mapped, _wire
 from ._collectives import Parcel, receive, to_all
 from ._group import FAILED, Group, check_mark, device_of
+from ._memory import bytes_of, vector
 from ._p2p import Peer
 
 #: Bytes that a receiver takes unless it says otherwise.
@@ -52,7 +53,7 @@ def init_remote(
         header = _mapped.header_for(self, link.peer)
         if header is not None:
             link.send(link.group.numbers(_mapped.ASKS, len(header), 0))
-            link.send(torch.frombuffer(bytearray(header), dtype=torch.uint8))
+            link.send(vector(header))
             return
     parcel = Parcel(lambda: self if device is None else self.to(device), device_of(group), apart=True)
     link.send(link.group.numbers(*parcel.front))
@@ -118,7 +119,7 @@ def from_remote_init(
 def _from_files(length: int, link: _Link, root: str | Path | None, device: Any) -> Any:
     if not 0 < length <= _mapped.LONGEST:
         raise FormatError(f"rank {link.src} announced a path of {length} bytes")
-    header = bytes(link.recv(link.group.bytes(length)).cpu().numpy())
+    header = bytes(bytes_of(link.recv(link.group.bytes(length))))
     saved = _mapped.load(root, _mapped.named(header))
     where = link.group.device if device is None else torch.device(device)
     return saved if where.type == "cpu" else saved.to(where)

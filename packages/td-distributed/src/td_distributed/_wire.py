@@ -23,6 +23,7 @@ from td_core._nodes import Encoded
 
 from . import _file, _paths, _storage
 from ._attachment import attached
+from ._memory import bytes_of, vector
 from ._storage import Layout
 
 LARGEST_HEADER = 1 << 28
@@ -95,14 +96,8 @@ def packed(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Tensor]:
         at += len(part)
     messages = [torch.frombuffer(first, dtype=torch.uint8)]
     if not inside:
-        messages.append(_vector(header))
+        messages.append(vector(header))
     return messages if fits else [*messages, *payload]
-
-
-def bytes_of(part: Tensor) -> memoryview:
-    """Return the memory of a vector of bytes, of a copy where that lies elsewhere."""
-    array: Any = part.cpu().numpy()
-    return memoryview(array)
 
 
 def outgoing(collection: Any, together: bool) -> tuple[Message, list[Tensor]]:
@@ -139,24 +134,20 @@ def in_parts(collection: Any, device: torch.device) -> tuple[int, int, list[Tens
     size = length + message.layout.nbytes
     if size < APART:
         return length, size, [_joined(message, encoded, storage, device)[1]]
-    parts = [_vector(message.header), *_payload(message, encoded, storage)]
+    parts = [vector(message.header), *_payload(message, encoded, storage)]
     return length, size, [part.to(device) for part in parts]
 
 
 def _joined(
     message: Message, encoded: Encoded, storage: Tensor | None, device: torch.device
 ) -> tuple[int, Tensor]:
-    header = _vector(message.header)
+    header = vector(message.header)
     if storage is None:
         layout = Layout(message.layout.leaves, message.layout.nbytes + len(header))
         storage = _storage.gathered(layout, encoded.leaves)
         storage[message.layout.nbytes :] = header
         return len(header), storage.to(device)
     return len(header), torch.cat([storage.to(device), header.to(device)])
-
-
-def _vector(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tensor | None]:
