@@ -406,6 +406,9 @@ def test_values_written_in_place_reach_the_save(tmp_path: Path) -> None:
         saved.set_("column", [Opaque(1), "s"])
     assert saved["column"] == now("column") == ["t", "s"]
     td.memmap()["n"].set_("v", "anonymous")
+    for key in ("k" * 300, "meta.json"):
+        TensorDict({key: NonTensorData("a")}).memmap(tmp_path / "save").set_(key, "b")
+        assert now(key) == "b"
 
 
 def _write_values(saved: Any) -> None:

@@ -559,6 +559,42 @@ def test_new_entries_of_a_live_save(nest: Any, prefix: Path) -> None:
     assert anonymous.make_memmap("new", (3,)).tolist() == [0, 0, 0]
 
 
+UNFIT = [
+    ("shape", "x"), ("far", "shape"), ("meta.json", "x"), ("k" * 300, "x"), "k" * 300, "node", ("leaf.memmap", "x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", UNFIT, ids=str)
+def test_keys_that_a_live_save_cannot_hold_change_nothing(key: Any, prefix: Path) -> None:
+    saved = TensorDict({"node.memmap": {"a": torch.ones(1)}, "leaf": torch.ones(1)}).memmap(prefix)
+    files = tree_under(prefix)
+    with pytest.raises(KeyError, match="a live save cannot hold this key"):
+        saved.make_memmap(key, (2,))
+    assert tree_under(prefix) == files
+    assert set(TensorDict.load_memmap(prefix).keys()) == set(saved.keys()) == {"node.memmap", "leaf"}
+
+
+def test_stacks_get_no_new_entries(nest: Any, prefix: Path) -> None:
+    saved = nest.memmap(prefix)
+    files = tree_under(prefix)
+    for key in ("lazy", "new"), ("lazy", "new", "x"):
+        with pytest.raises(RuntimeError, match="a LazyStackedTensorDict gets no new entries"):
+            saved.make_memmap(key, (3,))
+    assert tree_under(prefix) == files
+
+
+@pytest.mark.parametrize("key", ["k" * 300, "meta.json", "leaf.memmap", "\ud800"], ids=ascii)
+def test_levels_under_a_spare_name_know_their_place(key: str, prefix: Path, same: Any) -> None:
+    saved = TensorDict({"leaf": torch.ones(1), key: {"n": {"a": torch.ones(1)}}}).memmap(prefix)
+    for mapped in (saved, pickle.loads(pickle.dumps(saved)) if key != "\ud800" else saved):
+        assert mapped[key, "n"].saved_path.parent == mapped[key].saved_path
+        assert mapped[key].saved_path.is_dir()
+        mapped[key, "n"].memmap_refresh_()
+    saved.make_memmap((key, "n", "b"), (2,)).fill_(7)
+    same(TensorDict.load_memmap(prefix), saved)
+    same(saved.memmap(prefix), TensorDict.load_memmap(prefix))
+
+
 @pytest.mark.parametrize("keys", [("entries",), ("kind",), ("entries", "kind"), ("shape",)])
 def test_new_entries_beside_any_keys(keys: tuple[str, ...], prefix: Path) -> None:
     saved = TensorDict(dict.fromkeys(keys, torch.ones(2))).memmap(prefix)

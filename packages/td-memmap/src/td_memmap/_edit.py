@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from . import _names
 from ._fs import Tree
 from ._load import Loading, load_directory
 from ._meta import LIMIT, parse_json
-from ._plan import VERSION, Plan, make_plan, take_apart
+from ._plan import VERSION, make_plan, names_of, take_apart
 from ._saved import Saved, attach, directory, saved_of
 from ._shapes import as_shape, show_shape
 from ._tensor import MemoryMappedTensor, all_elements
@@ -60,16 +61,16 @@ def add(
     _saved(data)
     path = unravel_key_to_tuple(key)
     node: Any = data
-    for depth, part in enumerate(path[:-1]):
-        children = node._children()
-        if part not in children:
-            node = _add_level(node, path[: depth + 1])
-        elif isinstance(children[part], Tensor):
-            raise KeyPathError(f"cannot add {show_path(path)}: {show_path(path[: depth + 1])} is a tensor")
-        else:
-            node = children[part]
-    name = path[-1]
-    if name in node._children():
+    depth = 0
+    while depth < len(path) - 1 and path[depth] in node._children():
+        node = node._children()[path[depth]]
+        depth += 1
+        if isinstance(node, Tensor):
+            raise KeyPathError(f"cannot add {show_path(path)}: {show_path(path[:depth])} is a tensor")
+    saved, record, name = _saved(node), take_apart(node._inner()), path[-1]
+    if record.members or record.values:
+        raise StructureError(f"cannot add {show_path(path)}: a {type(node).__name__} gets no new entries")
+    if path[depth] in record.entries:
         raise StructureError(f"cannot add {show_path(path)}: it is there already; delete it first")
     size, shape = node.batch_size, as_shape(shape)
     # Of a nested tensor only the number of components is a dim.
@@ -77,23 +78,28 @@ def add(
         raise BatchSizeError(
             f"cannot add {show_path(path)}: its shape {show_shape(shape)} does not start with the batch size {list(size)}"
         )
-    saved = _saved(node)
-    filename = None
+    stem, siblings = _stem(name, robust_key), record.entries
+    files = [stem + ".memmap", *([stem + ".shape.memmap"] if isinstance(shape, Tensor) else [])]
     if saved.path is not None:
-        if _needs_general_form(node._children(), name, shape, robust_key):
-            raise KeyPathError(
-                f"cannot add {show_path(path)}: a live save cannot hold this key; save() again with it"
-            )
-        stem = _names.encode_key(name) if robust_key else name
-        filename = os.path.join(saved.path, stem + ".memmap")
+        levels = [(new, [_stem(new, saved.robust_key)], saved.robust_key) for new in path[depth:-1]]
+        for new, wanted, robust in (*levels, (name, files, robust_key)):
+            if not _is_free(new, wanted, siblings, robust):
+                raise KeyPathError(
+                    f"cannot add {show_path(path)}: a live save cannot hold this key; save() again with it"
+                )
+            siblings = {}
+    for new in path[depth:-1]:
+        node = _add_level(node, new)
+    folder, filename = _saved(node).path, None
+    if folder is not None:
+        filename = os.path.join(folder, files[0])
         if isinstance(shape, Tensor):
-            table = os.path.join(saved.path, stem + ".shape.memmap")
-            MemoryMappedTensor.from_tensor(shape, filename=table, existsok=existsok)
+            MemoryMappedTensor.from_tensor(shape, filename=os.path.join(folder, files[1]), existsok=existsok)
     leaf = MemoryMappedTensor._create(
         shape, dtype, filename, existsok=existsok, content=None if content is None else all_elements(content)
     )
-    if saved.path is not None:
-        _declare(saved.path, name, _entry(leaf, shape))
+    if folder is not None:
+        _declare(folder, name, _entry(leaf, shape))
     node._inner()._set_child(name, leaf)
     return leaf
 
@@ -108,30 +114,28 @@ def _entry(leaf: MemoryMappedTensor, shape: Any) -> dict[str, Any]:
     }
 
 
-def _needs_general_form(siblings: dict[str, Any], name: str, shape: Any, robust_key: bool) -> bool:
-    # The component shapes of a nested tensor are in a file that is called like the leaf "<name>.shape".
-    nested = isinstance(shape, Tensor)
-    if nested and name + ".shape" in siblings:
-        return True
-    base = siblings.get(name.removesuffix(".shape"))
-    if isinstance(base, Tensor) and base.is_nested:
-        return True
-    longest = _names.encode_key(name) + (".shape.memmap" if nested else ".memmap")
-    if name in _names.RESERVED or not _names.fits(longest):
-        return True
-    return not robust_key and _names.raw_name(name) is None
+def _stem(name: str, robust_key: bool) -> str:
+    return _names.encode_key(name) if robust_key else name
 
 
-def _add_level(node: Any, path: tuple[str, ...]) -> Any:
+def _is_free(name: str, wanted: list[str], siblings: Mapping[str, Any], robust_key: bool) -> bool:
+    """Tell whether a level can hold a new entry that takes the file names ``wanted``."""
+    taken = set(_names.TAKEN)
+    for key, child in siblings.items():
+        taken.update(names_of(child, _stem(key, robust_key)))
+    safe = robust_key or _names.raw_name(name) is not None
+    return safe and name not in _names.RESERVED and taken.isdisjoint(wanted) and all(map(_names.fits, wanted))
+
+
+def _add_level(node: Any, name: str) -> Any:
     """Add an empty level below a mapped node."""
-    name = path[-1]
     saved = _saved(node)
     child = TensorDict._make({}, node.batch_size, node.device, node._names)
     where = None
     if saved.path is not None:
-        stem = _names.encode_key(name) if saved.robust_key else name
+        stem = _stem(name, saved.robust_key)
         where = os.path.join(saved.path, stem)
-        plan: Plan = make_plan(child)
+        plan = make_plan(child)
         with Tree.at_path(saved.path) as tree:
             tree.make((stem,))
             tree.write((stem,), _names.META, plan.texts[-1][2])

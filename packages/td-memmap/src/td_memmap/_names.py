@@ -24,6 +24,9 @@ MANIFEST = "%manifest.json"
 SAVING = "%saving"
 UNFINISHED_META = "%meta.json"
 
+#: Files that any level may have.
+TAKEN = (META, VALUES, PICKLE)
+
 #: Directories that stand for a part of a node, not for a key.
 INNER = "_tensordict"
 SOURCE = "_source"

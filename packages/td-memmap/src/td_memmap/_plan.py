@@ -28,7 +28,7 @@ from ._dtypes import storable
 from ._fs import Parts
 from ._shapes import component_shapes, element_count
 
-__all__ = ["FORMAT", "LeafFile", "Plan", "make_plan", "take_apart"]
+__all__ = ["FORMAT", "LeafFile", "Plan", "make_plan", "names_of", "take_apart"]
 
 #: Name of the layouts of this format.
 FORMAT = "memmap/1"
@@ -256,7 +256,7 @@ class _Planner:
         if kind.tag in KINDS.providers:
             level["provider"] = KINDS.providers[kind.tag]
         level["meta"] = record.meta
-        taken = {_names.META, _names.VALUES, _names.PICKLE}
+        taken = set(_names.TAKEN)
         entries: list[Any] = []
         below: list[_Below] = []
         size = node.batch_size
@@ -298,17 +298,11 @@ class _Planner:
         own = {name for name in record.meta if name not in ("_class", "_format_version")}
         if not own.isdisjoint(record.entries) or (names is not None and "_names" in record.entries):
             return False
-        files = [_names.META, _names.VALUES, _names.PICKLE]
+        files = list(_names.TAKEN)
         for key, child in record.entries.items():
-            if not isinstance(child, Tensor):
-                files.append(self._raw_stem(key))
-                continue
-            if child.layout == torch.jagged:
+            if isinstance(child, Tensor) and child.layout == torch.jagged:
                 return False
-            stem = self._raw_stem(key)
-            files.append(stem + ".memmap")
-            if child.is_nested:
-                files.append(stem + ".shape.memmap")
+            files.extend(names_of(child, self._raw_stem(key)))
         return len(set(files)) == len(files) and all(map(_names.fits, files))
 
     def _raw_stem(self, key: str) -> str:
@@ -322,13 +316,11 @@ class _Planner:
         return self._raw_stem(key)
 
     def _free_stem(self, key: str, position: int, child: Any, taken: set[str]) -> str:
-        endings = ["", ".memmap", ".shape.memmap", ".offsets.memmap", ".lengths.memmap"]
         stem = _names.encode_key(key)
+        wanted = names_of(child, stem)
         jagged = isinstance(child, Tensor) and child.layout == torch.jagged
-        wanted = [stem + ending for ending in endings]
         if jagged or not all(map(_names.fits, wanted)) or not taken.isdisjoint(wanted):
-            stem = _names.spare_name(position)
-            wanted = [stem + ending for ending in endings]
+            return _names.spare_name(position)
         taken.update(wanted)
         return stem
 
@@ -404,6 +396,13 @@ class _Planner:
         except (TypeError, ValueError, RecursionError) as error:
             raise CodecError(f"cannot store the metadata of {show_path(key)}: {error}") from error
         self.plan.texts.append((parts, name, text.encode()))
+
+
+def names_of(child: Any, stem: str) -> list[str]:
+    """Return the file names that an entry takes, which is not a jagged tensor."""
+    if not isinstance(child, Tensor):
+        return [stem]
+    return [stem + ".memmap", stem + ".shape.memmap"] if child.is_nested else [stem + ".memmap"]
 
 
 def nesting(values: Any) -> int:

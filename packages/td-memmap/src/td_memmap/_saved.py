@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from . import _fs, _names
 from ._fs import Tree
 from ._load import Loading, load_directory
 from ._plan import plan_values, take_apart
+from ._subpath import find
 
 __all__ = ["ATTACHMENT", "Saved", "attach", "directory", "saved_of"]
 
@@ -118,8 +120,16 @@ def attach(
         size = node.batch_size
         for key, child in record.entries.items():
             if not isinstance(child, Tensor):
-                stem = _names.encode_key(key) if robust_key else key
-                todo.append((child, None if path is None else os.path.join(path, stem), size))
+                todo.append((child, None if path is None else _below(path, key, robust_key), size))
         for name, child in record.members.items():
             todo.append((child, None if path is None else os.path.join(path, name), above))
     return result
+
+
+def _below(path: str, key: str, robust_key: bool) -> str:
+    stem = _names.encode_key(key) if robust_key else key
+    if stem.endswith(".memmap") or stem in _names.TAKEN or not _names.fits(stem + ".lengths.memmap"):
+        # It may have another name, which its save knows; if that was replaced already, no name is right.
+        with contextlib.suppress(OSError, ValueError), Tree.at_path(path) as tree:
+            return tree.show(find(tree, (key,), Loading(robust_key=robust_key)))
+    return os.path.join(path, stem)
