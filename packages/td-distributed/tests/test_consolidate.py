@@ -343,6 +343,14 @@ def test_return_early_gives_a_future(tmp_path: Path) -> None:
     same(from_consolidated(tmp_path / "td"), tree)
 
 
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_leaves_of_a_buffer_are_views_where_it_is_aligned(skipped: int) -> None:
+    buffer = buffer_of(TREES["locked"]().consolidate(metadata=True))
+    back = from_buffer(torch.cat([buffer[:skipped], buffer])[skipped:])
+    same(back, TREES["locked"]())
+    assert back.is_locked and back.is_consolidated() == (not skipped)
+
+
 def test_inplace_replaces_the_leaves() -> None:
     tree = TREES["named"]()
     before = storages(tree)

@@ -11,6 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -158,17 +159,22 @@ def test_shared_storages_stay_shared() -> None:
         assert back["c"][2] == 100
 
 
+@pytest.mark.parametrize("skipped", [0, 1])
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_buffers_that_must_not_be_written_are_copied_unless_consolidated(consolidated: bool) -> None:
+def test_buffers_that_must_not_be_written_are_copied_unless_consolidated(
+    consolidated: bool, skipped: int
+) -> None:
     tree = TREES["large"]()
     tree = tree.consolidate() if consolidated else tree
     buffers: list[Any] = []
     data = pickle.dumps(tree, 5, buffer_callback=buffers.append)
-    frozen = [memoryview(bytes(buffer)) for buffer in buffers]
+    frozen = [memoryview(bytes(skipped) + bytes(buffer))[skipped:] for buffer in buffers]
     back = pickle.loads(data, buffers=frozen)
     same(back, tree)
-    viewed = leaves(back)[0].data_ptr() == torch.frombuffer(bytearray(1), dtype=torch.uint8).data_ptr()
-    assert not viewed
+    starts = [np.frombuffer(buffer, np.uint8).ctypes.data for buffer in frozen]
+    # Nor can there be a view where bytes are not aligned.
+    assert (leaves(back)[0].data_ptr() == starts[0]) == (consolidated and not skipped)
+    assert back.is_locked == back.is_consolidated() == consolidated
     if not consolidated:
         for leaf in leaves(back):
             leaf.zero_()

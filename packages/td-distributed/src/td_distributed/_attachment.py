@@ -136,7 +136,7 @@ class Consolidated(Attachment):
         return self._taken
 
     def serves(self, node: Any) -> bool:
-        """Tell whether all leaves lie in the storage: no lock stops ``leaf.data = ...``."""
+        """Tell whether all leaves lie in the storage: not where it is not aligned, nor after ``leaf.data = ...``."""
         return self.storage.is_meta or self.taken(node).layout is not None
 
     def _find(self, leaves: Sequence[Tensor]) -> Layout | None:
@@ -161,9 +161,9 @@ class Consolidated(Attachment):
 
     def _on(self, storage: Tensor, encoded: Encoded, layout: Layout) -> Any:
         """Return the collection with its leaves on another storage of the same layout."""
-        views = _storage.Views(storage)
-        result = decode(Encoded(encoded.nodes, views.leaves(layout), encoded.values))
-        return result if views.copied else attach(result, Consolidated(storage))
+        leaves = _storage.Views(storage).leaves(layout)
+        result = decode(Encoded(encoded.nodes, leaves, encoded.values))
+        return attach(result, Consolidated(storage))
 
     def _elsewhere(self, node: Any, move: Any) -> Any:
         taken = self.taken(node)
@@ -227,9 +227,9 @@ def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], clas
     """Return the consolidated collection that :meth:`Consolidated.pickled` took apart."""
     (data,) = storage.tensors if isinstance(storage, Leaves) else storage
     nodes, columns = json.loads(schema)
-    views = _storage.Views(data)
-    result = decode(Encoded(nodes, views.leaves(_storage.from_columns(columns)), values))
-    return result if views.copied else attach(result, Consolidated(data))
+    leaves = _storage.Views(data).leaves(_storage.from_columns(columns))
+    result = decode(Encoded(nodes, leaves, values))
+    return attach(result, Consolidated(data))
 
 
 torch.serialization.add_safe_globals([rebuild])

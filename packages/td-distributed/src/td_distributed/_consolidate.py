@@ -152,8 +152,8 @@ def from_consolidated(filename: str | Path) -> Any:
     ...     from_consolidated(f"{folder}/td.bin")["a"]
     tensor([0, 1, 2])
     """
-    tree, storage, on_storage = _file.read(filename)
-    return _held(tree, storage if on_storage else None, Path(filename))
+    tree, storage = _file.read(filename)
+    return _held(tree, storage, Path(filename))
 
 
 def from_buffer(buffer: Tensor) -> Any:
@@ -174,10 +174,10 @@ def from_buffer(buffer: Tensor) -> Any:
     """
     if buffer.dtype is not torch.uint8 or buffer.dim() != 1:
         raise TypeError(f"a vector of bytes is needed; got {buffer.dtype} of shape {list(buffer.shape)}")
-    tree, _, on_storage = _file.parse(buffer, "the buffer")
-    return _held(tree, buffer if on_storage else None, None)
+    tree, _ = _file.parse(buffer, "the buffer")
+    return _held(tree, buffer, None)
 
 
-def _held(tree: Any, storage: Tensor | None, path: Path | None) -> Any:
+def _held(tree: Any, storage: Tensor, path: Path | None) -> Any:
     # State is attached to what is locked; an unlocked file gives an ordinary collection.
-    return attach(tree, Consolidated(storage, path)) if tree._locked and storage is not None else tree
+    return attach(tree, Consolidated(storage, path)) if tree._locked else tree

@@ -105,8 +105,8 @@ def map_file(path: Path) -> Tensor:
         return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
 
 
-def read(path: str | Path) -> tuple[Any, Tensor, bool]:
-    """Return (collection, storage, whether all leaves are views on it) of a file, checked before anything is built.
+def read(path: str | Path) -> tuple[Any, Tensor]:
+    """Return (collection, storage) of a file, checked before anything is built.
 
     Raises:
         FormatError: the file is damaged or no consolidated file; the message says where.
@@ -121,7 +121,7 @@ def read(path: str | Path) -> tuple[Any, Tensor, bool]:
     return parse(map_file(path), str(path))
 
 
-def parse(data: Tensor, name: str) -> tuple[Any, Tensor, bool]:
+def parse(data: Tensor, name: str) -> tuple[Any, Tensor]:
     """Return what :func:`read` does, from the bytes of a file."""
     length = int.from_bytes(bytes(data[-8:].tolist()), "little", signed=True)
     if not 0 < length <= min(len(data) - 8, LARGEST_JSON):
@@ -153,7 +153,7 @@ def damaged(name: str) -> Iterator[None]:
         raise FormatError(f"{name} is damaged: {type(error).__name__}: {error}") from error
 
 
-def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor, bool]:
+def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor]:
     views = _storage.Views(storage)
     if structure.get("cls") == GENERAL:
         layout, nodes, values = from_description(structure["td"])
@@ -162,7 +162,7 @@ def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor, bo
     else:
         tree = _Reader(views, structure.get("size")).node(structure)
     check_shapes(tree)
-    return tree, storage, not views.copied
+    return tree, storage
 
 
 def check_shapes(tree: Any) -> None:

@@ -167,15 +167,11 @@ class Views:
     """Typed views on one storage of bytes.
 
     Args:
-        storage: a vector of bytes.
-
-    Attributes:
-        copied: some pieces are copies, because their bytes are not aligned to their dtype.
+        storage: a vector of bytes; pieces whose bytes are not aligned to their dtype are copies.
     """
 
     def __init__(self, storage: Tensor) -> None:
         self.storage = storage
-        self.copied = False
         self._aligned = storage.storage_offset() % 16 == 0 and (
             storage.is_meta or storage.data_ptr() % 16 == 0
         )
@@ -185,7 +181,6 @@ class Views:
         """Return a piece as a view on the storage, or as a copy."""
         dtype, shape, start, stop, pad = span
         if not self._aligned or start % dtype.itemsize:
-            self.copied = True
             return self.storage[start : stop - pad].clone().view(dtype).view(shape)
         base = self._typed.get(dtype)
         if base is None:
