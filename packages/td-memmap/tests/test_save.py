@@ -408,6 +408,8 @@ def test_nested_tensors_without_content(prefix: Path) -> None:
     leaf = TensorDict.load_memmap(prefix, device="meta")["j"]
     assert leaf.is_meta
     assert leaf.layout == torch.jagged
+    assert leaf.shape[0] == 2
+    assert leaf.shape[2] == 3
     TensorDict({"s": torch.nested.nested_tensor(parts)}).memmap(prefix)
     with pytest.raises(FormatError, match="cannot make key 's' on meta without its content"):
         TensorDict.load_memmap(prefix, device="meta")
@@ -553,6 +555,8 @@ def test_new_entries_of_a_live_save(nest: Any, prefix: Path) -> None:
         saved.make_memmap("new", (3,))
     with pytest.raises(RuntimeError, match=r"its shape \[5, 4\] does not start with the batch size \[3\]"):
         saved.make_memmap("bad", (5, 4))
+    with pytest.raises(KeyError, match=r"cannot add key \('n', 'i', 'x'\): key \('n', 'i'\) is a tensor"):
+        saved.make_memmap(("n", "i", "x"), (3,))
     with pytest.raises(RuntimeError, match="is not memory-mapped: call memmap"):
         nest.make_memmap("new", (3,))
     anonymous = nest.memmap()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
 import multiprocessing
 import operator
 import os
 import pickle
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -279,14 +281,36 @@ def test_modes(mapped: MemoryMappedTensor, source: Tensor) -> None:
         MemoryMappedTensor.from_filename(mapped.filename, torch.float32, (3, 4), mode="w")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
-def test_a_file_that_is_not_writable(mapped: MemoryMappedTensor) -> None:
-    os.chmod(mapped.filename, 0o400)
-    tensor = MemoryMappedTensor.from_filename(mapped.filename, torch.float32, (3, 4))
-    tensor.fill_(-1)
-    assert mapped[0, 1] == 1
-    with pytest.raises(PermissionError):
-        MemoryMappedTensor.from_filename(mapped.filename, torch.float32, (3, 4), mode="r+")
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY, errno.EIO])
+def test_a_file_that_is_not_writable(
+    code: int, source: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TensorDict({"t": source}).memmap(tmp_path)
+    loaders: list[Callable[[str | None], Tensor]] = [
+        lambda mode: MemoryMappedTensor.from_filename(
+            tmp_path / "t.memmap", torch.float32, (3, 4), mode=mode
+        ),
+        lambda mode: TensorDict.load_memmap(tmp_path, mode=mode)["t"],
+    ]
+    real = os.open
+
+    def refuse(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(code, os.strerror(code), path)
+        return real(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for load in loaders:
+        with pytest.raises(OSError, match=os.strerror(code)):
+            load("r+")
+        for mode in (None, "r"):
+            if code == errno.EIO and mode is None:
+                with pytest.raises(OSError, match=os.strerror(code)):
+                    load(mode)
+                continue
+            tensor = load(mode)
+            tensor.fill_(-1)
+            assert torch.equal(load("r"), source)
 
 
 def test_a_file_is_never_extended(mapped: MemoryMappedTensor) -> None:

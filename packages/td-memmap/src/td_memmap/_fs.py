@@ -365,9 +365,9 @@ class Tree:
         mine = os.fstat(self.root)
         return (now.st_dev, now.st_ino) != (mine.st_dev, mine.st_ino)
 
-    def make(self, parts: Parts, mode: int = 0o777) -> None:
+    def make(self, parts: Parts) -> None:
         """Create a directory."""
-        os.mkdir(parts[-1], mode, dir_fd=self.fd(parts[:-1]))
+        os.mkdir(parts[-1], dir_fd=self.fd(parts[:-1]))
 
     def create(self, parts: Parts, name: str) -> int:
         """Create a file that must not be there yet, open for writing and mapping."""
