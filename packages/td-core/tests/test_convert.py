@@ -372,3 +372,15 @@ def test_depth() -> None:
     assert td.to_namedtuple().k.k.k._fields == ("k",)
     with pytest.raises(DepthError, match="cannot be nested as deep"):
         td.to_struct_array()
+
+
+@pytest.mark.parametrize("entry", [{"b": ([2], torch.float32)}, (2, torch.float32), ([2],), 3])
+def test_an_entry_of_a_schema_that_is_no_pair_is_named(entry):
+    with pytest.raises(TypeError, match="key 'a' of a schema is a pair of shape and dtype"):
+        TensorDict.from_schema({"a": entry})
+
+
+def test_a_collection_is_a_source_of_make_tensordict():
+    td = TensorDict({"a": torch.ones(2)}, [2])
+    made = td_core.make_tensordict(td, batch_size=[2], b=torch.zeros(2))
+    assert list(made.keys()) == ["a", "b"] and made["a"] is td["a"] and list(td.keys()) == ["a"]

@@ -643,3 +643,31 @@ def test_writing_gives_each_leaf_an_autograd_of_its_own(write, result_needs_grad
             write(inner, TensorDict({"int": source[key], "grad": source[key]}, [2]))
             assert td[key].tolist() == inner[key].tolist()
         assert not td["int"].requires_grad
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td: td.abs_(),
+        lambda td: td.add_(1),
+        lambda td: td.mul_(td.detach()),
+        lambda td: td.addcmul_(2, 3),
+        lambda td: td.masked_fill_(torch.tensor([True, False]), 0),
+        lambda td: td.zero_(),
+        lambda td: td.fill_("n", 3),
+    ],
+)
+@pytest.mark.parametrize("stacked", [False, True])
+def test_in_place_the_key_of_a_leaf_that_requires_grad_is_named(write, stacked):
+    td = TensorDict({"n": {"a": torch.ones(2), "w": torch.ones(2).requires_grad_()}}, [2])
+    if stacked:
+        td = LazyStackedTensorDict(*[member.detach() for member in td.unbind(0)])
+        td.tensordicts[1]["n", "w"].requires_grad_()
+    before = td.clone().detach()
+    with pytest.raises(
+        StructureError, match=r"cannot write key \('n', 'w'\) in place: it is a leaf that requires grad"
+    ):
+        write(td)
+    assert (td.detach() == before).all()
+    with torch.no_grad():
+        write(td)

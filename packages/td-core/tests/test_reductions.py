@@ -406,3 +406,10 @@ def test_an_error_names_the_entry(call, make):
         (RuntimeError, IndexError, NotImplementedError), match=r"cannot compute \w+: key .*shape"
     ):
         call(make(td) if make(td).ndim == 2 else td[None])
+
+
+@pytest.mark.parametrize("name", ["mean", "std", "var", "nanmean"])
+def test_a_leaf_whose_features_cannot_be_reduced_is_named(name):
+    td = TensorDict({"fine": torch.ones(2, 3), "n": {"whole": torch.ones(2, 3).int()}}, [2])
+    with pytest.raises(RuntimeError, match=r"key 'whole' of shape \[2, 3\]"):
+        getattr(td, name)(dim="feature")

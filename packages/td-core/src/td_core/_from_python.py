@@ -269,6 +269,7 @@ def from_schema(
 
     Raises:
         ValueError: there is no such storage.
+        TypeError: an entry of the schema is no pair of shape and dtype.
 
     >>> from_schema({"a": ([3], torch.float32)}, batch_size=[2])
     TensorDict(batch_size=[2], fields={a: f32[3]})
@@ -279,8 +280,12 @@ def from_schema(
         raise TypeError(f"from_schema() takes no {', '.join(kwargs)} with storage={storage!r}")
     size = as_batch_size(batch_size)
     result = dense({}, size, None if device is None else as_device(device))
-    for key, (shape, dtype) in schema.items():
-        full = (*size, *shape)
+    for key, entry in schema.items():
+        try:
+            shape, dtype = entry
+            full = (*size, *shape)
+        except (TypeError, ValueError):
+            raise TypeError(f"key {key!r} of a schema is a pair of shape and dtype; got {entry!r}") from None
         if storage == "memmap":
             # Files are made sparse from the shape alone; nothing of this size is allocated here.
             result.set(key, torch.zeros((), dtype=dtype).expand(full))
@@ -310,7 +315,8 @@ def make_tensordict(
     >>> make_tensordict(a=torch.zeros(3), batch_size=[3])
     TensorDict(batch_size=[3], fields={a: f32[]})
     """
-    return _build({**(input_dict or {}), **kwargs}, batch_size, device, None, bool(auto_batch_size), None)
+    source = {} if input_dict is None else input_dict
+    return _build({**source, **kwargs}, batch_size, device, None, bool(auto_batch_size), None)
 
 
 def from_pytree(

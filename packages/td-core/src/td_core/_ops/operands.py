@@ -16,7 +16,7 @@ from torch import Tensor
 from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
 from .._foreach import Op, foreach, op, shares_grad
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import check_writable, contiguous, is_sealed
+from .leaf_writes import check_writable, contiguous, is_sealed, refuse_grad
 
 Operand = Any  # Core | Tensor | numpy array | number
 
@@ -95,7 +95,7 @@ def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
         if operand is NotImplemented:
             return operand
         node._collect(leaves)
-    foreach(check_writes(name, node, this, leaves, operand), leaves, operand)
+    write_leaves(name, node, this, leaves, operand)
     return node
 
 
@@ -137,34 +137,41 @@ def operand_for(node: Any, name: str, other: Operand) -> Any:
     return checked(operand, name, other)
 
 
-def check_writes(name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any) -> Op:
-    """Refuse an in-place operation that would fail on a later leaf, before the first is written; return how to do it.
+def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any) -> None:
+    """Do an operation in place on every leaf; where it would fail on a later one, raise before the first is written.
 
     Where all leaves have one dtype, and all operands, the first leaf tells; where they do not, each combination is tried
     on empty tensors.
     """
-    if torch.compiler.is_compiling():
-        return this  # tracing runs on tensors without data, so it fails before anything is written
-    # A fused kernel asks autograd about all leaves before it writes one, and what is contiguous is not expanded.
-    if this.fused is None or not contiguous(leaves) or (leaves and is_sealed(leaves[0])):
-        for i, leaf in enumerate(leaves):
-            try:
-                check_writable(leaf, ())
-            except StructureError:
-                check_writable(leaf, _path_of(node, leaf))
-            if leaf.layout is not torch.strided or leaf.is_nested:
-                _try(name, node, this, leaf, leaf.detach().clone(), _each(operands, i))
-    mixed = len({leaf.dtype for leaf in leaves}) > 1
-    for operand in operands:
-        if type(operand) is list:
-            if not all(map(Tensor.is_same_size, leaves, operand)):
-                _check_shapes(name, node, leaves, operand)
-            mixed = mixed or len({other.dtype for other in operand}) > 1
-    if not mixed:
-        return this
-    _check_dtypes(name, node, this, leaves, operands)
-    # The autograd of fused kernels takes no integers beside leaves that require grad.
-    return Op(None, this.single) if shares_grad(leaves, *operands) else this
+    # Tracing runs on tensors without data, so it fails before anything is written.
+    if not torch.compiler.is_compiling():
+        # A fused kernel asks autograd about all leaves before it writes one, and what is contiguous is not expanded.
+        if this.fused is None or not contiguous(leaves) or (leaves and is_sealed(leaves[0])):
+            for i, leaf in enumerate(leaves):
+                try:
+                    check_writable(leaf, ())
+                except StructureError:
+                    check_writable(leaf, _path_of(node, leaf))
+                if leaf.layout is not torch.strided or leaf.is_nested:
+                    _try(name, node, this, leaf, leaf.detach().clone(), _each(operands, i))
+        mixed = len({leaf.dtype for leaf in leaves}) > 1
+        for operand in operands:
+            if type(operand) is list:
+                if not all(map(Tensor.is_same_size, leaves, operand)):
+                    _check_shapes(name, node, leaves, operand)
+                mixed = mixed or len({other.dtype for other in operand}) > 1
+        if mixed:
+            _check_dtypes(name, node, this, leaves, operands)
+            # The autograd of fused kernels takes no integers beside leaves that require grad.
+            if shares_grad(leaves, *operands):
+                this = Op(None, this.single)
+    try:
+        foreach(this, leaves, *operands)
+    except RuntimeError:
+        for leaf in leaves:
+            if leaf.requires_grad and leaf.is_leaf:
+                refuse_grad(leaf, _path_of(node, leaf))
+        raise
 
 
 def _check_shapes(name: str, node: Core, leaves: list[Tensor], operand: list[Tensor]) -> None:
@@ -203,7 +210,7 @@ def _try(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, others: 
     try:
         this.single(target, *others)
     except LEAF_ERRORS as error:
-        raise _named(error, f"cannot compute {name} in place: {where(node, leaf)}: {error}") from error
+        raise named(error, f"cannot compute {name} in place: {where(node, leaf)}: {error}") from error
 
 
 _COPY_ = op("copy_", Tensor.copy_)
@@ -221,7 +228,7 @@ def write_out(name: str, result: Any, out: Any) -> Any:
     leaves = leaves_of(result)
     targets: list[Tensor] = []
     out._collect_like(result, targets)
-    foreach(check_writes(name, result, _COPY_, targets, leaves), targets, leaves)
+    write_leaves(name, result, _COPY_, targets, leaves)
     return out
 
 
@@ -280,7 +287,7 @@ def _path_of(node: Any, leaf: Tensor) -> tuple[str, ...]:
     return ()
 
 
-def _named(error: Exception, message: str) -> Exception:
+def named(error: Exception, message: str) -> Exception:
     """Return an error of the same type, where that is a plain one, with the key in its message."""
     return type(error)(message) if type(error) in LEAF_ERRORS else error
 
@@ -297,7 +304,7 @@ def at_leaf(
             this.single(leaf, *others)
         except LEAF_ERRORS as again:
             shapes = [list(item.shape) for item in (leaf, *others) if isinstance(item, Tensor)]
-            return _named(again, f"cannot compute {name}: {where(node, leaf)}: {again} (shapes {shapes})")
+            return named(again, f"cannot compute {name}: {where(node, leaf)}: {again} (shapes {shapes})")
     return error
 
 
@@ -309,7 +316,7 @@ def at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tensor], An
                 if isinstance(entry, Tensor):
                     leaf(entry)
             except LEAF_ERRORS as again:
-                return _named(
+                return named(
                     again, f"cannot compute {name}: key {key!r}: {again} (shape {list(entry.shape)})"
                 )
     return error

@@ -23,7 +23,6 @@ from .operands import (
     NUMBERS,
     Operand,
     at_leaf,
-    check_writes,
     checked,
     combine,
     combine_inplace,
@@ -32,6 +31,7 @@ from .operands import (
     leaves_of,
     operand_for,
     spread,
+    write_leaves,
     write_out,
 )
 
@@ -159,7 +159,7 @@ def unary_inplace(name: str, what: str) -> Callable[[SelfT], SelfT]:
         this = OPS[name]
         leaves: list[Tensor] = []
         self._collect(leaves)
-        foreach(check_writes(name, self, this, leaves), leaves)
+        write_leaves(name, self, this, leaves)
         return self
 
     example = f'torch.equal(td.clone().{name}()["a"], td["a"].{name[:-1]}())'
@@ -577,7 +577,7 @@ class Pointwise(Core):
                     torch.as_tensor(operand, dtype=leaf.dtype, device=leaf.device) for leaf in leaves
                 ]
         if name.endswith("_"):
-            foreach(check_writes(name, self, this, leaves, *operands), leaves, *operands)
+            write_leaves(name, self, this, leaves, *operands)
             return self
         try:
             return self._with_leaves(foreach(this, leaves, *operands))

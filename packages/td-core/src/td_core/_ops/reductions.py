@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Core
+from .._collection import Core, show_path
 from .._nodes import dense
 from .._plans import ShapePlan, wrap_dim
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, NestedKey, NoDefault
 from .dim_plans import Pair, Reduce, Scan, caller, caller_of_one, features
-from .operands import LEAF_ERRORS, at_entry, write_out
+from .operands import LEAF_ERRORS, at_entry, named, write_out
 
 SelfT = TypeVar("SelfT", bound="Reductions")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -250,7 +250,12 @@ def _of_features(node: Any, call: Callable[[Tensor], Any], count: int | None = N
             n = len(levels[0].batch_size)
             for key, child in list(levels[0]._children().items()):
                 if isinstance(child, Tensor):
-                    given = call(features(child, n))
+                    try:
+                        given = call(features(child, n))
+                    except LEAF_ERRORS as error:
+                        raise named(
+                            error, f"{show_path((key,))} of shape {list(child.shape)}: {error}"
+                        ) from error
                     for level, value in zip(levels, (given,) if count is None else given):
                         level._set_child(key, value)
         todo.extend([list(below) for below in zip(*[level._nested() for level in levels])])

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from .. import _element_plans as elements
 from .._collection import Core
-from .._foreach import foreach, op
+from .._foreach import op
 from .._locking import refuse_if_locked
 from ..errors import BatchSizeError
-from .operands import check_writes, parts_along
+from .operands import parts_along, write_leaves
 from .shape import Shaping
 
 SelfT = TypeVar("SelfT", bound="Selecting")
@@ -122,7 +122,7 @@ class Selecting(Shaping):
                     child._spread(part, [])
                 else:
                     todo.append((child, part))
-        foreach(check_writes("masked_fill_", self, _FILL, leaves, masks, value), leaves, masks, value)
+        write_leaves("masked_fill_", self, _FILL, leaves, masks, value)
         return self
 
     def where(

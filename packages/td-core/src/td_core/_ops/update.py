@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from .._collection import Core, missing_key, show_path
-from .._foreach import Op, foreach, op
+from .._foreach import Op, op
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
@@ -24,7 +24,7 @@ from .indexed_write import IndexedWrite, is_basic
 from .key_trees import only, shallow, wanted_tree
 from .leaf_writes import copied_whole
 from .member_writes import member_parts
-from .operands import check_writes
+from .operands import write_leaves
 from .update_plan import UpdatePlan, merged_at_once
 
 SelfT = TypeVar("SelfT", bound="Updating")
@@ -333,7 +333,7 @@ class Updating(Entries):
                 leaves.append(entry)
             else:
                 entry._collect(leaves)
-        foreach(check_writes("fill_", self, FILL, leaves, value), leaves, value)
+        write_leaves("fill_", self, FILL, leaves, value)
         return self
 
     def zero_(self: SelfT) -> SelfT:
@@ -349,7 +349,7 @@ class Updating(Entries):
         """
         leaves: list[Tensor] = []
         self._collect(leaves)
-        foreach(check_writes("zero_", self, ZERO, leaves), leaves)
+        write_leaves("zero_", self, ZERO, leaves)
         return self
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
