@@ -67,10 +67,6 @@ def check_tree(nodes: Any, leaves: int, values: int) -> None:
     """
     found: dict[str, list[int]] = {"node": [0], "leaf": [], "value": []}
     for position, node in enumerate(nodes):
-        if not (isinstance(node["kind"], str) and isinstance(node["meta"], dict)):
-            raise FormatError(
-                f"node {position} is of the kind {node['kind']!r} with the header {node['meta']!r}"
-            )
         for group in ("entries", "members"):
             keys = [key for key, _ in node[group]]
             if not all(isinstance(key, str) for key in keys) or len(set(keys)) < len(keys):
