@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -210,6 +211,43 @@ def test_progress(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert steps == [(1000, 3000), (2000, 3000), (3000, 3000)]
     td.memmap(prefix, progress=True)
     assert "save" in capsys.readouterr().err
+
+
+def test_progress_ends_with_all(prefix: Path) -> None:
+    tied = torch.ones(3)
+    last: list[tuple[int, int]] = []
+
+    def note(done: int, total: int) -> None:
+        last[:] = [(done, total)]
+
+    archive = prefix.with_name("save.tdz")
+    nbytes = {}
+    for name, work in {
+        "tied": lambda: TensorDict({"a": tied, "b": tied, "c": torch.ones(2)}).memmap(prefix, progress=note),
+        "linked": lambda: TensorDict.load_memmap(prefix).memmap(prefix, progress=note),
+        "verify": lambda: verify(prefix, progress=note),
+        "pack": lambda: td_memmap.pack_memmap(prefix, archive, progress=note),
+        "unpack": lambda: td_memmap.unpack_memmap(archive, prefix, progress=note),
+    }.items():
+        last.clear()
+        work()
+        assert last[0][0] == last[0][1], name
+        nbytes[name] = last[0][1]
+    assert nbytes["tied"] == nbytes["linked"] == 32
+    assert nbytes["pack"] == nbytes["unpack"]
+
+
+def test_keys_that_cannot_be_printed_are_escaped(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TensorDict({"\ud800": torch.ones(1), "é": torch.ones(1)}).memmap(prefix)
+    assert main(["inspect", str(prefix)]) == 0
+    assert "\\ud800: leaf" in capsys.readouterr().out
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", ascii_only)
+    assert main(["inspect", str(prefix)]) == 0
+    ascii_only.flush()
+    assert b"\\xe9: leaf" in ascii_only.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 def test_more_leaves_than_mappings_is_an_error_in_advance(

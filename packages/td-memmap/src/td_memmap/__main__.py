@@ -53,7 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, TensorDictError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return FAILED
-    print(json.dumps(data) if options.json else text)
+    # Not every key can be printed everywhere.
+    encoding = sys.stdout.encoding or "utf-8"
+    shown = json.dumps(data) if options.json else text
+    print(shown.encode(encoding, "backslashreplace").decode(encoding))
     return code
 
 

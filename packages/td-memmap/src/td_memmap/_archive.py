@@ -294,6 +294,7 @@ def unpack_memmap(archive_path: str | Path, prefix: str | Path, *, progress: Pro
                         staging.make(path[:depth])
                 if path == (_names.META,):
                     staging.write_last(_names.META, b"".join(archive.contents(info)))
+                    report(info.file_size)
                     continue
                 fd = staging.tree.create(path[:-1], path[-1])
                 try:

@@ -54,11 +54,10 @@ def add(
     """Add a leaf to a mapped collection and to its save.
 
     Raises:
-        StructureError: the collection is not mapped, or the key is there already.
+        StructureError: the collection is not mapped or gets no entries, or the key is there already.
         KeyPathError: the key goes through a tensor, or a live save cannot hold it.
         BatchSizeError: the shape does not start with the batch size.
     """
-    _saved(data)
     path = unravel_key_to_tuple(key)
     node: Any = data
     depth = 0

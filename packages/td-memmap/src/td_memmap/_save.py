@@ -137,8 +137,11 @@ class _Writer:
                 pool = stack.enter_context(ThreadPoolExecutor(self.options.num_threads, "td-memmap"))
             running: list[tuple[LeafFile, Future[Any]]] = []
             for file in self.plan.leaves:
-                if file.same_as is None and not self._linked(file):
-                    self._create(file, pool, running, report)
+                if file.same_as is None:
+                    if self._linked(file):
+                        report(file.nbytes)
+                    else:
+                        self._create(file, pool, running, report)
                 if running and len(running) > 4 * self.options.num_threads:
                     running.pop(0)[1].result()
             for _, future in running:
@@ -242,6 +245,7 @@ class _Writer:
         self.sizes["/".join(file.path)] = self.sizes["/".join(first.path)]
         if first.path in self.hashes:
             self.hashes[file.path] = self.hashes[first.path]
+        report(file.nbytes)
         self._keep(file, MemoryMappedTensor._on(source.detach(), replace(source._place, filename=path)))
 
     def _keep(self, file: LeafFile, tensor: MemoryMappedTensor) -> None:
