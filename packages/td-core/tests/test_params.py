@@ -199,3 +199,34 @@ def test_a_module_with_parameters_compiles():
 
     x = torch.ones(2, 1)
     torch.testing.assert_close(torch.compile(call, backend="eager", fullgraph=True)(x), call(x))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda td, bad: td.update({"z": torch.zeros(1), "n": {"i": bad}}),
+        lambda td, bad: td.update({"n": {"new": bad, "i": torch.zeros(1)}}),
+        lambda td, bad: td.update({"new": bad}),
+        lambda td, bad: td.set(("n", "new"), bad),
+        lambda td, bad: td.set(("n", "m", "new"), bad),
+        lambda td, bad: td.set("w", bad),
+        lambda td, bad: td["n"].keys() and td.setdefault(("n", "new"), bad),
+    ],
+)
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (
+            lambda: torch.ones(2, requires_grad=True) * 2,
+            r"key '\w+': a tensor with a grad_fn cannot become a parameter",
+        ),
+        (lambda: LazyStackedTensorDict(TensorDict(), TensorDict()), "they cannot be parameters of a module"),
+    ],
+)
+def test_what_cannot_be_a_parameter_changes_nothing(change, bad, message):
+    params = make()
+    before = dict(params.items(True))
+    with pytest.raises(StructureError, match=message):
+        change(params, bad())
+    assert list(params.keys(True)) == list(before)
+    assert all(entry is before[key] for key, entry in params.items(True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from ._base import TensorDictBase
 from ._coerce import nest
-from ._collection import Child, Core
+from ._collection import Child, Core, show_path
 from ._keys import is_key, unravel_key_to_tuple
 from ._names import Names
 from ._pytree import register
@@ -264,7 +265,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         if isinstance(value, Core):
             _refuse_lazy_stacks(value)
         if not self._no_convert:
-            value = _as_parameter(value) if isinstance(value, Tensor) else value._map(_as_parameter)
+            value = _converted(key, value)
         self._inner_params._set_child(key, value)
 
     def _set_path(
@@ -272,32 +273,47 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
     ) -> None:
         path = unravel_key_to_tuple(key)
         if len(path) > 1:
-            if isinstance(value, Core):
-                _refuse_lazy_stacks(value)
-            super()._set_path(path, value, at, non_blocking=non_blocking)
-            self._adopt()
+            with self._adopting():
+                super()._set_path(path, value, at, non_blocking=non_blocking)
         else:
             super()._set_path(key, value, at, non_blocking=non_blocking)
 
-    def _adopt(self) -> None:
-        """Make parameters of what was stored in the levels below, which are plain collections."""
-        todo: list[Any] = [] if self._no_convert else [self._inner_params]
-        while todo:
-            node = todo.pop()
-            for key, child in list(node._children().items()):
-                if not isinstance(child, Tensor):
-                    todo.append(child)
-                elif (held := _as_parameter(child)) is not child:
-                    node._set_child(key, held)
+    @contextmanager
+    def _adopting(self) -> Iterator[None]:
+        """Make parameters of what is stored in the levels below, which are plain; where that fails, nothing is."""
+        levels: list[Any] = [self._inner_params]
+        for node in levels:
+            levels.extend(node._nested())
+        before = [dict(node._children()) for node in levels]
+        try:
+            yield
+            _refuse_lazy_stacks(self._inner_params)
+            todo: list[Any] = [] if self._no_convert else [self._inner_params]
+            while todo:
+                node = todo.pop()
+                for key, child in list(node._children().items()):
+                    if not isinstance(child, Tensor):
+                        todo.append(child)
+                    elif (held := _converted(key, child)) is not child:
+                        node._set_child(key, held)
+        except BaseException:
+            for node, entries in zip(levels, before, strict=True):
+                now = dict(node._children())
+                if list(map(id, now.values())) != list(map(id, entries.values())) or list(now) != list(
+                    entries
+                ):
+                    for key in now:
+                        node._del_child(key)
+                    node._set_children(entries)
+            raise
 
     def update(
         self: SelfT, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any
     ) -> SelfT:
         """Store the entries of another collection or mapping; see :meth:`TensorCollection.update`."""
         # Copies of parameters become parameters, so they have no past; in place, autograd has its say.
-        with torch.set_grad_enabled(torch.is_grad_enabled() and (inplace or not clone)):
+        with self._adopting(), torch.set_grad_enabled(torch.is_grad_enabled() and (inplace or not clone)):
             super().update(input_dict_or_td, clone, inplace, **kwargs)
-        self._adopt()
         return self
 
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
@@ -449,6 +465,13 @@ def _refuse_lazy_stacks(root: Any) -> None:
                 "stack its members densely, or make a TensorDictParams of each"
             )
         todo.extend(node._nested())
+
+
+def _converted(key: str, value: Any) -> Any:
+    try:
+        return _as_parameter(value) if isinstance(value, Tensor) else value._map(_as_parameter)
+    except StructureError as error:
+        raise StructureError(f"{show_path((key,))}: {error}") from None
 
 
 def _as_parameter(leaf: Tensor) -> Tensor:
