@@ -20,7 +20,6 @@ from td_core._devices import as_device
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, check_names, move_names
 from td_core._ops.batch_size import as_batch_size
-from td_core._shape_plans import stack_plan
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NoDefault
 
@@ -55,18 +54,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     True
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_attachments",
-        "_batch_size",
-        "_device",
-        "_lock_parents",
-        "_locked",
-        "_metadata",
-        "_names",
-        "_own",
-        "_undo",
-    )
+    __slots__ = ("_metadata", "_own")
 
     _is_non_tensor: ClassVar[bool] = True
 
@@ -199,15 +187,6 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         refuse_if_locked(self, "replace the value")
         self._value = value
 
-    @property
-    def batch_size(self) -> torch.Size:
-        """The batch that the value stands for; settable."""
-        return self._batch_size
-
-    @batch_size.setter
-    def batch_size(self, batch_size: BatchSize) -> None:
-        self._change_batch_size(as_batch_size(batch_size))
-
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         ndim = len(batch_size)
         if self._names is not None:
@@ -236,11 +215,6 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def _unwrap(self) -> Any:
         return self._value
 
-    def _fit(self: SelfT, batch_size: torch.Size) -> SelfT:
-        if self._batch_size[: len(batch_size)] == batch_size:
-            return self
-        return self._made(batch_size, self._device, None)
-
     def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
         return self._made(self._batch_size, device, self._names)
 
@@ -264,9 +238,6 @@ class NonTensorDataBase(ValueNode, TensorCollection):
 
     def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
         return _joiner[0](items, plan, path)
-
-    def _keep_together(self, items: Sequence[Core], dim: int) -> Any:
-        return _joiner[0](items, stack_plan(self._batch_size, dim, len(items)), ())
 
     def _stays_one(self, items: Sequence[Core], stacks: bool) -> bool:
         """Tell whether joining ``items``, this node first, gives one value for the whole batch.

@@ -19,10 +19,9 @@ from td_core._collection import Child, Core, show_path
 from td_core._indexing import plan_index
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, move_names
-from td_core._ops.batch_size import as_batch_size
 from td_core._shape_plans import Join, expand_plan, stack_plan, unbind_plan
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
-from td_core.typing import NO_DEFAULT, BatchSize, NestedKey, NoDefault
+from td_core.typing import NO_DEFAULT, NestedKey, NoDefault
 
 from ._arrangement import Arrangement, arrangements, positions
 from ._non_tensor import NonTensorData, NonTensorDataBase, latest, set_joiner
@@ -51,23 +50,10 @@ class NonTensorStack(ValueNode, TensorDictBase):
     torch.Size([2, 2])
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_attachments",
-        "_batch_size",
-        "_device",
-        "_lock_parents",
-        "_locked",
-        "_names",
-        "_own",
-        "_undo",
-        "_values_size",
-    )
+    __slots__ = ("_own", "_values_size")
 
     _own: list[Any]
     _values_size: torch.Size
-    _batch_size: torch.Size
-    _device: torch.device | None
 
     @property
     def _values(self) -> list[Any]:
@@ -160,15 +146,6 @@ class NonTensorStack(ValueNode, TensorDictBase):
             sizes.append(lengths.pop() if lengths else 0)
             flat = [value for item in flat for value in item]
         return cls._of(list(flat), torch.Size(sizes))
-
-    @property
-    def batch_size(self) -> torch.Size:
-        """Leading dims; there is one value for each position in them."""
-        return self._batch_size
-
-    @batch_size.setter
-    def batch_size(self, batch_size: BatchSize) -> None:
-        self._change_batch_size(as_batch_size(batch_size))
 
     @property
     def stack_dim(self) -> int:
@@ -264,7 +241,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
     ) -> SelfT:
         if children:
             raise StructureError(f"a {type(self).__name__} holds values and no entries; got {list(children)}")
-        node = self._same(device=self._device if device is NO_DEFAULT else device)
+        node = self._same(device)
         if batch_size is not None and batch_size != self._batch_size:
             node._change_batch_size(batch_size)
         if names is not NO_DEFAULT:
@@ -352,9 +329,6 @@ class NonTensorStack(ValueNode, TensorDictBase):
 
     def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
         return join_values(items, plan, path)
-
-    def _keep_together(self, items: Sequence[Core], dim: int) -> Any:
-        return join_values(items, stack_plan(self._batch_size, dim, len(items)), ())
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         ((places, size),) = self._arranged(plan_index(index, self._batch_size))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -12,8 +12,12 @@ from torch import Tensor
 from td_core import LinkedList
 from td_core._collection import Child, Core
 from td_core._locking import refuse_if_locked
+from td_core._ops.batch_size import as_batch_size
+from td_core._shape_plans import stack_plan
 from td_core.errors import KeyPathError, StructureError
+from td_core.typing import BatchSize
 
+NodeT = TypeVar("NodeT", bound="OpaqueNode")
 SelfT = TypeVar("SelfT", bound="ValueNode")
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -22,7 +26,16 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class OpaqueNode(Core):
     """Base of the nodes without entries."""
 
-    __slots__ = ()
+    __slots__ = (
+        "__weakref__",
+        "_attachments",
+        "_batch_size",
+        "_device",
+        "_lock_parents",
+        "_locked",
+        "_names",
+        "_undo",
+    )
 
     _opaque: ClassVar[bool] = True
 
@@ -35,7 +48,7 @@ class OpaqueNode(Core):
         return self._device
 
     def _set_device(self, device: torch.device | None) -> None:
-        self._device = device  # type: ignore[misc]  # a slot of the kind
+        self._device = device
 
     def _children(self) -> Mapping[str, Child]:
         return _NOTHING
@@ -52,11 +65,28 @@ class OpaqueNode(Core):
     def _leaf_entries(self) -> Any:
         yield self
 
+    def _fit(self: NodeT, batch_size: torch.Size) -> NodeT:
+        if self._batch_size[: len(batch_size)] == batch_size:
+            return self
+        return self._with_children({}, batch_size=batch_size, names=None)
+
+    def _keep_together(self, items: Sequence[Core], dim: int) -> Any:
+        return self._join(items, stack_plan(self._batch_size, dim, len(items)))
+
 
 class ValueNode(OpaqueNode):
     """Base of the nodes that hold values and no tensors."""
 
     __slots__ = ()
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch that the values stand for; settable."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: BatchSize) -> None:
+        self._change_batch_size(as_batch_size(batch_size))
 
     def _collect(self, out: list[Tensor]) -> None:
         pass

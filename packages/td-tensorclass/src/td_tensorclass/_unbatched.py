@@ -18,7 +18,6 @@ from td_core._names import Names
 from td_core._ops.batch_size import as_batch_size
 from td_core._pytree import register
 from td_core._repr import short_dtype
-from td_core._shape_plans import stack_plan
 from td_core._views import SHOWN
 from td_core.errors import StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
@@ -83,23 +82,11 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
     UnbatchedTensor([0., 0., 0.])
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_attachments",
-        "_batch_size",
-        "_device",
-        "_lock_parents",
-        "_locked",
-        "_names",
-        "_payload",
-        "_undo",
-    )
+    __slots__ = ("_payload",)
 
     _shows_tensor: ClassVar[bool] = True
 
     _payload: Tensor
-    _batch_size: torch.Size
-    _device: torch.device | None
 
     def __init__(self, payload: Tensor, batch_size: torch.Size, device: torch.device | None = None) -> None:
         SHOWN.add(UnbatchedNode)
@@ -153,11 +140,6 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
         shown._size = self._batch_size
         return shown
 
-    def _fit(self: SelfT, batch_size: torch.Size) -> SelfT:
-        if self._batch_size[: len(batch_size)] == batch_size:
-            return self
-        return self._with(self._payload, batch_size)
-
     def _collect(self, out: list[Tensor]) -> None:
         out.append(self._payload)
 
@@ -195,9 +177,6 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
                     "tensor stands for the whole batch; set it again as a plain tensor with the dims of the batch"
                 )
         return self._with(self._payload, torch.Size(plan.lead + self._batch_size[plan.n :]))
-
-    def _keep_together(self, items: Sequence[Core], dim: int) -> Core:
-        return self._join(items, stack_plan(self._batch_size, dim, len(items)))
 
     def _written_at(self, index: Any, value: Any) -> Core:
         if isinstance(value, UnbatchedNode) and same_value(value._payload, self._payload):
