@@ -163,3 +163,20 @@ def test_a_level_of_a_locked_stack_is_not_unlocked_by_itself(dim):
         stack["n"].unlock_()
     stack.unlock_()
     assert not stack["n"].unlock_().is_locked
+
+
+@pytest.mark.parametrize("outer", [lambda td: {"s": td}, lambda td: {"x": {"s": td}}])
+def test_the_form_of_an_entry_is_asked_through_the_levels_above_its_stack(outer):
+    stack = uneven_shapes()
+    td = TensorDict(outer(stack), [2])
+    path = next(key for key in td.keys(True) if key[-1] == "s")
+    path = (path,) if isinstance(path, str) else path
+    assert [leaf.shape for leaf in td.get((*path, "a"), as_list=True)] == [(3,), (4,)]
+    assert torch.equal(
+        td.get((*path, "a"), as_padded_tensor=True, padding_value=-1.0),
+        stack.get("a", as_padded_tensor=True, padding_value=-1.0),
+    )
+    assert td.get((*path, "n", "b"), as_nested_tensor=True).is_nested
+    assert td.get((*path, "zz"), 3, as_list=True) == 3
+    with pytest.raises(TypeError, match="takes no as_list: only lazy stacks do"):
+        td.get("zz", as_list=True)

@@ -34,8 +34,9 @@ class Entries(Core):
         Args:
             key: a string or nested tuple of strings.
             *args: the default, None if not given (see ``set_get_defaults_to_none``).
-            **kwargs: ``default=``, instead of the positional one; lazy stacks also take ``as_nested_tensor``,
-                ``as_padded_tensor``, ``padding_value``, ``padding_side`` and ``layout``.
+            **kwargs: ``default=``, instead of the positional one; entries of lazy stacks, nested ones too, are also
+                given ``as_list``, ``as_nested_tensor`` (with ``layout``) or ``as_padded_tensor`` (with ``padding_value``
+                and ``padding_side``).
 
         Raises:
             KeyPathError: ``key`` is no key.
@@ -66,7 +67,11 @@ class Entries(Core):
             raise missing_key(self, key)
 
     def _get_as(self, key: NestedKey, default: Any, **kwargs: Any) -> Any:
-        """Return an entry in another form; only kinds with ragged entries have any."""
+        """Return an entry in another form; only kinds with ragged entries, here or further down the path, have any."""
+        first, *rest = unravel_key_to_tuple(key)
+        child = self._children().get(first) if rest else None
+        if isinstance(child, Core) and not child._opaque:
+            return child._get_as(tuple(rest), default, **kwargs)  # type: ignore[attr-defined]
         raise TypeError(f"{type(self).__name__}.get() takes no {', '.join(kwargs)}: only lazy stacks do")
 
     def _get_path(self, path: tuple[str, ...]) -> Child:
