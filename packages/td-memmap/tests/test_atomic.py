@@ -22,7 +22,7 @@ import torch
 
 from td_core import TensorDict
 from td_core.errors import CodecError, FormatError
-from td_memmap import FileTakenError, _commit, _fs, _owned, verify
+from td_memmap import FileTakenError, _commit, _fs, _owned, inspect, pack_memmap, verify
 from td_memmap._commit import Staging
 
 #: What reaches the file system; the rest of ``os`` computes.
@@ -703,6 +703,44 @@ def test_a_reader_sees_one_version_while_a_writer_replaces_it(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def one_value(td: Any) -> bool:
+    leaves = [leaf for _, leaf in td.items(include_nested=True, leaves_only=True)]
+    return len({float(value) for leaf in leaves for value in leaf.flatten()}) == 1
+
+
+READERS: dict[str, Callable[[Path], bool]] = {
+    "load": lambda prefix: one_value(TensorDict.load_memmap(prefix)),
+    "verified": lambda prefix: one_value(TensorDict.load_memmap(prefix, verify=True)),
+    "subpath": lambda prefix: one_value(TensorDict.load_memmap(prefix, subpath="n")),
+    "deep": lambda prefix: one_value(TensorDict.load_memmap(prefix, subpath="n/deep")),
+    "inspect": lambda prefix: inspect(prefix).nbytes in (244, 260),
+    "verify": lambda prefix: verify(prefix).problems == [],
+    "pack": lambda prefix: one_value(TensorDict.load_memmap(pack_memmap(prefix, prefix.with_name("packed")))),
+}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_what_reads_sees_one_version_whenever_it_is_replaced(
+    reader: Callable[[Path], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix, real = tmp_path / "save", _fs.Tree.open
+    calls = position = 0
+
+    def replaced(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == position:
+            make(2, more=True).memmap(prefix, checksums=True)
+        return real(self, *args, **kwargs)
+
+    while calls >= position:
+        with monkeypatch.context() as patch:
+            make(1).memmap(prefix, checksums=True)
+            calls, position = 0, position + 1
+            patch.setattr(_fs.Tree, "open", replaced)
+            assert reader(prefix), position
+
+
 @pytest.mark.parametrize("delays", [False, True], ids=["fast", "delayed"])
 @pytest.mark.parametrize("values", [(2, 3), (2, 3, 4)], ids=["two", "three"])
 def test_of_several_writers_one_wins_completely(

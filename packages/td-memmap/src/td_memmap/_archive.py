@@ -243,7 +243,8 @@ def pack_memmap(
     'save.tdz'
     >>> folder.cleanup()
     """
-    with Tree.at_path(os.path.abspath(prefix)) as tree:
+
+    def pack(tree: Tree) -> tuple[None, bool]:
         mine = owned(tree)
         if (_names.META,) not in mine.files:
             raise FormatError(f"no save is at {prefix}: it has no {_names.META}")
@@ -259,6 +260,11 @@ def pack_memmap(
                 finally:
                     _fs.close(fd)
                 report(sizes[path])
+            if tree.replaced():
+                raise FormatError(f"{prefix} was replaced while it was packed")
+        return None, True
+
+    _fs.on_one_version(os.path.abspath(prefix), pack)
     return Path(archive_path)
 
 
@@ -520,7 +526,7 @@ def load_archive(path: str, options: Loading, subpath: NestedKey | None) -> Any:
     """
     with ArchiveTree(path) as tree:
         if subpath is not None:
-            tree.base = find(tree, subpath, options)
+            tree.base = find(tree, subpath, robust_key=options.robust_key)
         return _ArchiveReader(tree, options).load()
 
 

@@ -38,6 +38,7 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ, _WRITE = os.O_RDONLY | _FILE, os.O_RDWR | _FILE
 _FD_DIRECTORY = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
 _OPEN_DIRECTORIES = 128
+_ATTEMPTS = 1000
 _PIECE = 16 << 20
 #: Errors of opening a file for writing that still let it be read.
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
@@ -356,6 +357,10 @@ class Tree:
         except (FileNotFoundError, FormatError):
             return
 
+    def below(self, parts: Parts) -> Tree:
+        """Return a directory below as a tree of its own, of the same version whatever happens to this one."""
+        return Tree(os.dup(self.fd(parts)), self.show(parts))
+
     def replaced(self) -> bool:
         """Tell whether the path no longer names the directory that was opened."""
         try:
@@ -440,6 +445,35 @@ class Tree:
     def sync(self, parts: Parts = ()) -> None:
         """Make the names in a directory durable."""
         os.fsync(self.fd(parts))
+
+
+def on_one_version(
+    path: str, work: Callable[[Tree], tuple[Any, bool]], place: Callable[[Tree], Parts] | None = None
+) -> Any:
+    """Do something with a directory, and start over where another one took its place and the files were gone.
+
+    Args:
+        path: the directory.
+        work: what to do; it returns the result, and whether that is right even if the directory was replaced meanwhile.
+        place: where the directory to work with is below that one.
+
+    Raises:
+        FormatError: it is replaced each time.
+    """
+    for _ in range(_ATTEMPTS):
+        with contextlib.ExitStack() as stack:
+            trees = [stack.enter_context(Tree.at_path(path))]
+            try:
+                if place is not None:
+                    trees.append(stack.enter_context(trees[0].below(place(trees[0]))))
+                result, right = work(trees[-1])
+            except (OSError, ValueError):
+                if not any(tree.replaced() for tree in trees):
+                    raise
+            else:
+                if right or not any(tree.replaced() for tree in trees):
+                    return result
+    raise FormatError(f"cannot load {path}: other processes replace it all the time")
 
 
 def file_sync(fd: int) -> None:

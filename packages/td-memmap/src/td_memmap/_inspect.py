@@ -14,7 +14,6 @@ from td_core.errors import FormatError
 from . import _fs, _names
 from ._archive import ArchiveTree
 from ._fs import Parts
-from ._fs import Tree as Directory
 from ._listing import show_size
 from ._load import members_of
 from ._meta import LIMIT, describe, parse_json
@@ -117,8 +116,12 @@ def inspect(path: str | Path) -> Tree:
     >>> folder.cleanup()
     """
     place = os.path.abspath(path)
-    with ArchiveTree(place) if _fs.is_file(place) else Directory.at_path(place) as files:
-        return _inspect(files, os.path.basename(place))
+    name = os.path.basename(place)
+    if _fs.is_file(place):
+        with ArchiveTree(place) as files:
+            return _inspect(files, name)
+    tree: Tree = _fs.on_one_version(place, lambda files: (_inspect(files, name), False))
+    return tree
 
 
 def _inspect(files: Any, name: str) -> Tree:

@@ -23,17 +23,19 @@ from td_core._collection import show_path
 from td_core._nodes import Record
 from td_core._values import join
 from td_core.errors import FormatError, MissingPluginError
+from td_core.typing import NestedKey
 
 from . import _fs, _names, _views
 from ._dtypes import DTYPES
 from ._errors import PickleRefusedError
-from ._fs import Parts, Tree
+from ._fs import Parts, Tree, on_one_version
 from ._legacy import load_legacy
 from ._limits import check_mappings
 from ._meta import LIMIT, LeafEntry, Level, check_shape, damaged, parse_json, read_level
 from ._plan import FORMAT
 from ._progress import Progress, reporter
 from ._shapes import element_count, jagged, shaped
+from ._subpath import find
 from ._tensor import MemoryMappedTensor, Place, map_file, plain
 
 __all__ = ["Loading", "Reader", "load_directory", "members_of", "read_levels"]
@@ -42,7 +44,6 @@ _CPU = torch.device("cpu")
 _CONTAINERS = {"dict": dict, "OrderedDict": OrderedDict, "list": list, "tuple": tuple}
 # What building a node from data of the right form can raise when the content does not fit together.
 _MISFITS = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
-_ATTEMPTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +89,25 @@ class Node:
     values: dict[str, Any] | None = None
 
 
-def load_directory(prefix: str, options: Loading) -> Any:
-    """Load the collection that is saved at ``prefix``.
+def load_directory(prefix: str, options: Loading, subpath: NestedKey | None = None) -> Any:
+    """Load the collection that is saved at ``prefix``, or the one under a key of it.
 
     Raises:
         FileNotFoundError: nothing is saved there.
         FormatError: what is there is damaged.
+        ValueError: there is nothing under ``subpath``.
     """
-    for _ in range(_ATTEMPTS):
-        with Tree.at_path(prefix) as tree:
-            reader = Reader(tree, options)
-            try:
-                if tree.stat((), _names.META) is None and tree.stat((), _names.OLD_META) is not None:
-                    return load_legacy(reader)
-                result = reader.load()
-            except (OSError, FormatError):
-                if tree.replaced():
-                    continue
-                raise
-            # What is optional may be missing because the save was just replaced.
-            if not (reader.guessed and tree.replaced()):
-                return result
-    raise FormatError(f"cannot load {prefix}: other processes replace it all the time")
+
+    def load(tree: Tree) -> tuple[Any, bool]:
+        reader = Reader(tree, options)
+        if tree.stat((), _names.META) is None and tree.stat((), _names.OLD_META) is not None:
+            return load_legacy(reader), True
+        # What is optional may be missing because the save was just replaced.
+        return reader.load(), not reader.guessed
+
+    if subpath is None:
+        return on_one_version(prefix, load)
+    return on_one_version(prefix, load, lambda tree: find(tree, subpath, robust_key=options.robust_key))
 
 
 def read_levels(tree: Tree, options: Loading) -> list[Node]:

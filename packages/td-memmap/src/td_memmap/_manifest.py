@@ -92,13 +92,18 @@ def verify(path: str | Path, *, progress: Progress = False) -> Report:
     place = os.path.abspath(path)
     if _fs.is_file(place):
         return _verify_archive(place, progress)
-    with Tree.at_path(place) as tree:
+
+    def check_tree(tree: Tree) -> tuple[Report, bool]:
         try:
             manifest = parse_json(tree.read((), _names.MANIFEST, LIMIT), tree.show((), _names.MANIFEST))
         except FileNotFoundError:
             nodes = read_levels(tree, Loading())
-            return Report(place, sum(1 + len(node.leaves) for node in nodes), 0)
-        return _verify_tree(tree, manifest, progress)
+            return Report(place, sum(1 + len(node.leaves) for node in nodes), 0), False
+        report = _verify_tree(tree, manifest, progress)
+        return report, not report.problems
+
+    report: Report = _fs.on_one_version(place, check_tree)
+    return report
 
 
 def check(path: str) -> None:

@@ -281,15 +281,8 @@ def load_memmap(
         from ._archive import load_archive
 
         result = load_archive(path, options, subpath)
-    elif subpath is not None:
-        from ._fs import Tree
-        from ._subpath import find
-
-        with Tree.at_path(path) as tree:
-            path = tree.show(find(tree, subpath, options))
-        result = load_directory(path, options)
     else:
-        result = load_directory(path, options)
+        result = load_directory(path, options, subpath)
     return result if out is None else out.update(result)
 
 

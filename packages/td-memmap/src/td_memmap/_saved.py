@@ -131,5 +131,5 @@ def _below(path: str, key: str, robust_key: bool) -> str:
     if stem.endswith(".memmap") or stem in _names.TAKEN or not _names.fits(stem + ".lengths.memmap"):
         # It may have another name, which its save knows; if that was replaced already, no name is right.
         with contextlib.suppress(OSError, ValueError), Tree.at_path(path) as tree:
-            return tree.show(find(tree, (key,), Loading(robust_key=robust_key)))
+            return tree.show(find(tree, (key,), robust_key=robust_key))
     return os.path.join(path, stem)

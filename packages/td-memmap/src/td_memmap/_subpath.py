@@ -11,7 +11,6 @@ from td_core.typing import NestedKey
 
 from . import _names
 from ._fs import Parts
-from ._load import Loading
 from ._meta import LIMIT, describe, parse_json
 
 __all__ = ["find", "steps"]
@@ -28,7 +27,7 @@ def steps(subpath: NestedKey) -> Parts:
     return unravel_key_to_tuple(subpath)
 
 
-def find(tree: Any, subpath: NestedKey, options: Loading) -> Parts:
+def find(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
     """Return where the sub-collection under a key is, in a directory or an archive.
 
     Raises:
@@ -36,11 +35,11 @@ def find(tree: Any, subpath: NestedKey, options: Loading) -> Parts:
     """
     parts: Parts = ()
     for key in steps(subpath):
-        below = _names_below(tree, parts, key, options)
+        below = _names_below(tree, parts, key, robust_key)
         # What a class wraps is no entry; an entry of that name is.
         if below is None and tree.stat((*parts, _names.INNER), _names.META) is not None:
             parts = (*parts, _names.INNER)
-            below = _names_below(tree, parts, key, options)
+            below = _names_below(tree, parts, key, robust_key)
         # The members of a stack are no entries either.
         for name in (key,) if below is None else below:
             if _names.inside(name) == (name,) and tree.stat((*parts, name), _names.META) is not None:
@@ -53,11 +52,11 @@ def find(tree: Any, subpath: NestedKey, options: Loading) -> Parts:
     return parts
 
 
-def _names_below(tree: Any, parts: Parts, key: str, options: Loading) -> tuple[str, ...] | None:
+def _names_below(tree: Any, parts: Parts, key: str, robust_key: bool) -> tuple[str, ...] | None:
     where = tree.show(parts, _names.META)
     try:
         meta = parse_json(tree.read(parts, _names.META, LIMIT), where)
     except FileNotFoundError:
         return None
-    level = describe(meta, where, parts, torch.Size(), robust_key=options.robust_key, strict=False)
+    level = describe(meta, where, parts, torch.Size(), robust_key=robust_key, strict=False)
     return level.nodes.get(key)
