@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from td_core import LazyStackedTensorDict, TensorDict
-from td_core.errors import KeyMismatchError, LockedError, StructureError
+from td_core.errors import CollectionIndexError, KeyMismatchError, LockedError, StructureError
 
 
 def uneven_keys() -> LazyStackedTensorDict:
@@ -180,3 +180,65 @@ def test_the_form_of_an_entry_is_asked_through_the_levels_above_its_stack(outer)
     assert td.get((*path, "zz"), 3, as_list=True) == 3
     with pytest.raises(TypeError, match="takes no as_list: only lazy stacks do"):
         td.get("zz", as_list=True)
+
+
+@pytest.mark.parametrize(
+    "index", [slice(0, 0), [], (slice(5, None), slice(0, 1)), torch.zeros(2, dtype=torch.bool)]
+)
+def test_an_empty_selection_of_uneven_members_keeps_the_number_of_dims(index):
+    empty = uneven_sizes()[index]
+    assert empty.batch_size[0] == 0 and empty.ndim == 2 and empty.numel() == 0
+
+
+#: An index, and for each member that it picks, what it means there.
+UNEVEN_INDICES = [
+    ((1, 2), {1: 2}),
+    ((0, -1), {0: -1}),
+    ((1, slice(1, None)), {1: slice(1, None)}),
+    ((0, torch.tensor([True, False])), {0: torch.tensor([True, False])}),
+    ((slice(1, 2), 2), {1: 2}),
+    (([1], [0, 2]), None),
+    (([1, 0], slice(0, 1)), {1: slice(0, 1), 0: slice(0, 1)}),
+    ((..., 0), {0: 0, 1: 0}),
+    (slice(None), {0: ..., 1: ...}),
+]
+
+
+@pytest.mark.parametrize(("index", "meaning"), UNEVEN_INDICES)
+def test_an_index_is_one_of_the_members_that_it_picks(index, meaning):
+    td = uneven_sizes()
+    if meaning is None:
+        with pytest.raises(StructureError, match="cannot be indexed together"):
+            td[index]
+        return
+    result = td[index]
+    got = result.tensordicts if isinstance(result, LazyStackedTensorDict) else [result]
+    for mine, (i, inner) in zip(got, meaning.items(), strict=True):
+        assert torch.equal(mine["a"], td.tensordicts[i]["a"][inner])
+
+
+@pytest.mark.parametrize(("index", "meaning"), [case for case in UNEVEN_INDICES if case[1] is not None])
+@pytest.mark.parametrize("value", [lambda td: -1, lambda td: td.apply(lambda leaf: leaf * 0 - 1)])
+def test_what_an_index_picks_is_written(index, meaning, value):
+    td, expected = uneven_sizes(), uneven_sizes()
+    for i, inner in meaning.items():
+        expected.tensordicts[i]["a"][inner] = -1
+        expected.tensordicts[i]["n", "b"][inner] = -1
+    td[index] = value(td[index])
+    check(td, expected.tensordicts)
+
+
+@pytest.mark.parametrize("index", [(0, 2), (slice(None), 2), ([0, 1], -3), (2, 0)])
+@pytest.mark.parametrize("use", [lambda td, index: td[index], lambda td, index: td.__setitem__(index, 0)])
+def test_an_index_that_a_member_lacks_is_refused(index, use):
+    td = uneven_sizes()
+    with pytest.raises(CollectionIndexError, match="out of bounds"):
+        use(td, index)
+    check(td, uneven_sizes().tensordicts)
+
+
+@pytest.mark.parametrize("value", [{"a": torch.zeros(2)}, TensorDict({"a": torch.zeros(3, 1, 2)}, [3, 1])])
+def test_a_value_that_does_not_say_what_each_member_gets_is_refused(value):
+    td = uneven_sizes()
+    with pytest.raises(StructureError, match="members of different batch sizes are written one at a time"):
+        td[:] = value

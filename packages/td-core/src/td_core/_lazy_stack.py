@@ -19,7 +19,7 @@ from ._indexing import plan_index
 from ._locking import refuse_if_locked
 from ._names import Names, check_names
 from ._nodes import dense
-from ._ops.member_writes import member_parts
+from ._ops.member_writes import member_parts, uneven_plans
 from ._ops.update_plan import UpdatePlan
 from ._ragged import in_form, ragged_error, refuse_hidden
 from ._shape_plans import stack_plan, unbind_plan
@@ -590,22 +590,15 @@ class LazyStackedTensorDict(TensorDictBase):
         size = self.batch_size
         if -1 not in size:
             return self._transform(plan_index(index, size))
-        # Members of different sizes: each gets the index parsed against its own.
-        dim, members = self._stack_dim, self._members
-        plans = [
-            plan_index(index, (*member.batch_size[:dim], len(members), *member.batch_size[dim:])).along(dim)
-            for member in members
-        ]
-        picks = plans[0].picks if plans[0] is not None else None
-        parts = [
-            None if plan is None else member if plan.plan is None else member._transform(plan.plan)
-            for member, plan in zip(members, plans)
-        ]
-        if plans[0] is None or any(part is None for part in parts):
-            raise StructureError(f"members of different batch sizes cannot be indexed together by {index!r}")
+        picks, plans, stack_dim = uneven_plans(self, index)
         if isinstance(picks, int):
-            return parts[picks]
-        return self._like(parts if picks is None else [parts[i] for i in picks], plans[0].stack_dim)
+            return _planned(self._members[picks], plans[picks])
+        result = self._like([_planned(self._members[i], plans[i]) for i in picks], stack_dim)
+        if not picks:
+            first = next(iter(plans))
+            inner = _planned(self._members[first], plans[first]).batch_size
+            result._empty_size = torch.Size((*inner[:stack_dim], 0, *inner[stack_dim:]))
+        return result
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         # Every member checks its part before the first one is written.
@@ -687,6 +680,10 @@ class LazyStackedTensorDict(TensorDictBase):
         ['a']
         """
         return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
+
+
+def _planned(member: Core, plan: Any) -> Any:
+    return member if plan is None else member._transform(plan)
 
 
 def unbind_members(value: Core, dim: int) -> tuple[Any, ...]:

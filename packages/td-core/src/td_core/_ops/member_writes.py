@@ -12,7 +12,7 @@ from .._coerce import NUMBERS, coerce, nest
 from .._collection import Core
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
-from ..errors import BatchSizeError, StructureError
+from ..errors import BatchSizeError, CollectionIndexError, StructureError
 from .leaf_writes import check_fits
 
 Part = tuple[Any, Any, Any]
@@ -24,7 +24,7 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
 
     Raises:
         BatchSizeError: the value's batch size cannot be broadcast to the indexed one.
-        StructureError: the members' batch sizes differ, and the index names more than one of them.
+        StructureError: the members' batch sizes differ, and the value does not say what each of them gets.
     """
     size = stack.batch_size
     found = stack._stacked()
@@ -33,18 +33,11 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
         return
     members, dim = found
     if -1 in size:
-        along: Any = plan_index(
-            index, (*members[0].batch_size[:dim], len(members), *members[0].batch_size[dim:])
-        ).along(dim)
-        if along is None or not isinstance(along.picks, int):
-            raise StructureError(
-                f"members of different batch sizes can be written one at a time only; got the index {index!r}"
-            )
-        yield members[along.picks], () if along.plan is None else along.plan.index, value
+        yield from _uneven_parts(stack, index, value)
         return
     plan = plan_index(index, size)
     lead = torch.Size((*plan.lead, *size[plan.n :]))
-    along = plan.along(dim)
+    along: Any = plan.along(dim)
     inner: Any = () if along is None or along.plan is None else along.plan.index
     if along is not None and isinstance(along.picks, int):
         yield members[along.picks], inner, value
@@ -66,6 +59,54 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
                 part = each._index(here) if isinstance(each, Core) else each
                 inner = tuple(where[here] for j, where in enumerate(coordinates) if j != dim)
                 yield member, inner, part if inner or not isinstance(part, Core) else part._index(-1)
+
+
+def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
+    """Return what an index says to members of different batch sizes: which it picks, their plans, the new stack dim.
+
+    Each plan, None where nothing happens to the member, is made for the member's own batch size.
+
+    Raises:
+        CollectionIndexError: the index does not fit a member that it picks.
+        StructureError: the index mixes the elements of members.
+    """
+    members, dim = stack._stacked()
+    plans: dict[int, Any] = {}
+    errors: dict[int, CollectionIndexError] = {}
+    for i, member in enumerate(members):
+        size = member.batch_size
+        try:
+            plans[i] = plan_index(index, (*size[:dim], len(members), *size[dim:])).along(dim)
+        except CollectionIndexError as error:
+            errors[i] = error
+    if not plans:
+        raise errors[0]
+    if None in plans.values():
+        raise StructureError(f"members of different batch sizes cannot be indexed together by {index!r}")
+    along = next(iter(plans.values()))
+    picks = range(len(members)) if along.picks is None else along.picks
+    for i in [picks] if isinstance(picks, int) else picks:
+        if i in errors:
+            raise errors[i]
+    return picks, {i: plan.plan for i, plan in plans.items()}, along.stack_dim
+
+
+def _uneven_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
+    picks, plans, dim = uneven_plans(stack, index)
+    members = stack._stacked()[0]
+    one = isinstance(picks, int)
+    chosen = [picks] if one else list(picks)
+    if one or isinstance(value, NUMBERS) or (isinstance(value, Tensor) and not value.ndim):
+        parts: Any = [value] * len(chosen)
+    elif isinstance(value, Core) and dim < len(value.batch_size) and value.batch_size[dim] == len(chosen):
+        parts = value.unbind(dim)  # type: ignore[attr-defined]
+    else:
+        raise StructureError(
+            f"members of different batch sizes are written one at a time, from a number, or from a collection of as many "
+            f"parts; got the index {index!r}, which picks {len(chosen)}"
+        )
+    for i, part in zip(chosen, parts, strict=True):
+        yield members[i], () if plans[i] is None else plans[i].index, part
 
 
 def _fitted(value: Any, stack: Any, lead: torch.Size, index: Any) -> Sequence[Any]:
