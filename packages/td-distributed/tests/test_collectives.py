@@ -524,7 +524,9 @@ def test_a_call_that_belongs_to_another_exchange_is_refused(two: Any) -> None:
 
 
 def test_a_header_that_contradicts_what_was_announced_is_refused_before_more_is_taken() -> None:
-    length, size, messages = _wire.in_parts(TensorDict({"a": torch.zeros(1 << 18)}), torch.device("cpu"))
+    length, size, messages = _wire.in_parts(
+        TensorDict({"a": torch.zeros(1 << 18)}), torch.device("cpu"), True
+    )
     coming = iter(messages)
 
     def take(*rooms: torch.Tensor) -> None:

@@ -40,11 +40,7 @@ class Parcel:
         self.error: Exception | None = None
         self.parts: list[Tensor] = []
         try:
-            if apart:
-                length, size, (self.data, *self.parts) = _wire.in_parts(make(), device)
-            else:
-                length, self.data = _wire.in_one(make(), device)
-                size = len(self.data)
+            length, size, (self.data, *self.parts) = _wire.in_parts(make(), device, apart)
         except Exception as error:  # whatever it is, the other ranks wait for a message
             self.error = error
             self.data = text_to_bytes(f"{type(error).__name__}: {error}")

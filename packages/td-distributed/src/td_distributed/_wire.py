@@ -119,35 +119,24 @@ def _payload(message: Message, encoded: Encoded, storage: Tensor | None) -> list
     return [storage] if len(storage) else []
 
 
-def in_one(collection: Any, device: torch.device) -> tuple[int, Tensor]:
-    """Return (length of the header, the storage and then the header) of a collection; errors as for :func:`outgoing`."""
-    return _joined(*_announced(collection, True), device)
+def in_parts(collection: Any, device: torch.device, apart: bool) -> tuple[int, int, list[Tensor]]:
+    """Return (length of the header, bytes of header and storage, messages) of a collection; errors as for :func:`outgoing`.
 
-
-def in_parts(collection: Any, device: torch.device) -> tuple[int, int, list[Tensor]]:
-    """Return (length of the header, bytes of header and storage, messages): the one of :func:`in_one` if it is small.
-
-    Of a large collection the messages are the header and then each part of the payload, of which nothing large is copied.
+    There is one message, the storage and then the header; but of a large collection, with ``apart``, there are the header
+    and then each part of the payload, of which nothing large is copied.
     """
-    message, encoded, storage = _announced(collection, attached(collection) is not None)
-    length = len(message.header)
-    size = length + message.layout.nbytes
-    if size < APART:
-        return length, size, [_joined(message, encoded, storage, device)[1]]
-    parts = [vector(message.header), *_payload(message, encoded, storage)]
-    return length, size, [part.to(device) for part in parts]
-
-
-def _joined(
-    message: Message, encoded: Encoded, storage: Tensor | None, device: torch.device
-) -> tuple[int, Tensor]:
-    header = vector(message.header)
-    if storage is None:
-        layout = Layout(message.layout.leaves, message.layout.nbytes + len(header))
-        storage = _storage.gathered(layout, encoded.leaves)
-        storage[message.layout.nbytes :] = header
-        return len(header), storage.to(device)
-    return len(header), torch.cat([storage.to(device), header.to(device)])
+    message, encoded, storage = _announced(collection, not apart or attached(collection) is not None)
+    header, nbytes = vector(message.header), message.layout.nbytes
+    size = len(header) + nbytes
+    if apart and size >= APART:
+        messages = [header, *_payload(message, encoded, storage)]
+    elif storage is None:
+        joined = _storage.gathered(Layout(message.layout.leaves, size), encoded.leaves)
+        joined[nbytes:] = header
+        messages = [joined]
+    else:
+        messages = [torch.cat([storage.to(device), header.to(device)])]
+    return len(header), size, [each.to(device) for each in messages]
 
 
 def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tensor | None]:
