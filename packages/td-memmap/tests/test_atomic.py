@@ -419,8 +419,12 @@ def test_files_of_others_in_the_way_are_never_overwritten(tmp_path: Path) -> Non
         subprocess.run(["rm", "-rf", prefix], check=True)
 
 
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("taken", ["", "d", "f", "d/f"])
-def test_what_cannot_be_brought_back_is_told(taken: str, tmp_path: Path) -> None:
+def test_what_cannot_be_brought_back_is_told(taken: str, known: bool, tmp_path: Path) -> None:
+    mine = _owned.Owned()
+    if known:
+        mine.add(("d", "meta.json"))
     for place in (tmp_path / "old" / "d", tmp_path / "now"):
         place.mkdir(parents=True)
     (tmp_path / "old" / "f").write_text("mine")
@@ -429,7 +433,7 @@ def test_what_cannot_be_brought_back_is_told(taken: str, tmp_path: Path) -> None
         (tmp_path / "now" / taken).parent.mkdir(exist_ok=True)
         (tmp_path / "now" / taken).write_text("taken")
     with _fs.Tree.at_path(str(tmp_path / "old")) as old, _fs.Tree.at_path(str(tmp_path / "now")) as now:
-        assert _commit._rescue_all(old, now, _owned.Owned()) == (not taken)
+        assert _commit._rescue_all(old, now, mine) == (not taken)
     assert (tmp_path / "now" / "f").read_text() == ("taken" if taken == "f" else "mine")
     if taken != "d":
         assert (tmp_path / "now" / "d" / "f").read_text() == ("taken" if taken == "d/f" else "mine")
@@ -464,6 +468,11 @@ def test_where_the_parent_must_not_be_written_to_it_is_written_in_place_once(
         make(1).memmap(prefix)
     assert os.listdir(tmp_path) == []
     prefix.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(_fs, "file_sync", refuse)
+        with pytest.raises(PermissionError):
+            make(1).memmap(prefix, durable=True)
+    assert os.listdir(prefix) == []
     make(1).memmap(prefix)
     with pytest.raises(
         FileTakenError, match="cannot replace the save at .* in one step: .*its parent directory"

@@ -25,6 +25,8 @@ import secrets
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 
+from td_core.errors import FormatError
+
 from . import _fs, _names
 from ._errors import FileTakenError
 from ._fs import Parts, Tree
@@ -346,5 +348,5 @@ def _rescue(old: Tree, now: Tree, path: Parts) -> bool:
                 now.make(path[:depth])
         here, there = now.fd(path[:-1]), old.fd(path[:-1])
         return _fs.rename_new(there, path[-1], here, path[-1])
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, FormatError):
         return False
