@@ -9,6 +9,7 @@ import multiprocessing
 import operator
 import os
 import pickle
+import tempfile
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -356,6 +357,23 @@ def test_an_anonymous_file_vanishes_with_its_tensors() -> None:
     del view
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_anonymous_files_where_the_file_system_makes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def refuse(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return real(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    tensor = MemoryMappedTensor.from_tensor(torch.arange(3))
+    assert tensor.add_(1).tolist() == [1, 2, 3]
+    assert os.listdir(tmp_path) == []
 
 
 def test_one_file_of_several_tensors_is_sent_with_the_place_of_each() -> None:

@@ -71,8 +71,12 @@ def reserve(fd: int, nbytes: int) -> None:
 
 def anonymous_file() -> int:
     """Open a file without a name, which vanishes when it is closed and unmapped."""
-    with tempfile.TemporaryFile(buffering=0) as file:
-        return os.dup(file.fileno())
+    try:
+        return os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except (AttributeError, OSError):
+        # Not every platform and file system can; this takes longer.
+        with tempfile.TemporaryFile(buffering=0) as file:
+            return os.dup(file.fileno())
 
 
 def read_pieces(fd: int) -> Iterator[bytes]:
@@ -461,18 +465,19 @@ def on_one_version(
         FormatError: it is replaced each time.
     """
     for _ in range(_ATTEMPTS):
-        with contextlib.ExitStack() as stack:
-            trees = [stack.enter_context(Tree.at_path(path))]
-            try:
-                if place is not None:
-                    trees.append(stack.enter_context(trees[0].below(place(trees[0]))))
-                result, right = work(trees[-1])
-            except (OSError, ValueError):
-                if not any(tree.replaced() for tree in trees):
-                    raise
-            else:
-                if right or not any(tree.replaced() for tree in trees):
-                    return result
+        trees = [Tree.at_path(path)]
+        try:
+            if place is not None:
+                trees.append(trees[0].below(place(trees[0])))
+            result, right = work(trees[-1])
+            if right or not any(tree.replaced() for tree in trees):
+                return result
+        except (OSError, ValueError):
+            if not any(tree.replaced() for tree in trees):
+                raise
+        finally:
+            for tree in trees:
+                tree.close()
     raise FormatError(f"cannot load {path}: other processes replace it all the time")
 
 
