@@ -260,6 +260,7 @@ def test_moving_to_another_device_is_one_copy() -> None:
     assert moved.device == torch.device("meta") and moved["n"].device == torch.device("meta")
     assert {leaf.device.type for leaf in leaves(moved)} == {"meta"}
     assert [leaf.shape for leaf in leaves(moved)] == [leaf.shape for leaf in leaves(tree)]
+    assert moved.is_consolidated() and moved.consolidate() is moved
     assert tree.to(torch.float64)["a"].dtype == torch.float64
 
 

@@ -563,3 +563,5 @@ def test_from_tensordict_gives_nested_levels_the_classes_of_their_fields(locked:
     assert Journey.from_tensordict(uneven, safe=False)[1].first.shape == (2,)
     unfit = TensorDict({"first": {"y": torch.ones(3)}}, [3])
     assert type(Journey.from_tensordict(unfit).first) is TensorDict
+    unknown = TensorDict({"third": {"x": torch.ones(3)}}, [3])
+    assert Journey.from_tensordict(unknown, safe=False).get(("third", "x")) is unknown["third", "x"]
