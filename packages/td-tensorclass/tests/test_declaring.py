@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict
-from td_core.errors import BatchSizeError, LockedError
+from td_core.errors import BatchSizeError, LockedError, StructureError
 from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError, is_tensorclass, tensorclass
 
 V = TypeVar("V")
@@ -100,8 +100,9 @@ class TestConstruction:
         assert first.quiet == "q"
         assert first.shared == "constant"
         assert list(first.keys()) == ["x", "n", "quiet"]
-        with pytest.raises(UnknownFieldError, match="no field 'quiet'"):
-            cls(quiet="r")
+        for more in ({}, {"x": torch.ones(2), "n": 3}):
+            with pytest.raises(UnknownFieldError, match="no field 'quiet'"):
+                cls(quiet="r", **more)
 
     def test_kw_only(self, decorated: bool) -> None:
         cls = declare({"x": Tensor, "y": Tensor, "z": Tensor}, decorated, {"x": None}, kw_only=True)
@@ -544,6 +545,15 @@ class Journey(TensorClass):
     first: Leg
     second: Leg | None = None
     other: TensorDict | None = None
+
+
+def test_classes_of_equal_fields_are_not_joined() -> None:
+    class Step(TensorClass):
+        x: Tensor
+
+    for join in (torch.stack, torch.cat, TensorDict.lazy_stack):
+        with pytest.raises(StructureError, match="cannot join a Leg and a Step"):
+            join([Leg(torch.ones(2), batch_size=[2]), Step(torch.ones(2), batch_size=[2])])
 
 
 @pytest.mark.parametrize("locked", [False, True])

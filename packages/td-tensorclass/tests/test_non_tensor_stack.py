@@ -358,6 +358,7 @@ def test_values_have_no_device() -> None:
     assert td.device == torch.device("meta")
     assert td[1]["a"] == "y"
     assert td.flip(0)["a"] == ["y", "x"]
+    assert td.pad([1, 0])["a"] == [None, "x", "y"]
 
 
 def test_indices_from_another_device(device: torch.device) -> None:
