@@ -186,3 +186,8 @@ def test_the_tensor_itself() -> None:
     assert (tensor.batch_size, tensor.shape) == ((7,), (2,))
     assert type(tensor + 1) is UnbatchedTensor
     assert tensor[0] == 1
+
+
+def test_a_view_of_another_dtype_reaches_the_tensor() -> None:
+    td = TensorDict({"u": UnbatchedTensor(torch.ones(3)), "x": torch.zeros(2)}, [2])
+    assert torch.equal(td.view(torch.int32)["u"], torch.ones(3).view(torch.int32))
