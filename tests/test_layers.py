@@ -26,6 +26,7 @@ LAYERS = [
     ["_foreach", "_plans", "_indexing", "_shape_plans", "_element_plans"],
     [
         "_collection",
+        "_components",
         "_ragged",
         "_nodes",
         "_locking",
