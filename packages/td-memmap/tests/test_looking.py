@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -199,6 +200,16 @@ def test_the_module_runs(nest: Any, prefix: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{prefix}: 12 files, 0 hashes, 0 problems\n"
+
+
+def test_a_reader_that_stops_early_ends_the_command_quietly(tmp_path: Path) -> None:
+    TensorDict({"a": torch.zeros(2)}).memmap(tmp_path / "save")
+    command = [sys.executable, "-m", "td_memmap", "inspect", str(tmp_path / "save")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == -signal.SIGPIPE
 
 
 def test_progress(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:

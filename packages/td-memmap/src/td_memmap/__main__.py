@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -94,4 +95,6 @@ _COMMANDS = {"inspect": _inspect, "verify": _verify, "pack": _pack, "unpack": _u
 
 
 if __name__ == "__main__":
+    # Who reads the output may stop early, as head does: this ends quietly then.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())
