@@ -71,7 +71,7 @@ def test_shorthands(name: str, td: TensorDict) -> None:
     check(td.type(dtype), expected)
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.filterwarnings("ignore:B?Complex")
 def test_complex32() -> None:
     assert TensorDict({"a": torch.zeros(1)}).complex32()["a"].dtype == torch.complex32
 

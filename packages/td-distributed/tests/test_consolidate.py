@@ -17,7 +17,7 @@ from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.errors import CodecError, LockedError, StructureError
 from td_distributed import from_buffer, from_consolidated
 
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+pytestmark = pytest.mark.filterwarnings("ignore:B?Complex")
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 DTYPES = [

@@ -257,7 +257,7 @@ def test_robust_key_false_stores_keys_as_they_are(prefix: Path, same: Any) -> No
         TensorDict({"../x": torch.ones(1)}).memmap(prefix, robust_key=False)
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:B?Complex", "ignore:The PyTorch API of nested tensors")
 def test_every_dtype(prefix: Path, same: Any) -> None:
     content = torch.arange(64, dtype=torch.uint8) % 2
     td = TensorDict({name: content.view(dtype) for name, dtype in DTYPES.items()})
@@ -808,7 +808,7 @@ def stacks(draw: st.DrawFn, batch: tuple[int, ...], depth: int) -> Any:
         HealthCheck.function_scoped_fixture,
     ],
 )
-@pytest.mark.filterwarnings("ignore:ComplexHalf support", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:B?Complex", "ignore:The PyTorch API of nested tensors")
 def test_any_tree_round_trips(tree: Any, tmp_path_factory: pytest.TempPathFactory, same: Any) -> None:
     folder = tmp_path_factory.mktemp("trees")
     for name in ("directory", "archive.tdz"):
