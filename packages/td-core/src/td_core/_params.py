@@ -298,13 +298,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
                         node._set_child(key, held)
         except BaseException:
             for node, entries in zip(levels, before, strict=True):
-                now = dict(node._children())
-                if list(map(id, now.values())) != list(map(id, entries.values())) or list(now) != list(
-                    entries
-                ):
-                    for key in now:
-                        node._del_child(key)
-                    node._set_children(entries)
+                for key in list(node._children()):
+                    node._del_child(key)
+                node._set_children(entries)
             raise
 
     def update(
