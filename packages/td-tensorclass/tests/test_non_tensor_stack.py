@@ -277,6 +277,38 @@ def test_a_batch_size_that_does_not_fit_is_refused() -> None:
         NonTensorStack("a").batch_size = []
 
 
+def test_a_stack_is_told_its_batch_size_device_and_names() -> None:
+    stack = NonTensorStack("a", "b", batch_size=[2], device="cpu", names=["t"])
+    assert (stack.batch_size, stack.device, stack.names) == ((2,), torch.device("cpu"), ["t"])
+    assert NonTensorStack(batch_size=[0, 2]).batch_size == (0, 2)
+    for values, made in ((("a", "b"), r"\[2\]"), ((), "none")):
+        with pytest.raises(BatchSizeError, match=rf"batch_size \[3\] was given, the values make {made}"):
+            NonTensorStack(*values, batch_size=[3])
+
+
+@pytest.mark.parametrize(
+    ("entries", "batch_dims", "expected"),
+    [
+        ({"a": ["x", "y", "z"]}, None, [3]),
+        ({"a": ["x", "y", "z"], "n": torch.zeros(3, 4)}, None, [3]),
+        ({"a": ["x", "y", "z"], "n": torch.zeros(2, 4)}, None, []),
+        ({"a": [["x", "y"]] * 3, "n": torch.zeros(3, 4)}, None, [3]),
+        ({"a": [["x", "y"]] * 3, "n": torch.zeros(3, 2)}, None, [3, 2]),
+        ({"a": [["x", "y"]] * 3, "n": torch.zeros(3, 2)}, 1, [3]),
+        ({"b": {"a": ["x", "y"]}}, None, [2]),
+        ({"b": {"a": ["x", "y"]}, "n": torch.zeros(2, 4)}, 2, [2]),
+        ({"a": "x", "n": torch.zeros(3, 4)}, None, [3, 4]),
+    ],
+)
+def test_the_inferred_batch_size_is_shared_by_the_values(entries, batch_dims, expected) -> None:
+    for td in (
+        TensorDict.from_dict(entries, auto_batch_size=True, batch_dims=batch_dims),
+        TensorDict(entries).auto_batch_size_(batch_dims),
+    ):
+        assert list(td.batch_size) == expected
+        assert td["a" if "a" in entries else ("b", "a")] == entries.get("a", entries.get("b", {}).get("a"))
+
+
 def test_lists_become_the_elements_of_further_dims() -> None:
     values = [["a", "b"], ["c", "d"]]
     td = TensorDict.from_dict({"a": values, "x": torch.zeros(2, 2)}, auto_batch_size=True)

@@ -206,6 +206,10 @@ class Core(ABC):
         fitted._change_batch_size(batch_size)
         return fitted
 
+    def _reach(self) -> torch.Size | None:
+        """Return the longest batch size that ``_fit`` can give this opaque node; None: any."""
+        return None
+
     def _change_batch_size(self, batch_size: torch.Size) -> None:
         """Check that every entry starts with ``batch_size``, then store it; nested levels that are too short grow.
 

@@ -16,12 +16,14 @@ from torch import Tensor
 from td_core import LinkedList, TensorDictBase
 from td_core._attachments import attachments
 from td_core._collection import Child, Core, show_path
+from td_core._devices import as_device
 from td_core._indexing import plan_index
 from td_core._locking import refuse_if_locked
-from td_core._names import Names, move_names
+from td_core._names import Names, check_names, move_names
+from td_core._ops.batch_size import as_batch_size
 from td_core._shape_plans import Join, expand_plan, stack_plan, unbind_plan
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
-from td_core.typing import NO_DEFAULT, NestedKey, NoDefault
+from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
 from ._arrangement import Arrangement, arrangements, positions
 from ._non_tensor import NonTensorData, NonTensorDataBase, latest, set_joiner
@@ -42,6 +44,12 @@ class NonTensorStack(ValueNode, TensorDictBase):
         *args: the values along the new dim. Nodes of non-tensor data of one batch size give their values; anything
             else, lists included, is a value.
         stack_dim: where the new dim stands in the batch size.
+        batch_size: checked against what the values give; for a stack without values, its batch size.
+        device: the device to report; None: that of the nodes.
+        names: a name or None for each batch dim.
+
+    Raises:
+        BatchSizeError: the batch sizes of the nodes differ, or do not give ``batch_size``.
 
     >>> stack = NonTensorStack("a", "b", "c")
     >>> stack[1:].tolist()
@@ -67,20 +75,32 @@ class NonTensorStack(ValueNode, TensorDictBase):
     def _values(self, values: list[Any]) -> None:
         self._own = values
 
-    def __init__(self, *args: Any, stack_dim: int = 0) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        stack_dim: int = 0,
+        batch_size: BatchSize | None = None,
+        device: DeviceType | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> None:
         items: list[Core] = [as_node(arg) for arg in args]
-        if not items:
-            self._fill([], torch.Size((0,)), None, None)
-            return
         for i, item in enumerate(items):
             if item.batch_size != items[0].batch_size:
                 raise BatchSizeError(
                     f"cannot stack: item 0 has batch size {list(items[0].batch_size)}, "
                     f"item {i} has {list(item.batch_size)}"
                 )
-        plan = stack_plan(items[0].batch_size, stack_dim, len(items))
-        size = torch.Size(plan.lead + items[0].batch_size[plan.n :])
-        self._fill(_side_by_side(items, plan.dim), size, items[0].device, None)
+        given = None if batch_size is None else as_batch_size(batch_size)
+        size, values = given or torch.Size((0,)), []
+        if items:
+            plan = stack_plan(items[0].batch_size, stack_dim, len(items))
+            size = torch.Size(plan.lead + items[0].batch_size[plan.n :])
+            values = _side_by_side(items, plan.dim)
+            device = items[0].device if device is None else device
+        if size.numel() != len(values) or given not in (None, size):
+            made = list(size) if items else "none"
+            raise BatchSizeError(f"batch_size {list(given or ())} was given, the values make {made}")
+        self._fill(values, size, None if device is None else as_device(device), check_names(names, len(size)))
 
     def _fill(
         self, values: list[Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
@@ -217,6 +237,9 @@ class NonTensorStack(ValueNode, TensorDictBase):
             return self._deepened(batch_size)
         self._check_batch_size(batch_size)
         return self
+
+    def _reach(self) -> torch.Size:
+        return self._batch_size + NonTensorStack.from_list(self._values).batch_size[1:]
 
     def _deepened(self: SelfT, batch_size: torch.Size) -> SelfT:
         values, size = self._values, self._batch_size

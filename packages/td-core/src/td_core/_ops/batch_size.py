@@ -40,7 +40,7 @@ def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
 
 
 def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: bool) -> None:
-    """Give every level the leading dims that all of its leaves share; see ``auto_batch_size_``."""
+    """Give every level the leading dims that all of its entries share; see ``auto_batch_size_``."""
     if batch_dims is not None and batch_dims < 0:
         raise BatchSizeError(f"batch_dims is the number of batch dims; got {batch_dims}")
     if root._stacked() is not None and batch_dims != len(root.batch_size):
@@ -65,9 +65,10 @@ def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: b
         if node._stacked() is not None:
             size: tuple[int, ...] | None = current
         else:
-            shapes[at] += [
-                tuple(child.shape) for child in list(node._children().values()) if isinstance(child, Tensor)
-            ]
+            for child in list(node._children().values()):
+                own = child.shape if isinstance(child, Tensor) else child._reach() if child._opaque else None
+                if own is not None:
+                    shapes[at].append(tuple(own))
             size = common_prefix(shapes[at], batch_dims) if shapes[at] else None
             if (
                 keep_compliant_size
