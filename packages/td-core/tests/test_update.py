@@ -373,18 +373,28 @@ class TestAssign:
     )
     def test_missing_keys_are_made_zero_elsewhere(self, indices: list[Any]) -> None:
         td = TensorDict(batch_size=[3, 2])
-        expected = {"a": torch.zeros(3, 2, 5), ("n", "b"): torch.zeros(3, 2, dtype=torch.int64)}
+        expected = {
+            "a": torch.zeros(3, 2, 5),
+            ("n", "b"): torch.zeros(3, 2, dtype=torch.int64),
+            ("agents", "x"): torch.zeros(3, 2, 4, 6),
+        }
         for step, index in enumerate(indices, 1):
             size = torch.zeros(3, 2)[index].shape
             value = TensorDict(
                 {"a": torch.full((*size, 5), step), "n": {"b": torch.full(size, step)}}, size
             ).float()
             value["n", "b"] = value["n", "b"].long()
+            value["agents"] = TensorDict({"x": torch.full((*size, 4, 6), float(step))}, [*size, 4])
             td[index] = value
-            expected["a"][index] = step
-            expected["n", "b"][index] = step
+            for leaf in expected.values():
+                leaf[index] = step
         assert td["n"].batch_size == torch.Size([3, 2])
+        assert td["agents"].batch_size == torch.Size([3, 2, 4])
         assert_same(td, expected)
+        td[0] = {"agents": {"y": torch.ones(2, 4, 3)}}
+        assert td["agents", "y"].shape == torch.Size([3, 2, 4, 3])
+        with pytest.raises(BatchSizeError, match=r"key \('agents', 'z'\) has shape \[2\], .* size \[2, 4\]"):
+            td[0] = {"agents": {"z": torch.ones(2)}}
 
     def test_a_locked_collection_gets_no_new_key(self) -> None:
         td = dense().lock_()

@@ -217,13 +217,14 @@ class IndexedWrite:
     def _make(self, node: Any, key: str, entry: Any, path: Path, todo: list[tuple[Any, Any, Path]]) -> None:
         """List a new entry: zeros of the whole batch size, or a new level to be filled."""
         batch, device = node.batch_size, node.device
+        lead = torch.Size((*self.lead, *batch[self.n :]))
         made: Any
         if isinstance(entry, Mapping) and not isinstance(entry, Core):
             made = dense({}, batch, device)
             todo.append((made, entry, path))
         else:
-            entry = coerce(entry, torch.Size(self.lead), device, path)
-            tail = tuple(entry.shape[len(self.lead) :])
+            entry = coerce(entry, lead, device, path)
+            tail = tuple(entry.shape[len(lead) :])
             if isinstance(entry, Tensor):
                 made = entry.new_zeros(batch + tail)
                 self._list(made, entry, path)
