@@ -101,6 +101,15 @@ COMPACT: list[tuple[Any, str]] = [
         "LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: f32[-1]})",
     ),
     (
+        lambda: lazy_stack([TensorDict({"n": ragged()}), TensorDict({"n": ragged()})]),
+        "LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={\n"
+        "    n: LazyStackedTensorDict[2,2]{a: f32[-1]}})",
+    ),
+    (
+        lambda: lazy_stack([lazy_stack([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(1, 2))])] * 2),
+        "LazyStackedTensorDict(batch_size=[2,2], stack_dim=0, fields={a: f32[-1]})",
+    ),
+    (
         lambda: TensorDict({"l": lazy()}, [3]),
         "TensorDict(batch_size=[3], fields={\n    l: LazyStackedTensorDict[2]{a: f32[2], n: {m: f32[]}}})",
     ),

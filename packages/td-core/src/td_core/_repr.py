@@ -86,15 +86,26 @@ def _stacked_entry(node: Any, key: str, stacked: Any) -> Shown:
     entries = [member._stand_in(key) for member in members]
     first = entries[0]
     if all(isinstance(entry, Tensor) for entry in entries):
-        shape = merged_shape([_shape(entry) for entry in entries], dim)
-        devices = ",".join(sorted({str(entry.device) for entry in entries}))
-        return Shown(key, Ragged(shape, first.dtype, first.device, type(first).__name__, devices))
+        leaves = [_known(member, key, entry) for member, entry in zip(members, entries, strict=True)]
+        shapes = [leaf.shape for leaf in leaves]
+        shape = (-1,) if (-1,) in shapes else merged_shape(shapes, dim)
+        devices = ",".join(sorted({device for leaf in leaves for device in leaf.devices.split(",")}))
+        return Shown(key, leaves[0]._replace(shape=shape, devices=devices))
     if not all(isinstance(entry, Core) for entry in entries):
         names = [type(entry).__name__ for entry in entries]
         return Shown(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
     inner = members[0]._stacked()
     name = type(first).__name__ if inner is None else _stacked_entry(members[0], key, inner).name
     return Shown(key, node._stand_in(key), first._print_entry() if first._opaque else name)
+
+
+def _known(member: Any, key: str, leaf: Tensor) -> Ragged:
+    """Return what is known of a leaf of a member, which may be a stack of ragged ones itself."""
+    stacked = member._stacked()
+    if stacked is not None:
+        known: Ragged = _stacked_entry(member, key, stacked).entry
+        return known
+    return Ragged(_shape(leaf), leaf.dtype, leaf.device, type(leaf).__name__, str(leaf.device))
 
 
 def _exclusive(node: Any) -> list[tuple[int, Any, list[str]]]:
