@@ -102,8 +102,10 @@ COMPACT: list[tuple[Any, str]] = [
     ),
     (
         lambda: lazy_stack([TensorDict({"n": ragged()}), TensorDict({"n": ragged()})]),
-        "LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={\n"
-        "    n: LazyStackedTensorDict[2,2]{a: f32[-1]}})",
+        (
+            "LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={\n"
+            "    n: LazyStackedTensorDict[2,2]{a: f32[-1]}})"
+        ),
     ),
     (
         lambda: lazy_stack([lazy_stack([TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(1, 2))])] * 2),
