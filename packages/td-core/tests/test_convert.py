@@ -132,6 +132,16 @@ class TestFromAny:
     def test_lists_become_tensors(self) -> None:
         assert td_core.from_any([1, 2]).tolist() == [1, 2]
 
+    def test_lists_of_collections_become_their_stack(self) -> None:
+        items = [TensorDict({"a": torch.zeros(3)}, [3]), TensorDict({"a": torch.ones(3)}, [3])]
+        td = TensorDict({"b": items}, batch_size=[2])
+        assert td["b"].batch_size == (2, 3)
+        assert td["b", "a"].tolist() == [[0.0] * 3, [1.0] * 3]
+        with pytest.raises(
+            BatchSizeError, match=r"key 'b': the batch size \[3\] does not fit: key 'a' has shape \[2, 3\]"
+        ):
+            TensorDict({"b": items}, batch_size=[3])
+
     @pytest.mark.parametrize(
         ("value", "expected", "size"),
         [

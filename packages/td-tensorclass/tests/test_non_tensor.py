@@ -80,6 +80,9 @@ def test_any_object_is_one_value_for_the_batch(value: Any) -> None:
         ([["a", "b"], ["c", "d"]], [2], [["a", "b"], ["c", "d"]]),
         ([["a", "b"], ["c", "d"]], [2, 2], [["a", "b"], ["c", "d"]]),
         ([["a"], ["c", "d"]], [2], [["a"], ["c", "d"]]),
+        ([NonTensorData("a"), NonTensorData(["b"])], [2], ["a", ["b"]]),
+        ([NonTensorData("a"), "b"], [2], ["a", "b"]),
+        ([NonTensorStack("a", "b"), NonTensorStack("c", "d")], [2, 2], [["a", "b"], ["c", "d"]]),
     ],
 )
 def test_a_list_is_one_value_for_each_element(value: Any, batch_size: list[int], wanted: Any) -> None:
@@ -454,7 +457,18 @@ class TestStateDicts:
         ]
 
 
-def test_collections_in_a_list_are_values() -> None:
+def test_collections_in_a_list_that_are_unlike_are_values() -> None:
     first, second = TensorDict({"a": [1, 2]}, [2]), TensorDict({"a": 1})
     td = TensorDict({"items": [first, second]}, [2])
     assert td["items"][0] is first and td["items"][1] is second
+
+
+def test_an_entry_is_popped_as_get_gives_it() -> None:
+    td = TensorDict({"t": torch.zeros(2), "one": "x", "each": ["a", "b"], "n": {"one": "y"}}, [2])
+    assert td.pop(("n", "one")).data == "y"
+    assert td.pop("each").tolist() == ["a", "b"]
+    assert td.pop("each", "gone") == "gone"
+    td["last"] = ["c", "d"]
+    assert td.popitem()[1].tolist() == ["c", "d"]
+    assert td.pop("one").data == "x"
+    assert list(td.keys()) == ["t", "n"]

@@ -247,6 +247,16 @@ def test_how_deep_a_list_is(values: list[Any], size: list[int]) -> None:
     assert NonTensorStack.from_list(values, 1).batch_size == (len(values),)
 
 
+def test_nodes_in_a_list_give_their_values() -> None:
+    values = [[], [0.5], {"a": 1}, "x"]
+    assert NonTensorStack.from_list([NonTensorData(value) for value in values]).tolist() == values
+    assert NonTensorStack.from_list([[NonTensorData("a")], ["b"]]).tolist() == [["a"], ["b"]]
+    stack = NonTensorStack.from_list([NonTensorStack("a", "b"), NonTensorData("c", batch_size=[2])])
+    assert (stack.batch_size, stack.tolist()) == ((2, 2), [["a", "b"], ["c", "c"]])
+    with pytest.raises(BatchSizeError, match=r"item 0 has batch size \[2\], item 1 has \[\]"):
+        NonTensorStack.from_list([NonTensorStack("a", "b"), "c"])
+
+
 def test_the_value_that_all_elements_have() -> None:
     assert NonTensorStack("a", "a").data == "a"
     assert not hasattr(NonTensorStack(), "data")

@@ -179,6 +179,8 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
         tensor = _sequence(value)
         if tensor is not None:
             return tensor
+        if isinstance(value, list) and _alike(value):
+            return torch.stack(value)  # type: ignore[return-value]
     coercer = COERCERS.find(type(value))
     if coercer is not None:
         return coercer.convert(value, batch_size, device)
@@ -211,6 +213,15 @@ def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
         torch.tensor(value)
         if not any(isinstance(item, (Tensor, np.ndarray)) for item in value)
         else torch.as_tensor(array)
+    )
+
+
+def _alike(items: list[Any]) -> bool:
+    """Tell whether these are collections of one kind and batch size, which are stacked as tensors of one shape are."""
+    return (
+        bool(items)
+        and all(isinstance(item, Core) for item in items)
+        and len({(type(item), tuple(item.batch_size)) for item in items}) == 1
     )
 
 

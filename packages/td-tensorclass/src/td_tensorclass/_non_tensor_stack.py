@@ -141,7 +141,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         """Return the values of a nested list.
 
         Args:
-            values: lists of one length at each level.
+            values: lists of one length at each level; nodes of non-tensor data in them give their values.
             ndim: how many levels are dims of the batch, deeper lists are values; None: all but those whose lists differ
                 in length.
 
@@ -165,7 +165,11 @@ class NonTensorStack(ValueNode, TensorDictBase):
                 )
             sizes.append(lengths.pop() if lengths else 0)
             flat = [value for item in flat for value in item]
-        return cls._of(list(flat), torch.Size(sizes))
+        inner = torch.Size()
+        if any(isinstance(value, (NonTensorDataBase, NonTensorStack)) for value in flat):
+            stack = NonTensorStack(*flat)
+            flat, inner = stack._values, stack.batch_size[1:]
+        return cls._of(list(flat), torch.Size(sizes) + inner)
 
     @property
     def stack_dim(self) -> int:

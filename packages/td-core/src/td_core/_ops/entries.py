@@ -14,7 +14,7 @@ from .._locking import refuse_if_locked
 from .._names import take_names
 from .._nodes import dense
 from .._settings import SETTINGS
-from .._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf
+from .._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, shown
 from ..errors import CycleError, KeyPathError, KeyThroughLeafError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
 
@@ -274,7 +274,7 @@ class Entries(Core):
         self.del_(key)
 
     def pop(self, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
-        """Remove an entry and return it, or the default where it is missing.
+        """Remove an entry and return it, as :meth:`get` does, or the default where it is missing.
 
         Raises:
             KeyPathError: no such key, and no default.
@@ -288,7 +288,7 @@ class Entries(Core):
             return default
         entry = self._get_path(path)
         self.del_(path)
-        return entry if isinstance(entry, Tensor) else entry._unwrap()
+        return shown(entry)
 
     def popitem(self) -> tuple[str, Any]:
         """Remove the last entry and return its key and value.
