@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -274,6 +275,47 @@ def test_reduce_writes_one_rank_only(four: Any, options: dict[str, Any], waits: 
     ]
 
 
+#: What stands for one tensor with another one, or with other bits; and what it becomes when two ranks are added up.
+VIEWS: dict[str, tuple[Callable[[int], list[torch.Tensor]], list[complex]]] = {
+    "tied": (lambda size: [torch.ones(size)] * 2, [2, 2]),
+    "conjugate": (lambda size: [torch.full((size,), 1 + 2j).conj(), torch.ones(2)], [2 - 4j, 2]),
+    "negative": (lambda size: [torch._neg_view(torch.ones(size)), torch.ones(2)], [-2, 2]),
+}
+
+
+def reduces_views(rank: int, name: str, size: int, call: str) -> Any:
+    tree = TensorDict(dict(zip("ab", VIEWS[name][0](size), strict=True)))
+    if call == "all_reduce":
+        tree.all_reduce()
+    else:
+        tree.reduce(0, bucket_bytes=1)
+    return [{*leaf.tolist()} for leaf in tree.values()]
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "reduce"])
+@pytest.mark.parametrize("size", [3, 1 << 18])
+@pytest.mark.parametrize("name", VIEWS)
+def test_leaves_that_are_views_are_reduced_once_and_written(
+    two: Any, name: str, size: int, call: str
+) -> None:
+    assert two.run(reduces_views, name, size, call)[0] == [{value} for value in VIEWS[name][1]]
+
+
+def ties_other_leaves(rank: int) -> str:
+    weight = torch.ones(2)
+    tree = TensorDict({"a": weight, "b": weight if rank else weight.clone()})
+    return caught(tree.all_reduce)
+
+
+def test_ranks_that_tie_other_leaves_raise(two: Any) -> None:
+    one = "torch.float32 of shape [2]"
+    message = (
+        f"cannot reduce: key 'b' is {one} on rank 0, {one}, the same tensor as key 'a' on rank 1; nothing was changed "
+        "on any rank"
+    )
+    assert two.run(ties_other_leaves) == [f"StructureError: {message}"] * 2
+
+
 #: What rank 1 holds instead of ``nested(1)``, and what every rank says.
 DIFFERENT: dict[str, tuple[Callable[[], Any], str]] = {
     "key": (
@@ -511,6 +553,12 @@ def test_a_peer_that_dies_within_a_collective_is_an_error(fragile: Any, call: st
     assert message.startswith(("RuntimeError", "DistBackendError")) and "onnect" in message, message
 
 
+ANOTHER = (
+    "FormatError: what arrived belongs to another exchange; do all ranks make the same calls, with the same arguments, "
+    "in one order?"
+)
+
+
 def out_of_step(rank: int) -> Any:
     if rank == 0:
         dist.broadcast(torch.zeros(3, dtype=torch.int64), 0)
@@ -519,9 +567,56 @@ def out_of_step(rank: int) -> Any:
 
 
 def test_a_call_that_belongs_to_another_exchange_is_refused(two: Any) -> None:
-    assert two.run(out_of_step)[1] == (
-        "FormatError: what arrived belongs to another exchange; do all ranks make the same calls in one order?"
+    assert two.run(out_of_step)[1] == ANOTHER
+
+
+VARIANTS: dict[str, Callable[[Any], Any]] = {
+    "all_gather": lambda td: td.all_gather(),
+    "gather_and_stack": lambda td: td.gather_and_stack(0),
+    "gather_and_stack elsewhere": lambda td: td.gather_and_stack(1),
+    "all_reduce": lambda td: td.all_reduce(),
+    "all_reduce otherwise": lambda td: td.all_reduce(dist.ReduceOp.MAX),
+    "all_reduce in small buckets": lambda td: td.all_reduce(bucket_bytes=1),
+    "reduce": lambda td: td.reduce(0),
+    "reduce elsewhere": lambda td: td.reduce(1),
+}
+
+
+def makes_another_call(rank: int) -> Any:
+    tree, found = nested(rank), []
+    for pair in combinations(VARIANTS.values(), 2):
+        found.append(caught(lambda: pair[rank](tree)))  # noqa: B023
+    same(tree, nested(rank))
+    return {*found}
+
+
+def test_ranks_that_make_different_calls_all_raise(two: Any) -> None:
+    assert two.run(makes_another_call) == [{ANOTHER}] * 2
+
+
+#: Leaves of which the second cannot be reduced in this way.
+UNREDUCED = {
+    "AVG": torch.ones(2, dtype=torch.int64),
+    "BAND": torch.ones(2),
+    "MAX": torch.ones(2, dtype=torch.complex64),
+    "SUM": torch.ones(2, dtype=torch.int16),
+}
+
+
+def reduces_wrongly(rank: int, op: str) -> Any:
+    good = torch.ones(1 << 18, dtype=torch.float32 if op != "BAND" else torch.int32)
+    tree = TensorDict({"a": good, "b": UNREDUCED[op]})
+    message = caught(lambda: tree.all_reduce(getattr(dist.ReduceOp, op)))
+    return message.removesuffix(f" by {op}"), good.unique().item()
+
+
+@pytest.mark.parametrize("op", UNREDUCED)
+def test_what_gloo_cannot_reduce_is_said_before_anything_changes(two: Any, op: str) -> None:
+    message = (
+        "StructureError: rank 0 could not take part, so no rank did: key 'b' is of dtype "
+        f"{UNREDUCED[op].dtype}, which gloo cannot reduce"
     )
+    assert two.run(reduces_wrongly, op) == [(message, 1)] * 2
 
 
 def test_a_header_that_contradicts_what_was_announced_is_refused_before_more_is_taken() -> None:

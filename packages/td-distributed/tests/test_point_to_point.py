@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
-from td_distributed._p2p import Peer
+from td_core._buffers import as_bytes
+from td_distributed._p2p import WIRES, Peer
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -78,6 +79,9 @@ TREES: dict[str, Callable[[], Any]] = {
         }
     ),
     "scalar": lambda: TensorDict({"a": torch.tensor(3)}),
+    "conjugate": lambda: TensorDict(
+        {"c": torch.tensor([1 + 2j]).conj(), "n": torch._neg_view(torch.ones(2)), "l": torch.ones(3)}
+    ),
     "tied": lambda: TensorDict(dict.fromkeys("ab", torch.ones(3))).consolidate(),
 }
 if HAS_TENSORCLASS:
@@ -125,7 +129,11 @@ MISMATCHES: dict[str, tuple[Callable[[], Any], str]] = {
 def blank(collection: Any) -> Any:
     """Return a collection of the same structure with other values."""
     with torch.no_grad():
-        return collection.clone().zero_()
+        found = collection.clone().zero_()
+    for key, leaf in collection.items() if type(collection) is TensorDict else ():
+        if isinstance(leaf, torch.Tensor) and (leaf.is_conj() or leaf.is_neg()):
+            found.set(key, found[key].conj() if leaf.is_conj() else torch._neg_view(found[key]))
+    return found
 
 
 def same(found: Any, wanted: Any) -> None:
@@ -147,9 +155,7 @@ def same(found: Any, wanted: Any) -> None:
             assert all(torch.equal(a, b) for a, b in zip(one.unbind(), other.unbind(), strict=True))
         else:
             assert one.dtype == other.dtype and one.shape == other.shape
-            assert torch.equal(
-                one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8)
-            )
+            assert torch.equal(as_bytes(one), as_bytes(other))
 
 
 def exchange(rank: int, name: str, options: dict[str, Any], early: bool) -> Any:
@@ -235,7 +241,7 @@ def test_a_mismatch_raises_leaves_the_collection_alone_and_keeps_step(
         raise RuntimeError(receiver)
 
 
-def unsendable(rank: int, what: str) -> Any:
+def unsendable(rank: int, what: str, wire: str) -> Any:
     if rank == 1:
         target = TensorDict({"a": torch.zeros(2)})
         target.recv(0)
@@ -244,10 +250,11 @@ def unsendable(rank: int, what: str) -> Any:
         "sparse": lambda: torch.eye(3).to_sparse(),
         "meta": lambda: torch.zeros(3, device="meta"),
         "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "jagged": jagged,
         "value": object,
     }[what]()
     try:
-        TensorDict({"a": torch.ones(2), "bad": leaf}).send(1)
+        TensorDict({"a": torch.ones(2), "bad": leaf}).send(1, wire=wire)
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
     TensorDict({"a": torch.ones(2)}).send(1)
@@ -255,18 +262,21 @@ def unsendable(rank: int, what: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("what", "wire", "message"),
     [
-        ("sparse", "StructureError: key 'bad'"),
-        ("meta", "StructureError: key 'bad'"),
-        ("nested", "StructureError: key 'bad'"),
-        ("value", r"CodecError: key 'bad'"),
+        *(
+            (what, wire, "StructureError: key 'bad'")
+            for what in ("sparse", "meta", "nested")
+            for wire in WIRES
+        ),
+        ("jagged", "reference", "StructureError: key 'bad'"),
+        ("value", "td", "CodecError: key 'bad'"),
     ],
 )
-def test_what_cannot_be_sent_raises_before_anything_is(two: Any, what: str, message: str) -> None:
+def test_what_cannot_be_sent_raises_before_anything_is(two: Any, what: str, wire: str, message: str) -> None:
     if what == "value" and not HAS_TENSORCLASS:
         pytest.skip("needs td-tensorclass")
-    sender, receiver = two.run(unsendable, what)
+    sender, receiver = two.run(unsendable, what, wire)
     assert receiver == [1.0, 1.0]
     with pytest.raises(RuntimeError, match=message):
         raise RuntimeError(sender)
@@ -308,6 +318,12 @@ def reference_wire(rank: int, name: str, options: dict[str, Any]) -> Any:
         ("lazy", {}, [(0, "torch.int64", [3]), (1, "torch.int64", [3]), (2, "torch.int64", [3])], 2),
         ("flat", {"consolidated": True}, [(0, "torch.uint8", [56])], 0),
         ("tied", {"consolidated": True}, [(0, "torch.uint8", [32])], 0),
+        (
+            "conjugate",
+            {},
+            [(0, "torch.complex64", [1]), (1, "torch.float32", [3]), (2, "torch.float32", [2])],
+            2,
+        ),
     ],
 )
 def test_the_wire_of_the_reference(

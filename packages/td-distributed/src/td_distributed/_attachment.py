@@ -153,7 +153,7 @@ class Consolidated(Attachment):
             for piece in pieces:
                 nbytes = piece.numel() * piece.itemsize
                 start = piece.data_ptr() - base if nbytes else 0
-                if start < 0 or start + nbytes > size or not piece.is_contiguous() or piece.is_conj():
+                if start < 0 or start + nbytes > size or not _storage.is_plain(piece):
                     return None
                 spans.append(Span(piece.dtype, piece.shape, start, start + nbytes, 0))
             found.append(Leaf(tuple(spans), ragged))

@@ -30,7 +30,7 @@ class Parcel:
         apart: send a large one as its header, and then its storage in parts.
 
     Attributes:
-        front: the numbers that go first: a mark, the length of the header, and of header and storage.
+        front: the numbers that go first: the length of the header, and of header and storage.
         data: the first message after them.
         parts: those after that.
         error: why something else is sent.
@@ -45,7 +45,7 @@ class Parcel:
             self.error = error
             self.data = text_to_bytes(f"{type(error).__name__}: {error}")
             length, size = FAILED, len(self.data)
-        self.front = (MARK, length, size)
+        self.front = (length, size)
 
 
 def unpack(front: list[int], data: Tensor, sender: int, device: Any = None) -> Any:
@@ -55,8 +55,7 @@ def unpack(front: list[int], data: Tensor, sender: int, device: Any = None) -> A
         StructureError: the rank sent an error instead.
         FormatError: it is damaged.
     """
-    mark, length, size = front
-    check_mark(mark)
+    length, size = front
     if length == FAILED:
         raise failed(sender, data[:size])
     header, storage = data[size - length : size], data[: size - length]
@@ -67,7 +66,7 @@ def receive(front: list[int], sender: int, device: Any, among: Group, take: Call
     """Return the collection that a rank sends to one or all, of which :class:`Parcel` says how; errors of :func:`unpack`.
 
     Args:
-        front: the numbers that came.
+        front: a mark, and the numbers that came.
         sender: the rank.
         device: where the result lies; None is where messages do.
         among: the group.
@@ -77,7 +76,7 @@ def receive(front: list[int], sender: int, device: Any, among: Group, take: Call
     check_mark(mark)
     if size < _wire.APART or length == FAILED:
         take(data := among.bytes(size))
-        return unpack(front, data, sender, device)
+        return unpack([length, size], data, sender, device)
     take(header := among.bytes(length))
     message = _wire.incoming(bytes(bytes_of(header)))
     if length + message.layout.nbytes != size:
@@ -124,7 +123,7 @@ def broadcast(
     among = Group(group)
     sends = among.rank == among.rank_of(src)
     parcel = Parcel(lambda: self, among.device, apart=True) if sends else None
-    front = among.numbers(*(parcel.front if parcel else (0, 0, 0)))
+    front = among.numbers(MARK, *(parcel.front if parcel else (0, 0)))
     transfer = partial(to_all, src, group)
     transfer(front)
     if parcel is None:
@@ -174,12 +173,12 @@ def scatter(
                 error, parcels = parcel.error, [parcel] * among.size
                 break
         largest = max(len(parcel.data) for parcel in parcels)
-        fronts = [among.numbers(*parcel.front, largest) for parcel in parcels]
+        fronts = [among.numbers(MARK, *parcel.front, largest) for parcel in parcels]
         messages = [among.padded(parcel.data, largest) for parcel in parcels]
     front = among.numbers(0, 0, 0, 0)
     dist.scatter(front, fronts, src=src, group=group)
-    *arrived, largest = front.tolist()
-    check_mark(arrived[0])
+    mark, *arrived, largest = front.tolist()
+    check_mark(mark)
     data = among.bytes(largest)
     dist.scatter(data, messages, src=src, group=group)
     if error is not None:
@@ -214,8 +213,8 @@ def all_gather(self: Any, *, group: dist.ProcessGroup | None = None) -> list[Any
     """
     among = Group(group)
     parcel = Parcel(lambda: self, among.device)
-    fronts = among.all_numbers(*parcel.front)
-    every = among.all_bytes(parcel.data, [size for _, _, size in fronts])
+    fronts = among.all_numbers("all_gather", *parcel.front)
+    every = among.all_bytes(parcel.data, [size for _, size in fronts])
     if parcel.error is not None:
         raise parcel.error
     _refuse_failed(fronts, every)
@@ -250,15 +249,13 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
     receiver = among.rank_of(dst)
     receives = among.rank == receiver
     parcel = None if receives else Parcel(lambda: self, among.device)
-    fronts = among.all_numbers(*(parcel.front if parcel else (MARK, 0, 0)))
-    for mark, _, _ in fronts:
-        check_mark(mark)
-    if any(length == FAILED for _, length, _ in fronts):
-        every = among.all_bytes(parcel.data if parcel else among.bytes(0), [size for _, _, size in fronts])
+    fronts = among.all_numbers(f"gather_and_stack to {dst}", *(parcel.front if parcel else (0, 0)))
+    if any(length == FAILED for length, _ in fronts):
+        every = among.all_bytes(parcel.data if parcel else among.bytes(0), [size for _, size in fronts])
         if parcel is not None and parcel.error is not None:
             raise parcel.error
         _refuse_failed(fronts, every)
-    largest = max(size for _, _, size in fronts)
+    largest = max(size for _, size in fronts)
     mine = among.padded(parcel.data if parcel else among.bytes(0), largest)
     room = [among.bytes(largest) for _ in fronts] if receives else None
     dist.gather(mine, room, dst=dst, group=group)
@@ -275,7 +272,6 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
 
 
 def _refuse_failed(fronts: list[list[int]], every: list[Tensor]) -> None:
-    for rank, (mark, length, _) in enumerate(fronts):
-        check_mark(mark)
+    for rank, (length, _) in enumerate(fronts):
         if length == FAILED:
             raise failed(rank, every[rank])

@@ -129,10 +129,9 @@ def _write(
             leaves[theirs] = encoded.leaves[mine]
         with _file.damaged("a message"):
             source = decode(Encoded(message.nodes, leaves, message.values))
-    with torch.no_grad():
-        if jobs:
-            torch._foreach_copy_([target for target, _ in jobs], [piece for _, piece in jobs])
-        if source is not None:
+    _storage.copy_all([target for target, _ in jobs], [piece for _, piece in jobs])
+    if source is not None:
+        with torch.no_grad():
             collection.update_(source)
     return order
 

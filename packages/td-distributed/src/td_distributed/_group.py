@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -67,12 +68,19 @@ class Group:
         """Return room for a message."""
         return room(size, self.device)
 
-    def all_numbers(self, *values: int) -> list[list[int]]:
-        """Return the numbers of every rank."""
-        mine = self.numbers(*values)
+    def all_numbers(self, call: str, *values: int) -> list[list[int]]:
+        """Return the numbers of every rank, at most six.
+
+        Raises:
+            FormatError: a rank is in another call; they all send as much, since gloo ends a process that gets more.
+        """
+        mine = self.numbers(MARK + crc32(call.encode()), *values, *[0] * (6 - len(values)))
         every = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(every, mine, group=self.group)
-        return [each.tolist() for each in every]
+        fronts = [each.tolist() for each in every]
+        for front in fronts:
+            check_mark(front[0], fronts[self.rank][0])
+        return [front[1 : len(values) + 1] for front in fronts]
 
     def all_bytes(self, data: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Return the bytes of every rank, whose sizes are known; they travel padded to the largest."""
@@ -107,9 +115,9 @@ def failed(rank: int, data: Tensor) -> StructureError:
     return StructureError(f"rank {rank} could not take part, so no rank did: {bytes_to_text(data)}")
 
 
-def check_mark(mark: int) -> None:
+def check_mark(mark: int, wanted: int = MARK) -> None:
     """Raise FormatError unless a message starts as ours do."""
-    if mark != MARK:
+    if mark != wanted:
         raise FormatError(
-            "what arrived belongs to another exchange; do all ranks make the same calls in one order?"
+            "what arrived belongs to another exchange; do all ranks make the same calls, with the same arguments, in one order?"
         )

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from td_core import encode
 from td_core._collection import show_path
-from td_core._nodes import Encoded
 from td_core.errors import StructureError
 
 from . import _paths, _storage, _wire
-from ._group import MARK, Group, bytes_to_text, check_mark, failed, text_to_bytes
+from ._group import Group, bytes_to_text, failed, text_to_bytes
 
-#: Leaves of one dtype and device travel together up to this size.
+#: Leaves of one dtype travel together up to this size.
 BUCKET_BYTES = 1 << 25
 #: From this size on a leaf is reduced where it lies: copying it into a bucket and back costs more than one call.
 ALONE = 1 << 20
@@ -61,7 +60,7 @@ class Reducing:
         if self.leaves:
             pieces = self.flat.split([leaf.numel() for leaf in self.leaves])
             shaped = [piece.view(leaf.shape) for piece, leaf in zip(pieces, self.leaves, strict=True)]
-            torch._foreach_copy_(self.leaves, shaped)
+            _storage.copy_all(self.leaves, shaped)
             self.leaves = []
 
     def is_completed(self) -> bool:
@@ -89,6 +88,7 @@ def all_reduce(
     Raises:
         StructureError: the structures of the ranks differ, or one has a leaf that cannot be reduced; on every rank, and
             nothing was changed.
+        FormatError: the ranks make different calls, or with different arguments; on every rank too.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> from td_core import TensorDict
@@ -98,10 +98,10 @@ def all_reduce(
     tensor([0, 1, 2])
     >>> dist.destroy_process_group()
     """
-    among = Group(group)
-    leaves = _agree(self, among)
+    among, op = Group(group), dist.ReduceOp.SUM if op is None else op
+    leaves = _agree(self, among, op, f"all_reduce with bucket_bytes={bucket_bytes}")
     buckets = [
-        _start(bucket, among, lambda flat: dist.all_reduce(flat, _op(op), group, async_op=True), True)
+        _start(bucket, among, lambda flat: dist.all_reduce(flat, op, group, async_op=True), True)
         for bucket in _buckets(leaves, bucket_bytes)
     ]
     if async_op:
@@ -131,7 +131,7 @@ def reduce(
         bucket_bytes: how much of the leaves below 1 MiB travels together; 32 MiB by default.
 
     Raises:
-        StructureError: as for :func:`all_reduce`.
+        StructureError: as for :func:`all_reduce`, and so FormatError.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> from td_core import TensorDict
@@ -141,25 +141,19 @@ def reduce(
     tensor([0, 1, 2])
     >>> dist.destroy_process_group()
     """
-    among = Group(group)
+    among, op = Group(group), dist.ReduceOp.SUM if op is None else op
     receives = among.rank == among.rank_of(dst)
-    leaves = _agree(self, among)
+    leaves = _agree(self, among, op, f"reduce to rank {dst} with bucket_bytes={bucket_bytes}")
     buckets = []
     for bucket in _buckets(leaves, bucket_bytes):
         buckets.append(
-            _start(
-                bucket, among, lambda flat: dist.reduce(flat, dst, _op(op), group, async_op=True), receives
-            )
+            _start(bucket, among, lambda flat: dist.reduce(flat, dst, op, group, async_op=True), receives)
         )
         if not async_op:
             buckets[-1].wait()
     if async_op and return_premature:
         return buckets
     return _finish(buckets)
-
-
-def _op(op: Any) -> Any:
-    return dist.ReduceOp.SUM if op is None else op
 
 
 def _finish(buckets: list[Reducing]) -> list[Reducing] | None:
@@ -170,19 +164,19 @@ def _finish(buckets: list[Reducing]) -> list[Reducing] | None:
 
 def _start(leaves: list[Tensor], among: Group, call: Any, receives: bool) -> Reducing:
     first = leaves[0]
-    if receives and len(leaves) == 1 and first.is_contiguous() and first.device.type == among.device.type:
+    if receives and len(leaves) == 1 and first.device.type == among.device.type and _storage.is_plain(first):
         flat = first.as_strided((first.numel(),), (1,))
         return Reducing(call(flat), flat, [])
-    flat = torch.cat([leaf.reshape(-1) for leaf in leaves]).to(among.device)
+    flat = torch.cat([leaf.reshape(-1).to(among.device) for leaf in leaves])
     return Reducing(call(flat), flat, leaves if receives else [])
 
 
 def _buckets(leaves: list[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
-    """Yield lists of leaves of one dtype and device, as many as fit into ``limit`` bytes, and large ones alone."""
+    """Yield lists of leaves of one dtype, as many as fit into ``limit`` bytes, and large ones alone."""
     limit = BUCKET_BYTES if limit is None else limit
-    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    groups: dict[torch.dtype, list[Tensor]] = {}
     for leaf in leaves:
-        groups.setdefault((leaf.dtype, leaf.device), []).append(leaf)
+        groups.setdefault(leaf.dtype, []).append(leaf)
     for group in groups.values():
         bucket: list[Tensor] = []
         size = 0
@@ -200,31 +194,31 @@ def _buckets(leaves: list[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
             yield bucket
 
 
-def _agree(collection: Any, among: Group) -> list[Tensor]:
+def _agree(collection: Any, among: Group, op: Any, call: str) -> list[Tensor]:
     """Return the leaves in an order that is the same on all ranks, once all ranks know that it is.
 
     Raises:
         StructureError: on every rank, naming the first key that differs.
+        FormatError: a rank makes another call.
     """
     leaves: list[Tensor] = []
-    outline: dict[str, str] = {}
+    outline: _wire.Outline = {}
     problem = ""
+    by = getattr(op, "op", op).name
     try:
-        outline, leaves = _look(collection, among)
-    except StructureError as error:
+        outline, leaves = _look(collection, among, by)
+    except Exception as error:  # whatever it is, the other ranks wait for a message
         problem = str(error)
-    text = json.dumps(outline, sort_keys=True)
+    text = json.dumps({json.dumps(path): found for path, found in outline.items()}, sort_keys=True)
     digest = hashlib.sha256(text.encode()).digest()
     words = [int.from_bytes(digest[i : i + 8], "little", signed=True) for i in range(0, 32, 8)]
     message = text_to_bytes(problem or text)
-    fronts = among.all_numbers(MARK, int(not problem), len(message), *words)
-    for front in fronts:
-        check_mark(front[0])
-    if all(front[1] and front[3:] == words for front in fronts):
+    fronts = among.all_numbers(f"{call} by {by}", int(not problem), len(message), *words)
+    if all(front[0] and front[2:] == words for front in fronts):
         return leaves
-    every = among.all_bytes(message, [front[2] for front in fronts])
+    every = among.all_bytes(message, [front[1] for front in fronts])
     for rank, front in enumerate(fronts):
-        if not front[1]:
+        if not front[0]:
             raise failed(rank, every[rank])
     first = json.loads(bytes_to_text(every[0]))
     for rank in range(1, among.size):
@@ -238,26 +232,38 @@ def _agree(collection: Any, among: Group) -> list[Tensor]:
     raise StructureError("cannot reduce: the structures of the ranks differ")
 
 
-def _look(collection: Any, among: Group) -> tuple[dict[str, str], list[Tensor]]:
-    """Return what the ranks must agree on, and the leaves sorted by key path."""
-    encoded: Encoded = encode(collection)
-    found = sorted((path, leaf) for path, leaf in _paths.walk(encoded.nodes) if isinstance(leaf, int))
+def _look(collection: Any, among: Group, op: str) -> tuple[_wire.Outline, list[Tensor]]:
+    """Return what the ranks must agree on, and the leaves sorted by key path, tied ones once."""
+    encoded = encode(collection)
+    layout = _storage.plan(encoded)
+    outline = _wire.outline(encoded.nodes, layout)
     leaves = []
-    lengths = {}
-    for path, i in found:
-        try:
-            (leaf, *fixed), _ = _storage.pieces_of(encoded.leaves[i])
-        except StructureError as error:
-            raise StructureError(f"{show_path(path)}: {error}") from error
+    owners: dict[int, _paths.Path] = {}
+    for path, i in sorted((path, leaf) for path, leaf in _paths.walk(encoded.nodes) if isinstance(leaf, int)):
+        leaf, *fixed = _storage.pieces_of(encoded.leaves[i])[0]
         if _storage.overlaps(leaf):
             raise StructureError(
                 f"{show_path(path)} is expanded, so its elements share memory; clone() it first"
             )
-        if among.device.type == "cpu" and leaf.dtype not in GLOO_DTYPES:
-            raise StructureError(f"{show_path(path)} is of dtype {leaf.dtype}, which gloo cannot reduce")
+        if among.device.type == "cpu" and not _gloo_takes(op, leaf.dtype):
+            raise StructureError(
+                f"{show_path(path)} is of dtype {leaf.dtype}, which gloo cannot reduce by {op}"
+            )
         if fixed:
-            lengths[path] = f" with rows at {[piece.tolist() for piece in fixed]}"
-        if leaf.numel():
+            outline[path] += f" with rows at {[piece.tolist() for piece in fixed]}"
+        owner = owners.setdefault(layout.leaves[i].spans[0].start, path) if leaf.numel() else path
+        if owner is not path:
+            outline[path] += f", the same tensor as {show_path(owner)}"
+        elif leaf.numel():
             leaves.append(leaf.detach())
-    outline = _wire.outline(encoded.nodes, _storage.plan(encoded))
-    return {json.dumps(path): text + lengths.get(path, "") for path, text in outline.items()}, leaves
+    return outline, leaves
+
+
+def _gloo_takes(op: str, dtype: torch.dtype) -> bool:
+    if dtype not in GLOO_DTYPES:
+        return False
+    if op in ("BAND", "BOR", "BXOR"):
+        return not dtype.is_floating_point and not dtype.is_complex
+    if op == "AVG":
+        return dtype.is_floating_point or dtype.is_complex
+    return op == "SUM" or not dtype.is_complex

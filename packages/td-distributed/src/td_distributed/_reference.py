@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from td_core import encode
+from td_core._collection import show_path
 from td_core._nodes import KINDS
+from td_core.errors import StructureError
 
 from . import _storage
 from ._attachment import attached
@@ -40,17 +42,26 @@ def _draw(seed: int) -> int:
 
 
 def in_order(collection: Any) -> list[Tensor]:
-    """Return the leaves in the order in which they travel."""
+    """Return the leaves in the order in which they travel.
+
+    Raises:
+        StructureError: a leaf is no one message; names its key.
+    """
     leaves: list[Tensor] = []
-    todo: list[Any] = [collection]
+    todo: list[tuple[Any, tuple[str, ...]]] = [(collection, ())]
     while todo:
-        node = todo.pop()
+        node, path = todo.pop()
         if isinstance(node, Tensor):
-            leaves.append(node)
+            if node.is_nested or node.layout is not torch.strided or node.is_meta:
+                raise StructureError(
+                    f"{show_path(path)} is nested, sparse or on the meta device, and so no message of this wire; "
+                    "send the collection with consolidated=True, or without this leaf"
+                )
+            leaves.append(node.detach())
             continue
         record = KINDS.of(node).flatten(node)
-        todo.extend(record.entries[key] for key in sorted(record.entries, reverse=True))
-        todo.extend(reversed(list(record.members.values())))
+        todo.extend((record.entries[key], (*path, key)) for key in sorted(record.entries, reverse=True))
+        todo.extend((child, (*path, key)) for key, child in reversed([*record.members.items()]))
     return leaves
 
 
@@ -61,7 +72,7 @@ _plan = partial(_storage.plan, tie=False)
 def outgoing(collection: Any, consolidated: bool, device: torch.device) -> list[Tensor]:
     """Return the messages of a collection."""
     if not consolidated:
-        return [leaf.detach().contiguous().to(device) for leaf in in_order(collection)]
+        return [leaf.resolve_conj().resolve_neg().contiguous().to(device) for leaf in in_order(collection)]
     storage = _as_it_travels(collection)
     if storage is None:
         encoded = encode(collection)
@@ -74,11 +85,10 @@ def receive(collection: Any, consolidated: bool, peer: Any) -> None:
     device = peer.device()
     if not consolidated:
         for leaf in in_order(collection):
-            target = leaf.detach()
-            if target.is_contiguous() and target.device == device:
-                peer.recv(target)
+            if _storage.is_plain(leaf) and leaf.device == device:
+                peer.recv(leaf)
             else:
-                target.copy_(peer.recv(torch.empty(leaf.shape, dtype=leaf.dtype, device=device)))
+                leaf.copy_(peer.recv(torch.empty(leaf.shape, dtype=leaf.dtype, device=device)))
         return
     storage = _as_it_travels(collection)
     if storage is not None and storage.device == device:

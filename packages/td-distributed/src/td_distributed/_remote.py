@@ -13,7 +13,7 @@ from td_core.errors import FormatError, StructureError
 
 from . import _mapped, _wire
 from ._collectives import Parcel, receive, to_all
-from ._group import FAILED, Group, check_mark, device_of
+from ._group import FAILED, MARK, Group, check_mark, device_of
 from ._memory import bytes_of, vector
 from ._p2p import Peer
 
@@ -56,12 +56,12 @@ def init_remote(
             link.send(vector(header))
             return
     parcel = Parcel(lambda: self if device is None else self.to(device), device_of(group), apart=True)
-    link.send(link.group.numbers(*parcel.front))
+    link.send(link.group.numbers(MARK, *parcel.front))
     if parcel.error is not None:
         link.send(parcel.data)
         raise parcel.error
     if not link.answers(True):
-        raise StructureError(f"the receiver refused {parcel.front[2]} bytes, more than its limit")
+        raise StructureError(f"the receiver refused {parcel.front[1]} bytes, more than its limit")
     link.send(parcel.data, *parcel.parts)
 
 
@@ -156,7 +156,7 @@ class _Link:
     def answers(self, fits: bool) -> bool:
         """Tell whether every receiver takes what was announced."""
         if self.peer is None:
-            return all(answer for (answer,) in self.group.all_numbers(int(fits)))
+            return all(answer for (answer,) in self.group.all_numbers("init_remote", int(fits)))
         word = self.group.numbers(int(fits))
         if self.src == dist.get_rank():
             return bool(self.peer.recv(word).item())

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from td_core._buffers import as_bytes
 from td_core._nodes import Encoded
+from td_core._ops.leaf_writes import copied_fused
 from td_core.errors import FormatError, StructureError
 
 from . import _paths
@@ -397,12 +398,11 @@ def fill(
     sources = [
         piece for i in chosen for piece in (pieces_of(leaves[i])[0] if len(pieces[i]) > 1 else (leaves[i],))
     ]
-    with torch.no_grad():
-        if num_threads > 1:
-            with ThreadPoolExecutor(num_threads) as pool:
-                list(pool.map(partial(_copy, non_blocking), targets, sources))
-        elif targets:
-            torch._foreach_copy_(targets, sources, non_blocking)
+    if num_threads > 1:
+        with ThreadPoolExecutor(num_threads) as pool:
+            list(pool.map(partial(_copy, non_blocking), targets, sources))
+    else:
+        copy_all(targets, sources, non_blocking)
 
 
 def used(layout: Layout) -> list[tuple[int, int]]:
@@ -460,6 +460,15 @@ def gathered(layout: Layout, leaves: Sequence[Tensor]) -> Tensor:
     return storage
 
 
+def is_plain(leaf: Tensor) -> bool:
+    """Tell whether the bytes of a dense leaf, as they lie in memory, are its elements in order.
+
+    >>> is_plain(torch.ones(2)), is_plain(torch.ones(2, dtype=torch.complex64).conj())
+    (True, False)
+    """
+    return leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg()
+
+
 def overlaps(leaf: Tensor) -> bool:
     """Tell whether elements of a leaf share memory, because it is expanded.
 
@@ -468,6 +477,14 @@ def overlaps(leaf: Tensor) -> bool:
     """
     steps = leaf.stride()
     return 0 in steps and any(step == 0 and size > 1 for step, size in zip(steps, leaf.shape, strict=True))
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor], non_blocking: bool = False) -> None:
+    """Copy tensors into others of their shapes; one call does not write to conjugate views."""
+    with torch.no_grad():
+        if targets and not copied_fused(targets, sources, non_blocking):
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=non_blocking)
 
 
 def _copy(non_blocking: bool, target: Tensor, source: Tensor) -> None:
