@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ._collection import show_path
 from ._lazy_stack import LazyStackedTensorDict
-from ._names import check_names
+from ._names import check_names, take_names
 from ._nodes import KINDS, Layout, NodeKind, Record
 from ._ops.batch_size import as_batch_size
 from ._params import TensorDictParams
@@ -64,13 +66,16 @@ def _dense_to_directory(td: Any) -> Record:
 
 def _dense_from_directory(record: Record) -> TensorDict:
     meta = record.meta
-    size, names = as_batch_size(meta["shape"]), meta.get("_names")
-    td: TensorDict = (record.cls or TensorDict)._make(
-        dict(record.entries),
-        size,
-        None if meta.get("device") in (None, "None") else torch.device(meta["device"]),
-        check_names(names, len(size)) if isinstance(names, list) else None,
-    )
+    size, listed = as_batch_size(meta["shape"]), meta.get("_names")
+    names = check_names(listed, len(size)) if isinstance(listed, list) else None
+    entries = dict(record.entries)
+    if names is not None:
+        # Values have no names of their own there.
+        for key, child in entries.items():
+            if not isinstance(child, Tensor):
+                entries[key] = take_names(child, names, show_path((key,)))
+    device = None if meta.get("device") in (None, "None") else torch.device(meta["device"])
+    td: TensorDict = (record.cls or TensorDict)._make(entries, size, device, names)
     if meta.get("_locked") is True:
         td.lock_()
     return td
