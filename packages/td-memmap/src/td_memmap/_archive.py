@@ -64,13 +64,13 @@ _METHODS = {
 }
 
 
-def is_archive_name(prefix: str | Path | None) -> bool:
+def is_archive_name(prefix: str | Path) -> bool:
     """Tell whether a path names an archive by its suffix.
 
     >>> is_archive_name("a.tdz"), is_archive_name("a")
     (True, False)
     """
-    return prefix is not None and os.fspath(prefix).endswith(_SUFFIX)
+    return os.fspath(prefix).endswith(_SUFFIX)
 
 
 def is_memmap_archive(path: str | Path) -> bool:

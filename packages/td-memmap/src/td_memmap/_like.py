@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from . import _fs, _names
 from ._errors import FileTakenError
 from ._fs import Tree
 from ._load import Loading, Reader
+from ._meta import LIMIT
 from ._plan import Plan, make_plan
 from ._save import Options, finish, save_directory
 from ._shapes import shape_of, show_shape
@@ -36,7 +38,10 @@ def like_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
 
 
 def _map_existing(tree: Core, plan: Plan, prefix: str, options: Options) -> Any:
-    """Map the leaves of the save at ``prefix``, after checking that they are those of the plan."""
+    """Map the leaves of the save at ``prefix``, after checking that they are those of the plan.
+
+    Where batch sizes, names or values are others there, the save gets those of the plan and keeps its leaves.
+    """
     mapped: dict[int, Tensor] = {}
     with Tree.at_path(prefix) as files:
         reader = Reader(files, Loading(robust_key=options.robust_key, mode="r+"))
@@ -47,6 +52,7 @@ def _map_existing(tree: Core, plan: Plan, prefix: str, options: Options) -> Any:
                 for node in reader.nodes
                 for key, entry in node.leaves.items()
             }
+            same = _same_texts(files, plan)
         except FormatError as error:
             raise FileTakenError(
                 f"cannot create files at {prefix}: what is there is damaged: {error}"
@@ -67,4 +73,17 @@ def _map_existing(tree: Core, plan: Plan, prefix: str, options: Options) -> Any:
             f"cannot create files at {prefix}: the save that is there has other leaves too, "
             f"{['/'.join(path) for path in list(found)[:5]]}; remove it first, or save() over it"
         )
-    return finish(tree, plan, mapped, prefix, options)
+    if same:
+        return finish(tree, plan, mapped, prefix, options)
+    return save_directory(tree._map(lambda leaf: mapped[id(leaf)]), prefix, replace(options, like=False))()
+
+
+def _same_texts(files: Tree, plan: Plan) -> bool:
+    """Tell whether metadata and values are those of the plan, byte for byte."""
+    texts = {(*parts, name): text for parts, name, text in plan.texts}
+    for parts in ((), *plan.directories):
+        for name in (_names.META, *_names.SIDECARS):
+            there = None if files.stat(parts, name) is None else files.read(parts, name, LIMIT)
+            if there != texts.get((*parts, name)):
+                return False
+    return True

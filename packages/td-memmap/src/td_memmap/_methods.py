@@ -78,7 +78,7 @@ def memmap(
     MemoryMappedTensor([0, 1, 2])
     >>> folder.cleanup()
     """
-    packed = _packed(prefix, archive)
+    packed = _packed(prefix, archive, compression)
     options = _options(
         packed or prefix is None,
         atomic,
@@ -92,11 +92,6 @@ def memmap(
         progress=progress,
         allow_pickle=allow_pickle,
     )
-    if (archive or compression is not None) and not (packed and prefix is not None):
-        raise ValueError(
-            f"only an archive can be compressed, and it needs a path; got prefix={prefix!r}, archive={archive!r}, "
-            f"compression={compression!r}"
-        )
     if prefix is not None and packed:
         from ._archive import save_archive
 
@@ -447,10 +442,16 @@ def saved_path(data: Any) -> Path | None:
     return None if path is None else Path(path)
 
 
-def _packed(prefix: str | Path | None, archive: bool | None) -> bool:
+def _packed(prefix: str | Path | None, archive: bool | None, compression: str | int | None = None) -> bool:
     from ._archive import is_archive_name
 
-    return prefix is not None and is_archive_name(prefix) if archive is None else archive
+    packed = prefix is not None and (is_archive_name(prefix) if archive is None else archive)
+    if (archive or compression is not None) and not packed:
+        raise ValueError(
+            f"only an archive can be compressed, and it needs a path; got prefix={prefix!r}, archive={archive!r}, "
+            f"compression={compression!r}"
+        )
+    return packed
 
 
 def _options(

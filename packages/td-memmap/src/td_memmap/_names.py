@@ -27,6 +27,9 @@ UNFINISHED_META = "%meta.json"
 #: Files that any level may have.
 TAKEN = (META, VALUES, PICKLE)
 
+#: Files that may stand beside the metadata of a node, for its values.
+SIDECARS = (VALUES, PICKLE, STACK_PICKLE, JSON_TYPES)
+
 #: Directories that stand for a part of a node, not for a key.
 INNER = "_tensordict"
 SOURCE = "_source"

@@ -18,7 +18,7 @@ from ._fs import Parts, Tree
 __all__ = ["Owned", "foreign", "owned"]
 
 _LIMIT = 1 << 29
-_FIXED = (_names.META, _names.PICKLE, _names.STACK_PICKLE, _names.JSON_TYPES, _names.VALUES)
+_FIXED = (_names.META, *_names.SIDECARS)
 _LEAF_ENDINGS = (".memmap", ".shape.memmap", ".offsets.memmap", ".lengths.memmap")
 
 

@@ -62,7 +62,7 @@ class Saved(Attachment):
             for name, content in texts.items():
                 tree.replace((), name, content)
             tree.replace((), _names.META, meta)
-            for name in (_names.PICKLE, _names.STACK_PICKLE, _names.JSON_TYPES, _names.VALUES):
+            for name in _names.SIDECARS:
                 if name not in texts:
                     tree.remove((), name)
 
