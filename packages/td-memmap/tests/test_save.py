@@ -7,6 +7,8 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +211,29 @@ def test_return_early_gives_a_future(nest: Any, prefix: Path, same: Any) -> None
     assert type(nest.memmap(return_early=True)) is TensorDict
 
 
+ENDING = """
+import sys, torch
+from concurrent.futures import ThreadPoolExecutor
+from td_core import TensorDict
+
+def until_the_end(done, total):
+    while True:
+        try:
+            ThreadPoolExecutor(1).submit(int)
+        except RuntimeError:
+            return
+
+td = TensorDict({"small": torch.ones(1), "large": torch.ones(1 << 19), "last": torch.ones(1 << 19)})
+td.memmap(sys.argv[1], num_threads=2, return_early=True, progress=until_the_end)
+"""
+
+
+def test_a_save_in_the_background_is_finished_before_the_interpreter_ends(prefix: Path) -> None:
+    subprocess.run([sys.executable, "-c", ENDING, prefix], check=True, timeout=120)
+    assert (TensorDict.load_memmap(prefix)["last"] == 1).all()
+    assert os.listdir(prefix.parent) == [prefix.name]
+
+
 def test_a_future_raises_what_went_wrong(nest: Any, prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -323,6 +348,8 @@ def test_names_batch_sizes_locks_and_stacks_come_back(prefix: Path, same: Any) -
     td["stack"] = LazyStackedTensorDict(
         *(TensorDict(batch_size=[2]) for _ in range(3)), stack_dim=1, stack_dim_name="t"
     )
+    td.set_non_tensor("value", "v")
+    td.set_non_tensor(("n", "value"), "v")
     td.memmap(prefix)
     same(TensorDict.load_memmap(prefix), td)
     td.lock_()
@@ -495,6 +522,27 @@ def test_like_keeps_a_save_of_the_same_structure_and_refuses_another(
         TensorDict({"b": torch.zeros(3, 2)}).memmap_like(prefix)
 
 
+@pytest.mark.parametrize("changes", [
+    {}, {"batch_size": [3, 2]}, {"names": ["t"]}, {"value": "b"}, {"value": ["a"]},
+], ids=str)  # fmt: skip
+def test_like_gives_a_save_the_batch_sizes_names_and_values_of_the_collection(
+    changes: dict[str, Any], prefix: Path, same: Any
+) -> None:
+    def make(number: int, value: Any = ("a",), batch_size: Any = (3,), **options: Any) -> Any:
+        td = TensorDict({"a": torch.full((3, 2), number)}, batch_size, **options)
+        return td.set_non_tensor("value", value)
+
+    make(7).memmap(prefix)
+    metadata = os.stat(prefix / "meta.json").st_ino
+    like, loaded = make(0, **changes).memmap_like(prefix), TensorDict.load_memmap(prefix)
+    same(like, make(7, **changes))
+    same(loaded, make(7, **changes))
+    like["a"].fill_(1)
+    assert (loaded["a"] == 1).all()
+    # Without a difference nothing is written.
+    assert (os.stat(prefix / "meta.json").st_ino == metadata) == (not changes)
+
+
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.parametrize("where", ["save", "save.tdz", None])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -576,6 +624,28 @@ def test_keys_that_a_live_save_cannot_hold_change_nothing(key: Any, prefix: Path
         saved.make_memmap(key, (2,))
     assert tree_under(prefix) == files
     assert set(TensorDict.load_memmap(prefix).keys()) == set(saved.keys()) == {"node.memmap", "leaf"}
+
+
+def quantized() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
+@pytest.mark.parametrize(("make", "content"), [
+    (quantized, True), (quantized, False), (lambda: torch.eye(2).to_sparse(), True),
+    (lambda: torch.empty(2, device="meta"), True),
+])  # fmt: skip
+def test_tensors_that_a_live_save_cannot_hold_change_nothing(
+    make: Callable[[], torch.Tensor], content: bool, prefix: Path
+) -> None:
+    saved = TensorDict({"leaf": torch.ones(1)}).memmap(prefix)
+    files = tree_under(prefix)
+    for td in (saved, TensorDict({"leaf": torch.ones(1)}).memmap()):
+        with pytest.raises(CodecError, match=r"at key \('far', 'x'\)"):
+            td.make_memmap_from_tensor(("far", "x"), make(), copy_data=content)
+        assert list(td.keys(include_nested=True)) == ["leaf"]
+    assert tree_under(prefix) == files
 
 
 def test_stacks_get_no_new_entries(nest: Any, prefix: Path) -> None:
@@ -667,6 +737,9 @@ def test_unknown_options_are_refused(nest: Any, prefix: Path) -> None:
             nest.memmap(where, share_non_tensor=True)
     with pytest.raises(ValueError, match="only an archive can be compressed"):
         nest.memmap(prefix, compression="deflate")
+    for call in nest.memmap, nest.memmap_like:
+        with pytest.raises(ValueError, match="and it needs a path; got prefix=None, archive=True"):
+            call(archive=True)
     with pytest.raises(ValueError, match="mode must be"):
         TensorDict.load_memmap(prefix, mode="w")
     with pytest.raises(TypeError, match="atomic is a bool"):
@@ -679,8 +752,9 @@ def test_nothing_is_written_when_a_leaf_cannot_be_stored(nest: Any, prefix: Path
     nest["n", "deep", "bad"] = torch.eye(3).to_sparse()
     with pytest.raises(CodecError, match=r"layout torch.sparse_coo at key \('n', 'deep', 'bad'\)"):
         nest.memmap(prefix)
-    with pytest.raises(CodecError, match="elements of a meta tensor at key 'a'"):
-        TensorDict({"a": torch.empty(2, device="meta")}).memmap(prefix)
+    for where in (prefix, None):
+        with pytest.raises(CodecError, match=r"elements of a meta tensor at key \('n', 'a'\)"):
+            TensorDict({"n": {"a": torch.empty(2, device="meta")}}).memmap(where)
     assert files == {name: os.stat(prefix / name).st_mtime_ns for name in tree_under(prefix)}
     assert os.listdir(prefix.parent) == [prefix.name]
 

@@ -213,6 +213,8 @@ def test_creation(create: Any, value: float, extra: dict[str, Any], tmp_path: Pa
         create(2, size=(2,), **extra)
     with pytest.raises(RuntimeError, match="is on the CPU; got device='cuda'"):
         create(2, device="cuda", **extra)
+    with pytest.raises(CodecError, match="cannot store the dtype torch.qint8 at an anonymous file"):
+        create(2, dtype=torch.qint8, **extra)
 
 
 def test_creation_like_another_tensor(tmp_path: Path) -> None:

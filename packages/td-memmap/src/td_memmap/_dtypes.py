@@ -8,7 +8,7 @@ from torch import Tensor
 from td_core._collection import show_path
 from td_core.errors import CodecError
 
-__all__ = ["DTYPES", "elements", "storable"]
+__all__ = ["DTYPES", "check_dtype", "elements", "storable"]
 
 #: Dtype by the name that stands in files, ``str(dtype)``; quantised ones carry parameters that a file cannot hold.
 DTYPES: dict[str, torch.dtype] = {
@@ -36,19 +36,29 @@ def storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool = True
     """
     if leaf.layout is torch.strided and leaf.dtype in _STORABLE and not (content and leaf.is_meta):
         return
+    check_dtype(leaf.dtype, where)
     at = where if isinstance(where, str) else show_path(where)
     if leaf.layout not in (torch.strided, torch.jagged):
         raise CodecError(
             f"cannot store a tensor of layout {leaf.layout} at {at}: convert it with to_dense() first; "
             f"shape {list(leaf.shape)}, dtype {leaf.dtype}"
         )
-    if leaf.dtype not in _STORABLE:
-        raise CodecError(f"cannot store the dtype {leaf.dtype} at {at}: convert it with dequantize() first")
     if content and leaf.is_meta:
         raise CodecError(
             f"cannot store the elements of a meta tensor at {at}: it has none; memmap_like() needs only the shape "
             f"{list(leaf.shape)}"
         )
+
+
+def check_dtype(dtype: torch.dtype, where: str | tuple[str, ...]) -> None:
+    """Check that elements of a dtype can be stored.
+
+    Raises:
+        CodecError: it is a quantised one.
+    """
+    if dtype not in _STORABLE:
+        at = where if isinstance(where, str) else show_path(where)
+        raise CodecError(f"cannot store the dtype {dtype} at {at}: convert it with dequantize() first")
 
 
 def elements(leaf: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NestedKey
 
 from . import _names
+from ._dtypes import check_dtype, storable
 from ._fs import Tree
 from ._load import Loading, load_directory
 from ._meta import LIMIT, parse_json
@@ -57,8 +58,12 @@ def add(
         StructureError: the collection is not mapped or gets no entries, or the key is there already.
         KeyPathError: the key goes through a tensor, or a live save cannot hold it.
         BatchSizeError: the shape does not start with the batch size.
+        CodecError: the content or its dtype cannot be stored.
     """
     path = unravel_key_to_tuple(key)
+    check_dtype(dtype, path)
+    if content is not None:
+        storable(content, path)
     node: Any = data
     depth = 0
     while depth < len(path) - 1 and path[depth] in node._children():

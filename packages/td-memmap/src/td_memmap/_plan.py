@@ -128,17 +128,17 @@ def take_apart(node: Core) -> Record:
 def collect(tree: Core, plan: Plan, *, content: bool) -> None:
     """Add the leaves and nodes of a tree to a plan without names, for files that have none."""
     planner = _Planner(plan, True, False, content)
-    todo = [tree]
+    todo: list[tuple[Core, KeyPath]] = [(tree, ())]
     while todo:
-        node = todo.pop()
+        node, path = todo.pop()
         plan.nodes.append((node, ()))
         record = take_apart(node)
-        todo.extend(record.members.values())
+        todo.extend((child, (*path, key)) for key, child in record.members.items())
         for key, child in record.entries.items():
             if isinstance(child, Tensor):
-                planner.leaf(child, (), key, (key,))
+                planner.leaf(child, (), key, (*path, key))
             else:
-                todo.append(child)
+                todo.append((child, (*path, key)))
 
 
 def plan_values(node: Core, above: torch.Size, *, allow_pickle: bool) -> dict[str, bytes]:

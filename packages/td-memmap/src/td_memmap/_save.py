@@ -164,7 +164,12 @@ class _Writer:
         elif pool is None or file.nbytes < _WORTH_A_THREAD:
             self._fill(file, self._open(file, path), path, report)
         else:
-            running.append((file, pool.submit(self._fill, file, self._open(file, path), path, report)))
+            work = file, self._open(file, path), path, report
+            try:
+                running.append((file, pool.submit(self._fill, *work)))
+            except RuntimeError:
+                # The interpreter ends, and waits for the save that a future stands for, but starts no threads for it.
+                self._fill(*work)
 
     def _open(self, file: LeafFile, path: str) -> int:
         try:

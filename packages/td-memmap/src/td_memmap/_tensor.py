@@ -22,7 +22,7 @@ from td_core.errors import FormatError
 
 from . import _fs
 from ._anonymous import AnonymousFile
-from ._dtypes import elements, storable
+from ._dtypes import check_dtype, elements, storable
 from ._errors import FileTakenError, NoFileError
 from ._mapping import map_elements
 from ._shapes import Shape, as_shape, element_count, shape_of, shaped, show_shape
@@ -189,6 +189,7 @@ class MemoryMappedTensor(Tensor):
         keep: bool = False,
     ) -> MemoryMappedTensor:
         """Create a file with the bytes ``content``, or zeros, and map it; ``keep`` what an existing one holds."""
+        check_dtype(dtype, path or "an anonymous file")
         count = element_count(shape)
         nbytes = count * dtype.itemsize
         if path is None:
