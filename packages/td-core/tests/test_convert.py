@@ -161,6 +161,8 @@ class TestFromAny:
         assert td_core.from_any(value, auto_batch_size=True).batch_size == (3, 2)
         assert td_core.from_any(value, auto_batch_size=True, batch_dims=1).batch_size == (3,)
         assert td_core.from_any(value, batch_size=[3]).batch_size == (3,)
+        with pytest.raises(ValueError, match=r"give batch_size or batch_dims, not both; got \[3\] and 1"):
+            td_core.from_any(value, batch_size=[3], batch_dims=1)
 
 
 class TestFromTuplesAndLists:
@@ -194,12 +196,21 @@ class TestFromTuplesAndLists:
         assert result.batch_size == torch.Size(size)
         assert result.names == kwargs.get("names", [None] * len(size))
 
+    def test_a_list_of_collections_is_left_as_it_is(self) -> None:
+        items = [TensorDict({"a": torch.zeros(2, 3), "b": {"c": torch.zeros(2)}}) for _ in range(2)]
+        result = TensorDict.from_list(items, auto_batch_size=True, device="meta")
+        assert result.batch_size == (2, 2)
+        assert result["b", "c"].device.type == "meta"
+        assert [item.batch_size for item in (*items, items[0]["b"])] == [torch.Size()] * 3
+        assert TensorDict.from_list(items, auto_batch_size=True, batch_size=[2]).batch_size == (2,)
+
     @pytest.mark.parametrize(
         ("items", "kwargs", "error", "message"),
         [
             ([], {}, StructureError, "at least one item"),
             ([{"a": 1}, 2], {}, TypeError, "item 1 is a int"),
             ([{"a": 1}], {"batch_size": [2]}, BatchSizeError, r"\[2\] does not fit a stack of 1 items"),
+            ([{"a": 1}], {"batch_size": [1], "batch_dims": 1}, ValueError, "not both"),
             ([{"a": torch.zeros(2)}, {"a": torch.zeros(3)}], {"lazy": False}, StructureError, "key 'a'"),
         ],
     )

@@ -152,6 +152,12 @@ def test_a_dense_stack_is_chosen_where_everything_fits() -> None:
         result = TensorDict.maybe_dense_stack([a, other], 1)
         assert isinstance(result, LazyStackedTensorDict)
         assert result.tensordicts[1] is other
+        assert maybe_dense_stack([a, other], stack_dim_name="t").names == ["t", None, None]
+    assert maybe_dense_stack([a, a], 1, stack_dim_name="t").names == [None, "t", None]
+    with pytest.raises(
+        TypeError, match=r"maybe_dense_stack\(\) takes strict_shape and stack_dim_name; got bogus"
+    ):
+        maybe_dense_stack([a, a], bogus=1)
 
 
 def test_the_dense_stack_of_members() -> None:

@@ -65,6 +65,7 @@ def from_any(
 
     Raises:
         BatchSizeError: an entry does not start with ``batch_size``.
+        ValueError: ``batch_size`` and ``batch_dims`` are both given.
 
     >>> from_any({"a": [1, 2], "b": (3, 4)})
     TensorDict(batch_size=[], fields={a: i64[2], b: {0: i64[], 1: i64[]}})
@@ -113,8 +114,6 @@ def from_dict(
     plain = type(d) is dict
     if not plain and not isinstance(d, (Mapping, Core)):
         raise TypeError(f"from_dict takes a mapping; got {type(d).__name__}")
-    if batch_size is not None and batch_dims is not None:
-        raise ValueError(f"give batch_size or batch_dims, not both; got {batch_size!r} and {batch_dims}")
     if not plain and isinstance(d, Core):
         batch_size = (
             d.batch_size if batch_size is None and not auto_batch_size and batch_dims is None else batch_size
@@ -204,7 +203,7 @@ def from_list(
     Args:
         input: the items.
         auto_batch_size: set the batch size of the stack to the leading dims that its leaves share.
-        batch_size: the batch size of the stack.
+        batch_size: the batch size of the stack, instead of ``auto_batch_size``.
         device: where entries are moved.
         batch_dims: the number of dims that ``auto_batch_size`` finds at most; implies it.
         names: a name or None for each batch dim of the stack.
@@ -220,13 +219,15 @@ def from_list(
     for i, item in enumerate(input):
         if not isinstance(item, (Mapping, Core)):
             raise TypeError(f"from_list takes mappings and collections; item {i} is a {type(item).__name__}")
-        items.append(item if isinstance(item, Core) else _build(item, None, device, None, False, None))
+        if not isinstance(item, Core):
+            item = _build(item, None, None, None, False, None)
+        items.append(item if device is None else item.to(device))
     if not items:
         raise StructureError("from_list needs at least one item, got an empty list")
-    auto = bool(auto_batch_size) or batch_dims is not None
-    if auto:
-        for item in items:
-            item.auto_batch_size_(None if batch_dims is None else max(batch_dims - 1, 0))
+    _refuse_both(batch_size, batch_dims)
+    if batch_size is None and (auto_batch_size or batch_dims is not None):
+        most = None if batch_dims is None else max(batch_dims - 1, 0)
+        items = [item.copy().auto_batch_size_(most) for item in items]
     elif batch_size is not None:
         size = as_batch_size(batch_size)
         if size[:1] != (len(items),):
@@ -401,6 +402,7 @@ def _build(
     auto_batch_size: bool,
     batch_dims: int | None,
 ) -> Any:
+    _refuse_both(batch_size, batch_dims)
     size = as_batch_size(batch_size)
     result = nest(_plain(content), size, None if device is None else as_device(device))
     if batch_size is None and (auto_batch_size or batch_dims is not None):
@@ -408,6 +410,11 @@ def _build(
     if names is not None:
         result._set_names(check_names(names, len(result.batch_size)))
     return result
+
+
+def _refuse_both(batch_size: BatchSize | None, batch_dims: int | None) -> None:
+    if batch_size is not None and batch_dims is not None:
+        raise ValueError(f"give batch_size or batch_dims, not both; got {batch_size!r} and {batch_dims}")
 
 
 def _plain(content: Mapping[Any, Any]) -> dict[Any, Any]:

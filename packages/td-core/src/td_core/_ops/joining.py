@@ -115,9 +115,7 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
     >>> both["a"], list(both.keys())
     (tensor([0, 1]), ['a'])
     """
-    strict, name = kwargs.pop("strict_shape", False), kwargs.pop("stack_dim_name", None)
-    if kwargs:
-        raise TypeError(f"lazy_stack() takes strict_shape and stack_dim_name; got {', '.join(kwargs)}")
+    strict, name = _options("lazy_stack", **kwargs)
     items = list(input)
     if items and isinstance(items[0], Tensor):
         return torch.stack(_tensors(items, "stack"), dim, out=out)
@@ -133,10 +131,19 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
         return _written(
             out, torch.Size((*size[:at], len(items), *size[at:])), items[0]._keep_together(items, at)
         )
-    result = items[0]._keep_together(items, at)
+    return _named(items[0]._keep_together(items, at), at, name)
+
+
+def _options(what: str, strict_shape: bool = False, stack_dim_name: str | None = None, **unknown: Any) -> Any:
+    if unknown:
+        raise TypeError(f"{what}() takes strict_shape and stack_dim_name; got {', '.join(unknown)}")
+    return strict_shape, stack_dim_name
+
+
+def _named(result: Any, dim: int, name: str | None) -> Any:
     if name is not None:
         names = list(result._names or (None,) * len(result.batch_size))
-        names[at] = name
+        names[dim] = name
         result.names = names
     return result
 
@@ -156,8 +163,9 @@ def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **
     ('TensorDict', 'LazyStackedTensorDict')
     """
     items = list(input)
+    _, name = _options("maybe_dense_stack", **kwargs)
     try:
-        return stack(items, dim, out=out)
+        return _named(stack(items, dim, out=out), dim, name)
     except (StructureError, BatchSizeError):
         if not items or isinstance(items[0], Tensor):
             raise
