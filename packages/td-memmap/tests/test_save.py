@@ -449,6 +449,12 @@ def test_out_and_in_place_loading(nest: Any, prefix: Path, same: Any) -> None:
     out = TensorDict(batch_size=[3])
     assert TensorDict.load_memmap(prefix, out=out) is out
     same(out["n"], nest["n"])
+    out.update({"other": torch.ones(3), "gone": {"a": torch.ones(3)}, "n": {"other": torch.ones(3)}})
+    nested = out["n"]
+    assert TensorDict.load_memmap(prefix, out=out) is out
+    assert set(out.keys()) == set(nest.keys())
+    assert out["n"] is nested
+    same(nested, nest["n"])
     target = TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3])
     TensorDict({"a": nest["a"]}, batch_size=[3]).memmap(prefix)
     leaf = target["a"]

@@ -228,7 +228,7 @@ def load_memmap(
         prefix: directory or archive of the save.
         device: move every leaf there; None keeps them mapped; ``"meta"`` reads no leaf at all.
         non_blocking: as in ``Tensor.to``.
-        out: a collection to load into.
+        out: a collection to load into: its entries become those of the save, and it loses any others.
         robust_key: whether keys were encoded as file names; None means True.
         subpath: load the sub-collection under this key alone: a nested key, or ``"a/b"``.
         mode: None maps shared and writable where the file is; ``"r"`` copies on write; ``"r+"`` is shared or raises.
@@ -278,7 +278,10 @@ def load_memmap(
         result = load_archive(path, options, subpath)
     else:
         result = load_directory(path, options, subpath)
-    return result if out is None else out.update(result)
+    if out is None:
+        return result
+    kept = set(result.keys(include_nested=True))
+    return out.update(result).exclude(*out.keys(include_nested=True) - kept, inplace=True)
 
 
 load = load_memmap
