@@ -44,3 +44,21 @@ def test_a_package_can_be_imported_first(present: str) -> None:
 
 def test_importing_core_loads_nothing_heavy_that_torch_had_not() -> None:
     assert python(REPORT) == ""
+
+
+def test_operations_import_nothing_heavy() -> None:
+    """Some functions of torch import sympy or the compiler when they are called first, for up to a second."""
+    code = """
+import copy, sys, torch
+from td_core import TensorDict, lazy_stack
+td = TensorDict({"a": torch.zeros(2, 3), "b": {"c": torch.zeros(2, 3)}}, [2, 3])
+rows, mask = torch.tensor([0, 1]), torch.tensor([True, False])
+td + torch.zeros(3), td * torch.ones(2, 1), td[rows, rows], td[mask, rows], td.masked_fill_(mask, 1)
+td.masked_select(mask), td.where(mask, 0), td.sum(0), td.gather(0, rows[:, None]), td.expand(2, 2, 3)
+td[0], td[rows, rows] = td[1], 1
+torch.stack([td, td]), lazy_stack([td, td])["a"], td.reshape(-1).split(2), td.to(torch.float64), td.apply(abs)
+td.load_state_dict(td.state_dict()), td.update_(td + 1), copy.deepcopy(td), repr(td)
+TensorDict.from_module(torch.nn.Linear(1, 1)).to_module(torch.nn.Linear(1, 1))
+print(*[name for name in ("sympy", "torch._dynamo", "torch._inductor") if name in sys.modules])
+"""
+    assert python(code) == ""

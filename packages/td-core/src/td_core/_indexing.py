@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._plans import REPEATING, Along, ShapePlan, remembered
+from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, remembered
 from .errors import CollectionIndexError
 
 _FULL = slice(None)
@@ -279,13 +279,12 @@ def _convert(item: Any) -> Any:
 def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     if len(shapes) == 1:
         return shapes[0]
-    try:
-        return tuple(torch.broadcast_shapes(*shapes))
-    except RuntimeError:
+    shape = broadcast_shape(*shapes)
+    if shape is None:
         raise CollectionIndexError(
-            "the tensors of an index cannot be broadcast together: "
-            f"got shapes {[list(shape) for shape in shapes]}"
-        ) from None
+            f"the tensors of an index cannot be broadcast together: got shapes {list(map(list, shapes))}"
+        )
+    return shape
 
 
 def _slice_length(item: slice, size: int) -> int:

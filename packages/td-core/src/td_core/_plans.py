@@ -153,6 +153,25 @@ class Sizes(dict[Shape, tuple[Any, ...]]):
         return sizes
 
 
+def broadcast_shape(*shapes: Shape) -> Shape | None:
+    """Return the shape that shapes broadcast to; None where they do not, or where one is uneven.
+
+    The first call of :func:`torch.broadcast_shapes` imports sympy, which takes longer than importing the package.
+
+    >>> broadcast_shape((2, 1), (3,)), broadcast_shape((2,), (3,))
+    ((2, 3), None)
+    """
+    ndim = max(map(len, shapes))
+    result = [1] * ndim
+    for shape in shapes:
+        for i, size in enumerate(shape, ndim - len(shape)):
+            if size == -1 or (size != 1 and result[i] not in (1, size)):
+                return None
+            if size != 1:
+                result[i] = size
+    return tuple(result)
+
+
 def wrap_dim(dim: int, ndim: int) -> int:
     """Return a dim as a non-negative int.
 

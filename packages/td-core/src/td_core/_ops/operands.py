@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
 from .._foreach import Op, foreach, op, shares_grad
+from .._plans import broadcast_shape
 from ..errors import BatchSizeError, StructureError
 from .leaf_writes import check_writable, contiguous, is_sealed, refuse_grad
 
@@ -176,7 +177,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
 
 def _check_shapes(name: str, node: Core, leaves: list[Tensor], operand: list[Tensor]) -> None:
     for leaf, other in zip(leaves, operand, strict=True):
-        if leaf.shape != other.shape and _fits(leaf.shape, other.shape) != leaf.shape:
+        if leaf.shape != other.shape and broadcast_shape(leaf.shape, other.shape) != leaf.shape:
             raise StructureError(
                 f"cannot compute {name} in place: {where(node, leaf)} has shape {list(leaf.shape)} "
                 f"and the operand {list(other.shape)}"
@@ -241,15 +242,8 @@ def checked(result: Any, name: str, other: Any) -> Any:
     return result
 
 
-def _fits(first: torch.Size, second: torch.Size) -> torch.Size | None:
-    try:
-        return torch.Size(torch.broadcast_shapes(first, second))
-    except RuntimeError:
-        return None
-
-
-def _broadcast(name: str, shape: torch.Size, size: torch.Size) -> torch.Size:
-    result = _fits(shape, size)
+def _broadcast(name: str, shape: torch.Size, size: torch.Size) -> tuple[int, ...]:
+    result = broadcast_shape(shape, size)
     if result is None:
         raise BatchSizeError(
             f"cannot compute {name}: an operand of shape {list(shape)} does not broadcast against the batch "
