@@ -258,6 +258,9 @@ class TestCollate:
         assert isinstance(pair, Pair)
         assert collate([{"x": dense()}, {"x": dense()}])["x"].batch_size == (2, 3)
         assert collate([1.5, 2.5]).tolist() == [1.5, 2.5]
+        numbers = collate([(1, 2), (3, 4)])
+        assert type(numbers) is tuple and [column.tolist() for column in numbers] == [[1, 3], [2, 4]]
+        assert type(collate([[1, 2], [3, 4]])) is list
 
     def ragged(self) -> list[TensorDict]:
         return [TensorDict({"a": torch.full((n,), float(n)), "n": {"b": torch.ones(n, 2)}}) for n in (1, 2)]
@@ -270,6 +273,10 @@ class TestCollate:
         assert result["m", "a"].tolist() == [[True, False], [True, True]]
         assert result["m", "n", "b"].shape == (2, 2, 2)
         assert samples[0]["a"].tolist() == [1]
+        pair = collate([Pair(sample, 1) for sample in samples], pad_keys={"a": 0.0, ("n", "b"): 0.0})
+        assert pair.a["a"].tolist() == [[1, 0], [2, 2]]
+        with pytest.raises(ValueError, match="mask_key='m' needs pad_keys"):
+            collate(samples, mask_key="m")
 
     def test_nested_keys(self) -> None:
         result = collate(self.ragged(), nested_keys=["a", ("n", "b")])

@@ -34,37 +34,34 @@ def collate(
         batch: a sequence of samples; a collection is a batch already, and returned as it is.
         pad_keys: key -> value: entries of different shapes that are padded with this value.
         nested_keys: entries that become jagged nested tensors.
-        mask_key: where the masks of padded entries go, True where there is data.
+        mask_key: where the masks of the entries in ``pad_keys`` go, True where there is data.
+
+    Raises:
+        KeyPathError: a sample lacks an entry that is to be padded or nested.
+        ValueError: there is a ``mask_key``, and nothing to pad.
 
     >>> from td_core import TensorDict
     >>> collate([TensorDict({"a": 1}), TensorDict({"a": 2})])["a"]
     tensor([1, 2])
     """
+    if mask_key is not None and not pad_keys:
+        raise ValueError(f"mask_key={mask_key!r} needs pad_keys: only entries that are padded get a mask")
     if isinstance(batch, Core):
         return batch
     samples = list(batch)
     if not samples:
         return samples
     first = samples[0]
+    options: Any = {"pad_keys": pad_keys, "nested_keys": nested_keys, "mask_key": mask_key}
     if isinstance(first, Core):
         return _collate_collections(samples, pad_keys or {}, nested_keys or (), mask_key)
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(collate(column) for column in zip(*samples, strict=True)))
-    if isinstance(first, (tuple, list)) and any(isinstance(item, Core) for item in first):
-        return type(first)(
-            collate(column, pad_keys=pad_keys, nested_keys=nested_keys, mask_key=mask_key)
-            for column in zip(*samples, strict=True)
-        )
+    if isinstance(first, (tuple, list)):
+        columns = [collate(column, **options) for column in zip(*samples, strict=True)]
+        if hasattr(first, "_fields"):
+            return type(first)(*columns)
+        return tuple(columns) if isinstance(first, tuple) else columns
     if isinstance(first, Mapping) and any(isinstance(item, Core) for item in first.values()):
-        return {
-            key: collate(
-                [sample[key] for sample in samples],
-                pad_keys=pad_keys,
-                nested_keys=nested_keys,
-                mask_key=mask_key,
-            )
-            for key in first
-        }
+        return {key: collate([sample[key] for sample in samples], **options) for key in first}
     return default_collate(samples)
 
 
