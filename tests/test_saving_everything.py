@@ -237,6 +237,20 @@ def test_a_mapped_tensorclass_is_a_live_save(tmp_path: Path) -> None:
     assert value.batch_size == (2,)
 
 
+@pytest.mark.parametrize("key", ["colour", ("colour", "deep")], ids=str)
+def test_a_tensorclass_has_its_fields_only(key: Any, tmp_path: Path) -> None:
+    saved = TensorDict({"p": Point(x=torch.zeros(3), batch_size=[3])}, batch_size=[3]).memmap(
+        tmp_path / "save"
+    )
+    files = set(tmp_path.rglob("*"))
+    with pytest.raises(td_tensorclass.UnknownFieldError, match="Point has no field 'colour'"):
+        saved["p"].make_memmap(key, (3,))
+    assert set(tmp_path.rglob("*")) == files
+    TensorDict({key: torch.zeros(3)}, batch_size=[3]).memmap(tmp_path / "save/p/_tensordict")
+    with pytest.raises(FormatError, match="key 'p' cannot be put together: Point has no field 'colour'"):
+        TensorDict.load_memmap(tmp_path / "save")
+
+
 def test_a_stacked_tensorclass(place: Path) -> None:
     stack = TensorDict.lazy_stack([Point(torch.ones(2), tag="a"), Point(torch.ones(3), tag="b")])
     stack.memmap(place)

@@ -22,7 +22,9 @@ def register_class(cls: Any) -> None:
         return Record({}, members={MEMBER: node._tensordict})
 
     def unflatten(record: Record) -> Any:
-        node = cls._bare(record.members[MEMBER])
+        inner = record.members[MEMBER]
+        cls._check_keys(inner._children())
+        node = cls._bare(inner)
         # Old files keep plain values, and None for missing fields, beside the collection.
         for name, value in record.values.items():
             if value is not None:
