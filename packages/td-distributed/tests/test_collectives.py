@@ -418,6 +418,17 @@ def test_an_error_of_torch_on_one_rank_is_one_on_the_other_too(two: Any) -> None
     assert other == f"StructureError: rank 1 could not take part, so no rank did: {own}"
 
 
+def outside(rank: int) -> list[str]:
+    group: Any = dist.GroupMember.NON_GROUP_MEMBER
+    tree = nested(rank)
+    calls = (tree.all_gather, tree.all_reduce, partial(tree.broadcast, 0), partial(tree.init_remote, 1))
+    return [caught(partial(call, group=group)) for call in calls]
+
+
+def test_a_process_that_is_not_part_of_the_group_is_told(two: Any) -> None:
+    assert two.run(outside, ranks=[0]) == [["ValueError: this process is not part of the group"] * 4]
+
+
 def too_few(rank: int) -> Any:
     return caught(lambda: nested(0).scatter(0, [nested(0)] if rank == 0 else None))
 

@@ -292,6 +292,9 @@ def reference_wire(rank: int, name: str, options: dict[str, Any]) -> Any:
             def name(self) -> str:
                 return str(world.name())
 
+            def size(self) -> int:
+                return int(world.size())
+
             def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> Any:
                 sent.extend((tag, str(tensor.dtype), list(tensor.shape)) for tensor in tensors)
                 return world.send(tensors, dst, tag)
@@ -385,7 +388,15 @@ def test_a_group_that_was_made_by_hand() -> None:
 
 def peers(rank: int) -> Any:
     errors = []
-    for options in ({}, {"dst": 1, "group_dst": 1}, {"dst": 1, "wire": "other"}):
+    outside = dist.GroupMember.NON_GROUP_MEMBER
+    for options in (
+        {},
+        {"dst": 1, "group_dst": 1},
+        {"dst": 1, "wire": "other"},
+        {"dst": 2},
+        {"group_dst": -1},
+        {"group_dst": 1, "group": outside},
+    ):
         try:
             TensorDict().send(**options)
         except ValueError as error:
@@ -399,6 +410,9 @@ def test_arguments_that_make_no_sense(two: Any) -> None:
             f"{ONE_PEER}; got None and None",
             f"{ONE_PEER}; got 1 and 1",
             "wire is one of ('td', 'reference'); got 'other'",
+            "there is no rank 2 in a group of 2",
+            "there is no rank -1 in a group of 2",
+            "this process is not part of the group",
         ]
     ]
 

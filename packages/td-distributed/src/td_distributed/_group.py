@@ -43,10 +43,10 @@ class Group:
     def __init__(self, group: Any) -> None:
         self.group = group
         self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
-        self.device = device_of(group)
         if self.rank < 0:
             raise ValueError("this process is not part of the group")
+        self.size = dist.get_world_size(group)
+        self.device = device_of(group)
 
     def rank_of(self, rank: int) -> int:
         """Return the rank in the group of a rank in the global one.

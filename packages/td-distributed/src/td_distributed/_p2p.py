@@ -48,9 +48,14 @@ class Peer:
                 "give the peer's rank in the global group, or its rank in the given group: one of the two; got "
                 f"{self.rank} and {self.group_rank}"
             )
+        if self.group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("this process is not part of the group")
         if self.group_rank is None:
             assert self.rank is not None
             self.group_rank = self.rank if self.group is None else dist.get_group_rank(self.group, self.rank)
+        # The backend would look outside of its table.
+        if not 0 <= self.group_rank < self._group().size():
+            raise ValueError(f"there is no rank {self.group_rank} in a group of {self._group().size()}")
 
     def send(self, *tensors: Tensor) -> None:
         """Send messages, which may lie anywhere, and wait until they are out."""
