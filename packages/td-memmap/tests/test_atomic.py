@@ -22,7 +22,18 @@ import torch
 
 from td_core import TensorDict
 from td_core.errors import CodecError, FormatError
-from td_memmap import FileTakenError, _commit, _fs, _owned, inspect, pack_memmap, verify
+from td_memmap import (
+    FileTakenError,
+    MemoryMappedTensor,
+    _commit,
+    _fs,
+    _owned,
+    append_memmap,
+    inspect,
+    pack_memmap,
+    unpack_memmap,
+    verify,
+)
 from td_memmap._commit import Staging
 
 #: What reaches the file system; the rest of ``os`` computes.
@@ -308,6 +319,31 @@ def test_a_really_full_disk(small_disk: Path) -> None:
             getattr(td, call)(prefix)
         assert content(prefix) == 1
         assert os.listdir(small_disk) == ["save"]
+
+
+def test_a_full_disk_names_the_file_whatever_is_written(small_disk: Path) -> None:
+    small = TensorDict({"a": torch.zeros(2, 2)}, batch_size=[2])
+    large = TensorDict({"a": torch.rand(2, 200_000)}, batch_size=[2])
+    saved, outside = small.memmap(small_disk / "save"), small_disk.parent / "outside"
+    large.memmap(outside)
+    pack_memmap(outside, f"{outside}.tdz")
+    wide = TensorDict({"a": torch.zeros(2, 200_000)}, batch_size=[2]).memmap_like(small_disk / "wide")
+    for write, name in (
+        (lambda: large.memmap(small_disk / "save"), "save/a.memmap"),
+        (lambda: large.memmap(small_disk / "new.tdz"), "new.tdz"),
+        (lambda: pack_memmap(outside, small_disk / "new.tdz"), "new.tdz"),
+        (lambda: unpack_memmap(f"{outside}.tdz", small_disk / "new"), "new/a.memmap"),
+        (lambda: append_memmap(small_disk / "wide", large), "wide/a.memmap"),
+        (lambda: saved.make_memmap_from_tensor("b", large["a"]), "save/b.memmap"),
+        (lambda: saved.make_memmap("b", (2, 200_000)), "save/b.memmap"),
+        (lambda: MemoryMappedTensor.from_tensor(large["a"], filename=small_disk / "t"), "t"),
+    ):
+        with pytest.raises(OSError, match="cannot .*No space left on device") as found:
+            write()
+        assert found.value.filename == str(small_disk / name)
+        assert sorted(os.listdir(small_disk)) == ["save", "wide"]
+    assert TensorDict.load_memmap(small_disk / "wide").shape == wide.shape
+    assert list(TensorDict.load_memmap(small_disk / "save").keys()) == list(saved.keys()) == ["a"]
 
 
 def test_a_mount_point_is_written_in_place_once(small_disk: Path) -> None:

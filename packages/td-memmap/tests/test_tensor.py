@@ -217,6 +217,18 @@ def test_creation(create: Any, value: float, extra: dict[str, Any], tmp_path: Pa
         create(2, dtype=torch.qint8, **extra)
 
 
+def test_impossible_sizes(tmp_path: Path) -> None:
+    for shape, message in ((-1, 2), "negative dimension -1"), ((1 << 40, 1 << 40), "overflow"):
+        with pytest.raises(RuntimeError, match=message):
+            MemoryMappedTensor.zeros(shape)
+        with pytest.raises(RuntimeError, match=message):
+            MemoryMappedTensor.from_filename(tmp_path / "t", torch.int8, shape)
+    for filename, what in (tmp_path / "t", "cannot write"), (None, "cannot reserve"):
+        with pytest.raises(OSError, match=f"{what} {1 << 62} bytes.*: '{filename or tempfile.gettempdir()}'"):
+            MemoryMappedTensor.zeros(1 << 62, dtype=torch.int8, filename=filename)
+    assert not os.listdir(tmp_path)
+
+
 def test_creation_like_another_tensor(tmp_path: Path) -> None:
     like = torch.full((2,), 5, dtype=torch.int8)
     for name, expected in (("zeros_like", 0), ("ones_like", 1), ("empty_like", 0)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
@@ -49,10 +50,11 @@ class AnonymousFile:
             OSError: there is no room for it.
         """
         file = cls(_fs.anonymous_file(), nbytes)
-        if sparse:
-            _fs.set_size(file.fd, nbytes)
-        else:
-            _fs.reserve(file.fd, nbytes)
+        try:
+            (_fs.set_size if sparse else _fs.reserve)(file.fd, nbytes)
+        except OSError as error:
+            what = f"cannot reserve {nbytes} bytes for a file without a name"
+            raise _fs.named(error, what, tempfile.gettempdir()) from error
         return file
 
     def __del__(self) -> None:

@@ -171,22 +171,26 @@ def _grow(
     if not size and not file.nbytes:
         return
     found = tree.stat_path(place) if size else None
-    if found is None or (found.st_dev, found.st_ino) in seen:
+    own = found is not None and (found.st_dev, found.st_ino) not in seen
+    if found is not None and own:
+        seen.add((found.st_dev, found.st_ino))
+        fd, _ = tree.open(place[:-1], place[-1], writable=True)
+    else:
         fd = staging.tree.create(place[:-1], place[-1])
-        try:
-            if size:
-                _copy(tree, place, size, fd)
-            _write_rows(file, fd, size)
-        finally:
-            _fs.close(fd)
-        return
-    seen.add((found.st_dev, found.st_ino))
-    fd, _ = tree.open(place[:-1], place[-1], writable=True)
     try:
-        _write_rows(file, fd, size)
+        if size and not own:
+            _copy(tree, place, size, fd)
+        offset = size
+        for piece in pieces(file.tensor):
+            _fs.write_at(fd, piece, offset)
+            offset += piece.nbytes
+    except OSError as error:
+        what = f"cannot append to {show_path(file.key)}, {file.nbytes} bytes"
+        raise _fs.named(error, what, tree.show(place)) from error
     finally:
         _fs.close(fd)
-    staging.tree.link(tree, place[:-1], place[:-1], place[-1])
+    if own:
+        staging.tree.link(tree, place[:-1], place[:-1], place[-1])
 
 
 def _copy(tree: Tree, place: Parts, size: int, target: int) -> None:
@@ -199,9 +203,3 @@ def _copy(tree: Tree, place: Parts, size: int, target: int) -> None:
             position += len(kept)
     finally:
         _fs.close(source)
-
-
-def _write_rows(file: LeafFile, fd: int, offset: int) -> None:
-    for piece in pieces(file.tensor):
-        _fs.write_at(fd, piece, offset)
-        offset += piece.nbytes

@@ -131,6 +131,9 @@ class _Packing:
             else:
                 self._zip.fp = None  # nothing more is written to it
                 self._file.close()
+        except OSError as failure:
+            error = failure
+            raise
         finally:
             self._new.__exit__(kind, error, trace)
 
@@ -307,6 +310,8 @@ def unpack_memmap(archive_path: str | Path, prefix: str | Path, *, progress: Pro
                     for piece in archive.contents(info):
                         _fs.write_all(fd, piece)
                         report(len(piece))
+                except OSError as error:
+                    raise _fs.named(error, "cannot write it", "/".join((staging.prefix, *path))) from error
                 finally:
                     _fs.close(fd)
             staging.publish()

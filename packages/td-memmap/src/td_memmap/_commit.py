@@ -42,7 +42,7 @@ _LITTER = re.compile(r"^\..*\.td-((new|old)-[0-9a-f]{8}|lock)$")
 def alone(prefix: str) -> Iterator[None]:
     """Keep other processes from replacing a save; a :class:`Staging` in this context is told so."""
     parent, name = os.path.split(_fs.real_path(prefix))
-    with Tree.at_path(parent) as tree, _fs.exclusive(tree.root, f"{_names.litter(name)}lock"):
+    with Tree.at_path(parent) as tree, _fs.exclusive(tree, f"{_names.litter(name)}lock"):
         yield
 
 
@@ -97,7 +97,7 @@ class Staging:
     def _exclusive(self) -> contextlib.AbstractContextManager[bool]:
         if self._alone:
             return contextlib.nullcontext(True)
-        return _fs.exclusive(self._parent.root, f"{self._litter}lock")
+        return _fs.exclusive(self._parent, f"{self._litter}lock")
 
     def _begin(self, files: set[Parts], excluded: bool) -> None:
         self._directories = {path[:depth] for path in files for depth in range(1, len(path))}

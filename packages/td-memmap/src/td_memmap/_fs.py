@@ -48,6 +48,13 @@ NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 _LONGEST_WRITE = 1 << 30
 
 
+def named(error: OSError, what: str, path: str) -> OSError:
+    """Return an error of the operating system that says what could not be done, and where."""
+    if error.errno is None:
+        return error
+    return OSError(error.errno, f"{what}: {os.strerror(error.errno)}", path)
+
+
 def write_all(fd: int, data: Any) -> None:
     """Write a whole buffer to an open file."""
     view = memoryview(data)
@@ -169,6 +176,8 @@ class NewFile:
         os.close(self.fd)
         if os.path.lexists(self._temporary):
             os.unlink(self._temporary)
+        if isinstance(error, OSError) and error.filename is None:
+            raise named(error, "cannot write it", self.path) from error
 
 
 def close(fd: int) -> None:
@@ -384,13 +393,16 @@ class Tree:
 
     def write(self, parts: Parts, name: str, data: Any, *, sync: bool = False) -> None:
         """Write a new small file."""
-        fd = self.create(parts, name)
         try:
-            write_all(fd, data)
-            if sync:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+            fd = self.create(parts, name)
+            try:
+                write_all(fd, data)
+                if sync:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise named(error, "cannot write it", self.show(parts, name)) from error
 
     def replace(self, parts: Parts, name: str, data: Any, *, sync: bool = False, temporary: str = "") -> None:
         """Write a small file in one step: readers see the old or the new content, complete."""
@@ -584,17 +596,18 @@ def take(fd: int, *, without_locks: bool) -> bool:
 
 
 @contextlib.contextmanager
-def exclusive(dir_fd: int, name: str) -> Iterator[bool]:
+def exclusive(folder: Tree, name: str) -> Iterator[bool]:
     """Let one process (and thread) at a time in, by a lock on a file that is there only meanwhile.
 
     Others wait. Where the file system has no locks, or the directory must not be written to, all go in, with False.
     """
+    dir_fd = folder.root
     while True:
         try:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | _FILE, 0o666, dir_fd=dir_fd)
         except OSError as error:
             if error.errno not in NOT_WRITABLE:
-                raise
+                raise named(error, "cannot create a file", folder.show((), name)) from error
             yield False
             return
         try:

@@ -286,10 +286,7 @@ class _Writer:
 
 def _named(error: OSError, file: LeafFile, path: str) -> OSError:
     """Return an error of the operating system that says which leaf it met."""
-    if error.errno is None:
-        return error
-    what = f"cannot write {show_path(file.key)}, {file.nbytes} bytes: {os.strerror(error.errno)}"
-    return OSError(error.errno, what, path)
+    return _fs.named(error, f"cannot write {show_path(file.key)}, {file.nbytes} bytes", path)
 
 
 def save_anonymous(tree: Core, *, inplace: bool, like: bool = False, copy_existing: bool = False) -> Any:

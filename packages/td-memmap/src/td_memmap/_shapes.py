@@ -81,7 +81,10 @@ def as_shape(shape: Any) -> Shape:
     """Return what a caller gave as a shape: a size, numbers, one number, or a table of component shapes."""
     if isinstance(shape, Tensor) and shape.ndim == 2:
         return shape
-    return torch.Size([shape] if isinstance(shape, int) else shape)
+    size = torch.Size([shape] if isinstance(shape, int) else shape)
+    # torch says what is wrong with one that no tensor can have.
+    torch.empty(size, dtype=torch.uint8, device="meta")
+    return size
 
 
 def jagged(ragged: int, values: Tensor, offsets: Tensor, lengths: Tensor | None = None) -> Tensor:
