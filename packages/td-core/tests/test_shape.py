@@ -339,6 +339,39 @@ def test_a_leaf_that_was_not_replaced_stays_the_same_object() -> None:
     assert leaf.flatten().tolist() == list(range(1, 9))
 
 
+@pytest.mark.parametrize(
+    ("leaf", "change"),
+    [
+        (torch.arange(16).view(4, 2, 2), lambda leaf: leaf.transpose(-1, -2)),
+        (torch.tensor([1j, 2, 3j, 4]), torch.conj),
+        (
+            torch.nested.nested_tensor_from_jagged(torch.arange(6), torch.tensor([0, 2, 3, 3, 6])),
+            lambda leaf: leaf * 2,
+        ),
+    ],
+    ids=["transposed", "conjugated", "jagged"],
+)
+def test_a_leaf_of_the_same_memory_but_other_values_is_written_back(
+    leaf: Tensor, change: Callable[[Tensor], Tensor]
+) -> None:
+    td = TensorDict({"x": leaf}, [4])
+    expected = [row.clone() for row in change(leaf).unbind()]
+    with td.view(4) as other:
+        other["x"] = change(other["x"])
+    assert all(torch.equal(*pair) for pair in zip(td["x"].unbind(), expected, strict=True))
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, lambda fn: lambda td: torch.func.vjp(fn, td)[0]])
+def test_written_back_inside_transforms(transform: Any) -> None:
+    def program(td: TensorDict) -> TensorDict:
+        with td.view(-1) as flat:
+            flat["y"] = flat["x"] + 1
+        return td
+
+    td = TensorDict({"x": torch.arange(8.0).view(2, 2, 2)}, [2, 2])
+    assert torch.equal(transform(program)(td)["y"], td["x"] + 1)
+
+
 def test_a_locked_collection_is_written_back_in_place() -> None:
     td = make().lock_()
     leaf = td["x"]

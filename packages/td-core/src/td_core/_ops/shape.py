@@ -23,6 +23,7 @@ from .._indexing import plan_index
 from .._locking import refuse_if_locked
 from .._nodes import dense
 from .._ragged import nested_tensor, refuse_hidden
+from .._torch_private import functorch_level
 from ..errors import DepthError, StructureError
 from .entries import Entries
 from .locking import Locking, source_of
@@ -528,13 +529,20 @@ def write_back(owner: Any, result: Any) -> None:
     for key, value in result.items(True, True):
         mine = owner.get(key)
         if isinstance(mine, Tensor) and isinstance(value, Tensor):
-            if (
-                mine.data_ptr() == value.data_ptr()
-                and mine.shape == value.shape
-                and mine.dtype == value.dtype
-            ):
+            if _same_memory(mine, value):
                 continue
             if owner.is_locked:
                 owner.set_(key, value)
                 continue
         owner.set(key, value)
+
+
+def _same_memory(mine: Tensor, value: Tensor) -> bool:
+    """Tell whether two tensors are surely the same elements of the same memory, laid out alike."""
+    if torch.compiler.is_compiling() or functorch_level() is not None:
+        return False  # neither knows the memory of a tensor
+    try:
+        same = mine.is_set_to(value)
+    except RuntimeError:
+        return False  # nor has every layout one block of it
+    return same and mine.dtype == value.dtype and mine.is_conj() == value.is_conj()
