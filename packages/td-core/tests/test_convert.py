@@ -405,3 +405,16 @@ def test_a_collection_is_a_source_of_make_tensordict():
     td = TensorDict({"a": torch.ones(2)}, [2])
     made = td_core.make_tensordict(td, batch_size=[2], b=torch.zeros(2))
     assert list(made.keys()) == ["a", "b"] and made["a"] is td["a"] and list(td.keys()) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "value", [lambda x: [x, 2.5], lambda x: [[x, 1], (0.5, x)], lambda x: (1, x, np.float64(2))]
+)
+def test_a_list_of_tensors_and_numbers_keeps_dtype_and_graph(value: Callable[[Any], Any]) -> None:
+    x = torch.tensor(3.0, requires_grad=True)
+    made = TensorDict({"a": value(x)})["a"]
+    assert torch.equal(made, torch.tensor(value(3.0)))
+    (grad,) = torch.autograd.grad(made.sum(), x)
+    assert grad == str(value(3.0)).count("3.0")
+    mapped = torch.vmap(lambda x: TensorDict({"a": value(x)})["a"])(torch.tensor([3.0, 3.0]))
+    assert torch.equal(mapped[1], made)

@@ -92,7 +92,7 @@ class Coercers:
         return None if coercer is None or coercer is self._by_type.get(object) else coercer
 
 
-_BUILTIN = frozenset({int, float, complex, str, bytes, list, tuple, dict, set, frozenset, type(None)})
+_BUILTIN = frozenset({int, float, complex, str, bytes, list, tuple, dict, set, frozenset, type, type(None)})
 
 NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
@@ -180,7 +180,7 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
         if tensor is not None:
             return tensor
         if isinstance(value, list) and _alike(value):
-            return torch.stack(value)  # type: ignore[return-value]
+            return torch.stack(value)
     coercer = COERCERS.find(type(value))
     if coercer is not None:
         return coercer.convert(value, batch_size, device)
@@ -191,8 +191,10 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
 
 
 def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
-    if value and all(isinstance(item, Tensor) for item in value):
-        return torch.stack(list(value)) if len({item.shape for item in value}) == 1 else None
+    """Return the tensor that a sequence of numbers, arrays or tensors stands for; None where it stands for values."""
+    if any(isinstance(item, Tensor) for item in value):
+        # torch, not numpy, decides what dtype the numbers beside them have.
+        return _stacked(value)
     if value and isinstance(value[0], (str, bytes, dict, type(None), Core)):
         # No array of numbers starts like this, collections would be taken apart, and torch.compile cannot trace numpy's answer.
         return None
@@ -206,14 +208,31 @@ def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
         array = np.asarray(value)
     except ValueError:
         return None
+    except RuntimeError:
+        # There are tensors further down, of autograd or a transform, which numpy cannot have.
+        return _stacked(value)
     if array.dtype.kind not in "biufc":
         return None
     # torch, not numpy, decides the dtype of Python floats.
     return (
         torch.tensor(value)
-        if not any(isinstance(item, (Tensor, np.ndarray)) for item in value)
+        if not any(isinstance(item, np.ndarray) for item in value)
         else torch.as_tensor(array)
     )
+
+
+def _stacked(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
+    rows: list[Any] = [_row(item) for item in value]
+    same = all(row is not None and row.shape == rows[0].shape for row in rows)
+    return torch.stack(rows) if same else None
+
+
+def _row(item: Any) -> Tensor | None:
+    if isinstance(item, Tensor):
+        return item
+    if isinstance(item, (*NUMBERS, np.ndarray)):
+        return torch.as_tensor(item)
+    return _sequence(item) if isinstance(item, (list, tuple)) else None
 
 
 def _alike(items: list[Any]) -> bool:
