@@ -69,6 +69,14 @@ def test_a_mask_may_be_a_list_or_an_array(form: Callable[[Any], Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_masked_fill_takes_masks_that_vmap_maps_over(kind: str) -> None:
+    td, masks = KINDS[kind](0.0), torch.stack([MASK, ~MASK])
+    filled = torch.vmap(lambda mask: td.masked_fill(mask, -1))(masks)
+    for leaf, source in zip(leaves(filled), leaves(td), strict=True):
+        assert torch.equal(leaf, torch.stack([source.masked_fill(right(mask, source), -1) for mask in masks]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mask", [MASK, ROWS])
 def test_masked_select(kind: str, mask: Tensor) -> None:
     td = KINDS[kind](0.0)

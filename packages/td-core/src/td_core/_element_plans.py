@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._plans import Along, Shape, ShapePlan, without, wrap_dim
+from ._plans import Along, Shape, ShapePlan, positions, without, wrap_dim
 from .errors import BatchSizeError, DimError
 
 
@@ -145,7 +145,7 @@ class Take(ShapePlan):
         dim: int,
         size: int,
         method: Callable[[int], Callable[[Tensor], Tensor]],
-        picks: Callable[[], Sequence[int]],
+        picks: Callable[[], Sequence[int] | None],
     ) -> None:
         self.leaf = method(dim)
         self.lead = (*batch[:dim], size)
@@ -158,9 +158,10 @@ class Take(ShapePlan):
     def dims(self) -> tuple[int | None, ...]:
         return tuple(range(self.n))
 
-    def _along(self, stack_dim: int) -> Along:
+    def _along(self, stack_dim: int) -> Along | None:
         if stack_dim == self._dim:
-            return Along(self._picks(), None, stack_dim)
+            picks = self._picks()
+            return None if picks is None else Along(picks, None, stack_dim)
         dim = self._dim - (stack_dim < self._dim)
         inner = Take(without(self._batch, stack_dim), dim, self.lead[-1], self._method, self._picks)
         return Along(None, inner, stack_dim)
@@ -174,13 +175,13 @@ class Gather(ShapePlan):
     def __init__(self, batch: Shape, dim: int, index: Tensor) -> None:
         self.index = index
         n = len(batch)
-        wide: dict[Shape, Tensor] = {}
+        by_shape: dict[Shape, Tensor] = {}
 
         def leaf(value: Tensor) -> Tensor:
             shape = value.shape
-            full = wide.get(shape)
+            full = by_shape.get(shape)
             if full is None:
-                full = wide[shape] = _wide(index, len(shape)).expand((*index.shape, *shape[n:]))
+                full = by_shape[shape] = wide(index, len(shape)).expand((*index.shape, *shape[n:]))
             return value.gather(dim, full)
 
         self.leaf = leaf
@@ -262,12 +263,6 @@ class Where(ShapePlan):
         """Each member would need its part of the condition: they must be stacked first."""
 
 
-def spread_over(prefix: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function that gives a tensor of leading dims as many dims of size one as a leaf has more."""
-    by_ndim = _Wide(prefix)
-    return lambda leaf: by_ndim[leaf.ndim]
-
-
 class _Wide(dict[int, Tensor]):
     """For a number of dims, a tensor with as many dims of size one behind its own as are needed."""
 
@@ -277,11 +272,12 @@ class _Wide(dict[int, Tensor]):
         self._prefix = prefix
 
     def __missing__(self, ndim: int) -> Tensor:
-        wide = self[ndim] = _wide(self._prefix, ndim)
-        return wide
+        made = self[ndim] = wide(self._prefix, ndim)
+        return made
 
 
-def _wide(prefix: Tensor, ndim: int) -> Tensor:
+def wide(prefix: Tensor, ndim: int) -> Tensor:
+    """Return a tensor of leading dims with as many dims of size one behind its own as make ``ndim``."""
     index: tuple[Any, ...] = (...,) + (None,) * (ndim - prefix.ndim)
     return prefix[index]
 
@@ -309,7 +305,9 @@ def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output
             )
         # The positions are worked out once, not once a leaf.
         index = torch.repeat_interleave(repeats, output_size=output_size)
-        return Take(batch, dim, len(index), lambda d: methodcaller("index_select", d, index), index.tolist)
+        return Take(
+            batch, dim, len(index), lambda d: methodcaller("index_select", d, index), lambda: positions(index)
+        )
     times = int(repeats)
     if times < 0:
         raise BatchSizeError(f"repeat_interleave: repeats must not be negative; got {times}")

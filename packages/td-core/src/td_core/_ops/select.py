@@ -10,15 +10,16 @@ from torch import Tensor
 
 from .. import _element_plans as elements
 from .._collection import Core
-from .._foreach import op
+from .._foreach import foreach, op
 from .._locking import refuse_if_locked
 from ..errors import BatchSizeError
-from .operands import parts_along, write_leaves
+from .operands import LEAF_ERRORS, at_leaf, parts_along, write_leaves
 from .shape import Shaping
 
 SelfT = TypeVar("SelfT", bound="Selecting")
 
 _FILL = op("masked_fill_", Tensor.masked_fill_)
+_FILLED = op("masked_fill", Tensor.masked_fill)
 
 
 class Selecting(Shaping):
@@ -84,7 +85,13 @@ class Selecting(Shaping):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill(torch.tensor([True, False, True]), -1)["a"]
         tensor([-1,  1, -1])
         """
-        return self._map(torch.clone).masked_fill_(mask, value)
+        leaves: list[Tensor] = []
+        levels = self._collect(leaves)
+        masks = _masks(self, mask)
+        try:
+            return self._with_leaves(foreach(_FILLED, leaves, masks, value), levels)
+        except LEAF_ERRORS as error:
+            raise at_leaf(error, "masked_fill", self, _FILLED, leaves, masks, value) from error
 
     def masked_fill_(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
         """Write ``value`` into every leaf, in place, where a mask is true.
@@ -101,28 +108,9 @@ class Selecting(Shaping):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill_(torch.tensor([True, False, True]), -1)["a"]
         tensor([-1,  1, -1])
         """
-        todo: list[tuple[Core, Tensor]] = [(self, _over_batch(mask, self.batch_size))]
         leaves: list[Tensor] = []
-        masks: list[Tensor] = []
-        while todo:
-            node, part = todo.pop()
-            stacked = node._stacked()
-            if stacked is not None:
-                members, dim = stacked
-                parts = part.unbind(dim) if dim < part.ndim else [part] * len(members)
-                todo += zip(members, parts, strict=True)
-                continue
-            spread = elements.spread_over(part)
-            for child in list(node._children().values()):
-                if isinstance(child, Tensor):
-                    leaves.append(child)
-                    masks.append(spread(child))
-                elif child._opaque:
-                    # Values stay; a tensor that stands for the whole batch refuses.
-                    child._spread(part, [])
-                else:
-                    todo.append((child, part))
-        write_leaves("masked_fill_", self, _FILL, leaves, masks, value)
+        self._collect(leaves)
+        write_leaves("masked_fill_", self, _FILL, leaves, _masks(self, mask), value)
         return self
 
     def where(
@@ -156,7 +144,7 @@ class Selecting(Shaping):
         size = self.batch_size
         condition = _over_batch(condition, size)
         if condition.ndim != len(size):
-            condition = condition[(...,) + (None,) * (len(size) - condition.ndim)].expand(size)
+            condition = elements.wide(condition, len(size)).expand(size)
         mine: Any = self
         if not isinstance(other, Core):
             if isinstance(other, Tensor) and other.ndim:
@@ -224,6 +212,14 @@ def pad(
     return tensordict.pad(pad_size, value, inplace, safe)
 
 
+def _masks(node: Any, mask: Tensor) -> list[Tensor]:
+    """Return a mask of the first batch dims as it broadcasts with each leaf, in the order of ``_collect``."""
+    size = node.batch_size
+    masks: list[Tensor] = []
+    node._spread(elements.wide(_over_batch(mask, size), len(size)), masks)
+    return masks
+
+
 def _over_batch(mask: Tensor, batch_size: torch.Size) -> Tensor:
     """Return a mask expanded to the first batch dims."""
     mask = torch.as_tensor(mask)
@@ -242,6 +238,8 @@ def _filled_with(value: Any) -> Any:
     """Return a function that gives a number or tensor the shape of a leaf, and the dtype of both together."""
 
     def fill(leaf: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # which cannot trace torch.result_type
+            return torch.where(torch.zeros_like(leaf, dtype=torch.bool), leaf, value)
         dtype = torch.result_type(leaf, value)
         return torch.as_tensor(value, dtype=dtype, device=leaf.device).expand(leaf.shape)
 
