@@ -38,6 +38,7 @@ PROGRAMS = {
     "index ellipsis": lambda td: td[..., 0],
     "index none": lambda td: td[None],
     "index mask": lambda td: td[td["n", "b"] > 0],
+    "index mask of two dims": lambda td: td.view(2, 2)[td["n", "b"].view(2, 2) > 0],
     "use what a mask gave": lambda td: part_of(td, td["n", "b"] > 0),
     "setitem by index": lambda td: setitem(td.clone(), 0, td[1]),
     "setitem by mask": lambda td: raised(td.clone(), td["n", "b"] > 0),

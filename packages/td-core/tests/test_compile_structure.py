@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,6 +35,15 @@ def in_context(td: Any) -> Any:
     return td
 
 
+def in_view(td: Any) -> Any:
+    with td.view(3, 1) as raised:
+        raised["a"] = raised["a"] + 1
+        raised["q"] = raised["b", "c"] * 2
+    return td
+
+
+ARRAY = np.array([2, 0], dtype=np.int32)
+
 PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "select": lambda td: td.select("a", ("b", "c")),
     "exclude": lambda td: td.exclude("a", ("b", "c")),
@@ -41,6 +51,19 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "flatten_keys": lambda td: td.flatten_keys("."),
     "unflatten_keys": lambda td: td.flatten_keys(".").unflatten_keys("."),
     "flatten_keys as a context": lambda td: in_context(td.clone()),
+    "view as a context": lambda td: in_view(td.clone()),
+    "where a number": lambda td: td.where(torch.tensor([True, False, True]), -1),
+    "masked_fill": lambda td: td.masked_fill(torch.tensor([True, False, True]), -1),
+    "index by an array": lambda td: td[ARRAY],
+    "index by a list": lambda td: td[[2, 0]],
+    "write by a list": lambda td: write(td.view(3, 1).clone(), [2, 0], dense().view(3, 1)[:2]),
+    "write a number by a mask": lambda td: write(
+        td.clone().unsqueeze(-1), torch.tensor([True, False, True]), 0
+    ),
+    "repeat_interleave": lambda td: td.repeat_interleave(torch.tensor([2, 0, 1]), dim=0, output_size=3),
+    "cast to a complex dtype": lambda td: td.complex64(),
+    "cast to an unsigned dtype": lambda td: td.uint16(),
+    "set a list of tensors and numbers": lambda td: td.clone().set("z", [td["b", "c"][0], 2, 3.5]),
     "rename_key_": lambda td: td.clone().rename_key_("a", "z"),
     "rename_keys": lambda td: td.rename_keys({"a": "z"}),
     "empty": lambda td: td.empty(recurse=True),

@@ -616,3 +616,11 @@ def test_a_nested_entry_has_the_names_of_the_stack(dim):
     expected = ["x", "y"]
     expected.insert(dim, "s")
     assert lazy.names == lazy["n"].names == expected
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("positions", [torch.tensor([1, 0]), torch.tensor([[1, 0], [1, 1]])])
+def test_positions_that_vmap_maps_over_index_a_stack(dim: int, positions: torch.Tensor) -> None:
+    stack = LazyStackedTensorDict(*[TensorDict({"a": torch.arange(2) + i}, [2]) for i in (0, 5)])
+    found = torch.vmap(lambda at: stack[(slice(None),) * dim + (at,)]["a"])(positions)
+    assert torch.equal(found, torch.stack([stack["a"][(slice(None),) * dim + (at,)] for at in positions]))

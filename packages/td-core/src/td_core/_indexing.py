@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, remembered
+from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, positions, remembered
 from .errors import CollectionIndexError
 
 _FULL = slice(None)
 _INTEGERS = (torch.int64, torch.int32)
 _MASKS = (torch.bool, torch.uint8)
+#: What arrays may have beside int64, but no tensors.
+_NARROW = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64)
 
 
 class IndexPlan(ShapePlan):
@@ -63,14 +65,13 @@ class IndexPlan(ShapePlan):
         batch_size = self.batch_size[:stack_dim] + self.batch_size[stack_dim + 1 :]
         inner = plan_index(rest, batch_size) if any(not _is_full(item) for item in rest) else None
         if _is_scalar(item):
-            return Along(int(item), inner, None)
+            position = positions(item) if isinstance(item, Tensor) else int(item)
+            return None if position is None else Along(position, inner, None)
         if type(item) is slice:
             if _scattered(items) != _scattered(rest):
                 return None
             picks = None if _is_full(item) else range(*item.indices(self.batch_size[stack_dim]))
-        elif len(advanced) == 1 and item.ndim == 1:
-            picks = item.tolist()
-        else:
+        elif len(advanced) != 1 or item.ndim != 1 or (picks := positions(item)) is None:
             return None
         return Along(picks, inner, self.kept.index(stack_dim))
 
@@ -259,7 +260,7 @@ def _convert(item: Any) -> Any:
             raise CollectionIndexError(f"{_show((item,))} cannot be an index: {error}") from error
         if not isinstance(item, np.ndarray) and tensor.numel() == 0:
             return tensor.long()
-        if isinstance(item, np.ndarray) and item.dtype.kind in "iu" and tensor.dtype is not torch.uint8:
+        if isinstance(item, np.ndarray) and tensor.dtype in _NARROW:
             tensor = tensor.long()
     else:
         try:

@@ -99,7 +99,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         lock: bool = False,
         **kwargs: Any,
     ) -> None:
-        nn.Module.__init__(self)
+        super().__init__()  # not nn.Module.__init__, which torch.compile cannot trace
         if parameters is None:
             parameters = kwargs
         elif kwargs:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from .errors import DimError
 
@@ -36,6 +37,19 @@ class Along(NamedTuple):
     picks: Any
     plan: ShapePlan | None
     stack_dim: int | None
+
+
+def positions(index: Tensor) -> Any:
+    """Return the position, or the list of them, that a tensor holds; None where it cannot be known.
+
+    That is so in a graph, under vmap, and of fake and meta tensors.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        return index.tolist()
+    except RuntimeError:
+        return None
 
 
 class ShapePlan(ABC):
@@ -161,6 +175,12 @@ def broadcast_shape(*shapes: Shape) -> Shape | None:
     >>> broadcast_shape((2, 1), (3,)), broadcast_shape((2,), (3,))
     ((2, 3), None)
     """
+    if torch.compiler.is_compiling():
+        # It takes sizes that depend on data, of which a graph cannot tell whether they are one.
+        try:
+            return tuple(torch.broadcast_shapes(*shapes))
+        except RuntimeError:
+            return None
     ndim = max(map(len, shapes))
     result = [1] * ndim
     for shape in shapes:

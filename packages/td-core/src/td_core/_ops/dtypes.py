@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import methodcaller
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -47,7 +48,8 @@ class Cast(Protocol):
 
 def cast(name: str, dtype: torch.dtype) -> Cast:
     """Return the method ``name`` that casts every leaf to ``dtype``."""
-    leaf = CASTS.get(dtype, methodcaller("to", dtype))
+    # torch.compile can trace a partial that was made before, a methodcaller not.
+    leaf = CASTS.get(dtype) or partial(Tensor.to, dtype=dtype)
 
     def method(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
         cast_filter = self._cast_filter if cast_filter is None else cast_filter

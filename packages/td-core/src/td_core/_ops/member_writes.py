@@ -55,7 +55,8 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
             continue
         for i, member in enumerate(members):
             here = coordinates[dim] == i
-            if bool(here.any()):
+            # A graph cannot ask, and need not where the member itself is indexed: by no positions, if so.
+            if (torch.compiler.is_compiling() and len(coordinates) > 1) or bool(here.any()):
                 part = each._index(here) if isinstance(each, Core) else each
                 inner = tuple(where[here] for j, where in enumerate(coordinates) if j != dim)
                 yield member, inner, part if inner or not isinstance(part, Core) else part._index(-1)
