@@ -201,6 +201,11 @@ def test_run_without_a_program_says_what_it_needs(words, tmp_path):
     assert done.stderr == "python -m td run: needs a script or -m and a module, then their arguments\n"
 
 
+def test_run_names_a_script_that_is_not_there(tmp_path):
+    done = run("-m", "td", "run", "absent.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "python -m td run: there is no file absent.py\n")
+
+
 def test_the_report_names_versions_plugins_and_devices(tmp_path):
     import torch
 

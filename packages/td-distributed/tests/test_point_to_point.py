@@ -417,6 +417,12 @@ def test_arguments_that_make_no_sense(two: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize("call", ["send", "recv", "isend", "irecv", "broadcast", "init_remote"])
+def test_without_a_process_group_torch_says_so(call: str) -> None:
+    with pytest.raises(ValueError, match="Default process group has not been initialized"):
+        getattr(TensorDict({"a": torch.zeros(1)}), call)(0)
+
+
 def no_message(rank: int) -> Any:
     if rank == 0:
         dist.send(torch.zeros(4, dtype=torch.int64), 1)

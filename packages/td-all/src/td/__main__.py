@@ -56,6 +56,8 @@ def run(arguments: list[str]) -> None:
     words = arguments[1:] if is_module else arguments
     if not words or words[0].startswith("-"):
         raise SystemExit("python -m td run: needs a script or -m and a module, then their arguments")
+    if not is_module and not Path(words[0]).exists():
+        raise SystemExit(f"python -m td run: there is no file {words[0]}")
     install_as_tensordict()
     # A child process takes the import path of its parent, or what the environment says.
     inherited = os.environ.get("PYTHONPATH")
