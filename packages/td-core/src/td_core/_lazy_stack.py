@@ -291,8 +291,11 @@ class LazyStackedTensorDict(TensorDictBase):
         members = self._members
         if not members:
             return []
-        first, others = members[0]._children(), [member._children() for member in members[1:]]
-        return [key for key in list(first) if all(key in other for other in others)]
+        keys = list(members[0]._children())
+        for member in members[1:]:
+            theirs = member._children()
+            keys = [key for key in keys if key in theirs]
+        return keys
 
     def _children(self) -> Mapping[str, Child]:
         return _Stacked(self)
@@ -334,13 +337,7 @@ class LazyStackedTensorDict(TensorDictBase):
         first = entries[0]
         if all(isinstance(entry, Core) for entry in entries):
             return first._keep_together(entries, self._stack_dim)
-        if not isinstance(first, Tensor):
-            return first  # anything may stand where a leaf stood, see _pytree
-        if first.is_nested or self._stack_dim > first.ndim:
-            return first
-        shape = list(first.shape)
-        shape.insert(self._stack_dim, len(entries))
-        return first.unsqueeze(self._stack_dim).expand(shape)
+        return first
 
     def _get_as(self, key: NestedKey, default: Any, **form: Any) -> Any:
         """Return a ragged entry in the one form that is asked for, see :func:`in_form`."""

@@ -42,16 +42,19 @@ def _level(node: Core) -> Iterator[tuple[str, Child]]:
     return ((key, node._stand_in(key)) for key in children)
 
 
-def _leaf_keys(node: Core, nested: bool) -> list[Any]:
+def _listed_keys(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
+    if not (nested or leaves_only):
+        return list(node._children())
     out: list[Any] = []
     append, stack = out.append, []
     prefix: tuple[str, ...] = ()
     level = _level(node)
     while True:
         for key, child in level:
-            if isinstance(child, Tensor) or child._shows_tensor:
+            leaf = isinstance(child, Tensor) or child._shows_tensor
+            if leaf or not leaves_only:
                 append(prefix + (key,) if prefix else key)  # noqa: RUF005 -- unpacking takes longer
-            elif nested and not child._opaque:
+            if not leaf and nested and not child._opaque:
                 stack.append((prefix, level))
                 below: Any = child._children()
                 prefix = (*prefix, key)
@@ -83,8 +86,8 @@ def shown(child: Child) -> Child:
     return child if isinstance(child, Tensor) or not child._shows_tensor else child._unwrap()
 
 
-def _leaf_items(node: Core, nested: bool) -> list[tuple[Any, Tensor]]:
-    out: list[tuple[Any, Tensor]] = []
+def _listed_items(node: Core, nested: bool, leaves_only: bool) -> list[tuple[Any, Any]]:
+    out: list[tuple[Any, Any]] = []
     append, stack = out.append, []
     prefix: tuple[str, ...] = ()
     level = iter(dict(node._children()).items())
@@ -92,9 +95,13 @@ def _leaf_items(node: Core, nested: bool) -> list[tuple[Any, Tensor]]:
         for key, child in level:
             if isinstance(child, Tensor):
                 append(((*prefix, key) if prefix else key, child))
-            elif child._shows_tensor:
+                continue
+            if child._shows_tensor:
                 append(((*prefix, key) if prefix else key, child._unwrap()))
-            elif nested and not child._opaque:
+                continue
+            if not leaves_only:
+                append(((*prefix, key) if prefix else key, child))
+            if nested and not child._opaque:
                 stack.append((prefix, level))
                 prefix, level = (*prefix, key), iter(dict(child._children()).items())
                 break
@@ -104,15 +111,44 @@ def _leaf_items(node: Core, nested: bool) -> list[tuple[Any, Tensor]]:
             prefix, level = stack.pop()
 
 
-def _count_leaves(node: Core, nested: bool) -> int:
+def _listed_values(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
+    out: list[Any] = []
+    append, stack = out.append, []
+    level = iter(list(node._children().values()))
+    while True:
+        for child in level:
+            if isinstance(child, Tensor):
+                append(child)
+                continue
+            if child._shows_tensor:
+                append(child._unwrap())
+                continue
+            if not leaves_only:
+                append(child)
+            if nested and not child._opaque:
+                stack.append(level)
+                level = iter(list(child._children().values()))
+                break
+        else:
+            if not stack:
+                return out
+            level = stack.pop()
+
+
+def _count(node: Core, nested: bool, leaves_only: bool) -> int:
     count, todo = 0, [node]
     for node in todo:
-        children = node._children()
-        entries = list(children.values()) if children.__class__ is dict else map(node._stand_in, children)
-        count += len(children)
+        children: Any = node._children()
+        if not (nested or leaves_only):
+            return len(children)
+        if children.__class__ is dict:
+            entries = list(children.values())
+        else:
+            entries = [node._stand_in(key) for key in children]
+        count += len(entries)
         for child in entries:
             if not isinstance(child, Tensor) and not child._shows_tensor:
-                count -= 1
+                count -= leaves_only
                 if nested and not child._opaque:
                     todo.append(child)
     return count
@@ -128,7 +164,7 @@ class _Walk:
     ) -> None:
         self._node = node
         self._how = (include_nested, leaves_only, is_leaf or default_is_leaf, sort)
-        self._plain = leaves_only and is_leaf is None and not sort
+        self._plain = is_leaf is None and not sort
 
     def _flat(self) -> dict[str, Any] | None:
         """Return the entries where they are plain tensors alone."""
@@ -176,12 +212,13 @@ class CollectionKeys(_Walk, Set[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._plain:
             flat = self._flat()
-            return iter(_leaf_keys(self._node, self._how[0]) if flat is None else flat)
+            return iter(_listed_keys(self._node, *self._how[:2]) if flat is None else flat)
         return (key for key, _ in self._walk(values=False))
 
     def __len__(self) -> int:
+        # list() asks too, to know how much memory it needs.
         if self._plain:
-            return _count_leaves(self._node, self._how[0])
+            return _count(self._node, *self._how[:2])
         return sum(1 for _ in self._walk(values=False))
 
     def __contains__(self, key: object) -> bool:
@@ -216,8 +253,7 @@ class CollectionValues(_Walk):
     def __iter__(self) -> Iterator[Any]:
         if self._plain:
             flat = self._flat()
-            if flat is not None:
-                return iter(flat.values())
+            return iter(_listed_values(self._node, *self._how[:2]) if flat is None else flat.values())
         return (child for _, child in self._walk(values=True))
 
     def __contains__(self, value: object) -> bool:
@@ -232,7 +268,7 @@ class CollectionItems(_Walk):
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         if self._plain:
             flat = self._flat()
-            return iter(_leaf_items(self._node, self._how[0]) if flat is None else flat.items())
+            return iter(_listed_items(self._node, *self._how[:2]) if flat is None else flat.items())
         return self._walk(values=True)
 
     def __contains__(self, pair: object) -> bool:

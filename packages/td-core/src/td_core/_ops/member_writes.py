@@ -139,7 +139,7 @@ def _fitted(value: Any, stack: Any, lead: torch.Size, index: Any) -> Sequence[An
             elif is_level and not isinstance(target, Tensor):
                 todo.append((entry._children() if isinstance(entry, Core) else entry, path))
             elif isinstance(target, Tensor):
-                wide = _spread(entry, target.ndim - len(stack.batch_size), lead, path)
+                wide = _spread(entry, _tail(stack, path), lead, path)
                 (shared if wide is None else split)[path] = entry if wide is None else wide
             else:
                 (shared if isinstance(entry, NUMBERS) else split)[path] = entry
@@ -155,6 +155,16 @@ def _target(stack: Any, path: Path) -> Any:
         except (KeyError, AttributeError):
             return None
     return node
+
+
+def _tail(stack: Any, path: Path) -> int:
+    """Return how many dims a leaf of a lazy stack has behind the batch dims."""
+    node, dims = stack, -len(stack.batch_size)
+    for key in path:
+        while (stacked := node._stacked()) is not None:
+            node, dims = stacked[0][0], dims + 1
+        node = node._children()[key]
+    return dims + int(node.ndim)
 
 
 def _spread(entry: Any, tail: int, lead: torch.Size, path: Path) -> Tensor | None:
