@@ -67,6 +67,7 @@ class Plugin:
     "test",
     [
         lambda suite, path: suite.test_round_trip(path),
+        lambda suite, path: suite.test_kinds_and_values_that_it_has_never_seen(path),
         lambda suite, path: suite.test_nothing_else_is_recognised(path),
     ],
 )

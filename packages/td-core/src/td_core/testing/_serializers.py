@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,11 +10,45 @@ import pytest
 import torch
 from torch import Tensor
 
+from .._nodes import NodeKind, Record
 from .._serializers import SERIALIZERS, Serializer, load, save
 from .._tensordict import TensorDict
-from ..errors import FormatError
+from .._value_types import LeafSerializer
+from ..errors import CodecError, FormatError
+from ..plugins.hookspecs import hookimpl
+from ..plugins.manager import installed
 
 __all__ = ["SerializerTests"]
+
+
+class _Holder(TensorDict):
+    """A kind of node with a value of its own."""
+
+    value: Any = None
+
+
+class _Version(tuple):  # type: ignore[type-arg]
+    """A type that only a plugin can store."""
+
+
+class _Plugin:
+    @hookimpl
+    def td_node_kinds(self) -> Iterable[NodeKind]:
+        def unflatten(record: Record) -> _Holder:
+            holder = _Holder(dict(record.entries), record.meta["batch_size"])
+            holder.value = record.values["value"]
+            return holder
+
+        def flatten(node: Any) -> Record:
+            return Record(
+                {"batch_size": list(node.batch_size)}, node._children(), values={"value": node.value}
+            )
+
+        return [NodeKind("td_core.testing.Holder", _Holder, flatten, unflatten)]
+
+    @hookimpl
+    def td_serializers(self) -> Iterable[Serializer | LeafSerializer]:
+        return [LeafSerializer("td_core.testing.Version", _Version, dump=list, load=_Version)]
 
 
 class SerializerTests:
@@ -85,6 +120,25 @@ class SerializerTests:
             save(collection, path, format=self.serializer().name)
             self.check(collection, before)
             self.check(load(path, format=self.serializer().name), before)
+
+    def test_kinds_and_values_that_it_has_never_seen(self, tmp_path: Path) -> None:
+        """They come back with their types; what no plugin can store is an error when it is saved, not when it is loaded."""
+        holder = _Holder({"a": torch.ones(2)}, [2])
+        with installed(_Plugin(), id="td_core.testing"):
+            for i, value in enumerate(["text", None, (1, [2.5]), {"k": b"\x00"}, [_Version((1, 2))]]):
+                holder.value = value
+                path = tmp_path / (f"{i}{self.suffix}")
+                save(TensorDict({"x": holder}, [2]), path, format=self.serializer().name)
+                result = load(path, format=self.serializer().name).get("x")
+                assert type(result) is _Holder
+                assert (result.value, repr(result.value)) == (value, repr(value))
+            holder.value = object()
+            with pytest.raises(CodecError, match="no serializer is registered for its type"):
+                save(
+                    TensorDict({"x": holder}, [2]),
+                    tmp_path / ("x" + self.suffix),
+                    format=self.serializer().name,
+                )
 
     def test_a_save_is_recognised(self, tmp_path: Path) -> None:
         """``load`` needs no ``format``."""
