@@ -30,6 +30,9 @@ class _Holder(TensorDict):
 class _Version(tuple):  # type: ignore[type-arg]
     """A type that only a plugin can store."""
 
+    def __repr__(self) -> str:
+        return ".".join(map(str, self))
+
 
 class _Plugin:
     @hookimpl
