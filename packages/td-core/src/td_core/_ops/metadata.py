@@ -284,7 +284,7 @@ class Metadata(Core):
         return out
 
     def is_shared(self) -> bool:
-        """Tell whether every leaf is in shared memory; False where there is none.
+        """Tell whether every leaf is in shared memory, which CUDA memory is; False where there is none.
 
         >>> from td_core import TensorDict
         >>> TensorDict({"a": 1}).is_shared()

@@ -319,16 +319,6 @@ class Moving(Dtypes):
             leaf.share_memory_()
         return self.lock_()  # type: ignore[attr-defined, no-any-return]
 
-    def is_shared(self) -> bool:
-        """Tell whether every leaf is in shared memory; CUDA memory is; False without leaves.
-
-        >>> from td_core import TensorDict
-        >>> TensorDict({"a": torch.zeros(2)}).is_shared()
-        False
-        """
-        leaves = leaves_of(self)
-        return bool(leaves) and all(leaf.is_shared() for leaf in leaves)
-
     def record_stream(self: SelfT, stream: torch.cuda.Stream) -> SelfT:
         """Tell the CUDA allocator that a stream uses the leaves; return self. See :meth:`torch.Tensor.record_stream`.
 

@@ -76,6 +76,8 @@ class Updating(Entries):
         >>> td.update({"b": {"d": 3}})
         TensorDict(batch_size=[], fields={a: i64[], b: {c: i64[], d: i64[]}})
         """
+        if input_dict_or_td is None:
+            input_dict_or_td, kwargs = kwargs, {}
         if ignore_lock and self._locked:
             with self.unlock_():  # type: ignore[attr-defined]
                 return self.update(
@@ -99,7 +101,7 @@ class Updating(Entries):
         if self._locked and not inplace:
             refuse_if_locked(self, "update")
         plan = UpdatePlan(self, clone, inplace, non_blocking, is_leaf, update_batch_size)
-        if input_dict_or_td is not None and input_dict_or_td is not self:
+        if input_dict_or_td is not self:
             plan.read(input_dict_or_td, keys_to_update)
         if kwargs:
             plan.read(kwargs, keys_to_update)

@@ -128,7 +128,10 @@ class UpdatePlan:
             raise KeyThroughLeafError(
                 f"{show_path(path)} is not a collection, so it has no entry {next(iter(value))!r} to update"
             )
-        if isinstance(value, Mapping) or (isinstance(value, Core) and not value._opaque):
+        # A tensor is told at once; asking an abstract class takes longer.
+        if not isinstance(value, Tensor) and (
+            isinstance(value, Mapping) or (isinstance(value, Core) and not value._opaque)
+        ):
             if current is not None and not leaf_here and not self._whole(value):
                 return node._get_child(key)
             if below is not None:
