@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.errors import BatchSizeError, CollectionIndexError, DimError, LockedError, StructureError
 
 BATCH = (2, 1, 4)
@@ -337,6 +337,15 @@ def test_a_leaf_that_was_not_replaced_stays_the_same_object() -> None:
         flat["x"] += 1
     assert td["x"] is leaf
     assert leaf.flatten().tolist() == list(range(1, 9))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_parameter_that_was_not_replaced_stays_one(device: str) -> None:
+    params = TensorDictParams(TensorDict({"x": torch.zeros(2, 4, device=device)}, [2, 4]))
+    leaf = params["x"]
+    with params.view(8), params.permute(1, 0):
+        pass
+    assert params["x"] is leaf
 
 
 @pytest.mark.parametrize(

@@ -539,10 +539,14 @@ def write_back(owner: Any, result: Any) -> None:
 
 def _same_memory(mine: Tensor, value: Tensor) -> bool:
     """Tell whether two tensors are surely the same elements of the same memory, laid out alike."""
+    if mine is value:
+        return True
     if torch.compiler.is_compiling() or functorch_level() is not None:
         return False  # neither knows the memory of a tensor
     try:
         same = mine.is_set_to(value)
     except RuntimeError:
-        return False  # nor has every layout one block of it
+        # There is no one block of memory: on the meta device, in nested tensors.
+        base = mine if mine._base is None else mine._base
+        same = value._base is base and mine.shape == value.shape and mine.stride() == value.stride()
     return same and mine.dtype == value.dtype and mine.is_conj() == value.is_conj()
