@@ -788,3 +788,23 @@ def test_a_node_that_cannot_be_put_together_names_its_writer() -> None:
     assert str(caught.value) == (
         "node 1, of the kind 'test.Foreign', written by 'td-foreign==1.5', cannot be put together: KeyError('unit')"
     )
+
+
+@pytest.mark.parametrize(
+    ("flatten", "unflatten", "error", "message"),
+    [
+        (
+            lambda node: {},
+            None,
+            PluginError,
+            r"^flatten of the node kind 'test.Foreign' gives a Record; got {}$",
+        ),
+        (lambda node: Record({}), lambda record: 3, FormatError, "a node is a collection; got 3"),
+    ],
+)
+def test_a_kind_that_gives_something_else_is_named(
+    flatten: Any, unflatten: Any, error: type, message: str
+) -> None:
+    wrong = NodeKind("test.Foreign", Foreign, flatten, unflatten or str)
+    with installed(plugin(td_node_kinds=[wrong])), pytest.raises(error, match=message):
+        td_core.decode(td_core.encode(TensorDict({"x": Foreign()})))

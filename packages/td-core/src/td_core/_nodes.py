@@ -225,7 +225,7 @@ def encode(tree: Core, subclasses: list[type] | None = None) -> Encoded:
         subclasses: gets the classes that have to be imported before the tree can be put together.
 
     Raises:
-        PluginError: a node has no registered kind.
+        PluginError: a node has no registered kind, or its ``flatten`` gives no :class:`Record`.
     """
     nodes: list[dict[str, Any]] = [{}]
     leaves: list[Tensor] = []
@@ -235,6 +235,8 @@ def encode(tree: Core, subclasses: list[type] | None = None) -> Encoded:
         position, node = todo.pop()
         kind = KINDS.of(node)
         record = kind.flatten(node)
+        if not isinstance(record, Record):
+            raise PluginError(f"flatten of the node kind {kind.tag!r} gives a Record; got {record!r}")
         row: dict[str, Any] = {
             "kind": kind.tag,
             "meta": record.meta,
@@ -299,7 +301,7 @@ def decode(encoded: Encoded) -> Any:
         kind = KINDS[tag]
         cls = find_subclass(kind.type, row["class"]) if "class" in row else None
         try:
-            nodes[position] = kind.unflatten(Record(meta, groups[0], groups[1], values, cls=cls))
+            nodes[position] = check_node(kind.unflatten(Record(meta, groups[0], groups[1], values, cls=cls)))
         except TensorDictError:
             raise
         except (LookupError, TypeError, ValueError) as error:
@@ -308,6 +310,13 @@ def decode(encoded: Encoded) -> Any:
                 f"node {position}, of the kind {tag!r}{writer} cannot be put together: {error!r}"
             ) from error
     return nodes[0]
+
+
+def check_node(node: Any) -> Any:
+    """Return what ``unflatten`` of a kind gave; TypeError where that is no node."""
+    if not isinstance(node, Core):
+        raise TypeError(f"a node is a collection; got {node!r}")
+    return node
 
 
 def class_name(cls: type) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from td_core._collection import show_path
-from td_core._nodes import Record
+from td_core._nodes import Record, check_node
 from td_core._values import join
 from td_core.errors import FormatError, MissingPluginError
 from td_core.typing import NestedKey
@@ -501,7 +501,7 @@ class Reader:
             if level.kind is None:
                 return _views.rebuild(meta, members)
             unflatten = level.kind.unflatten if level.general else level.kind.layouts[FORMAT].unflatten
-            result = unflatten(record)
+            result = check_node(unflatten(record))
             if level.nodes and level.sized and level.batch_size:
                 self._check_nested(node)
         except (FormatError, MissingPluginError):
