@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -452,6 +453,25 @@ def remote(rank: int, name: str, use_broadcast: bool, parts: bool) -> None:
 @pytest.mark.parametrize("name", TREES)
 def test_a_receiver_that_knows_nothing(two: Any, name: str, use_broadcast: bool, parts: bool) -> None:
     assert two.run(remote, name, use_broadcast, parts) == [None, None]
+
+
+def saves_what_arrives(rank: int) -> list[float]:
+    found = []
+    for length in range(1, 5):  # so that headers are of all sizes
+        tree = TensorDict({"k" * length: torch.ones(3)})
+        for each in (
+            *tree.all_gather(),
+            tree.broadcast(0),
+            tree.scatter(0, [tree] * 2 if rank == 0 else None),
+        ):
+            torch.save(each, file := io.BytesIO())
+            file.seek(0)
+            found.append(torch.load(file)["k" * length].sum().item())
+    return found
+
+
+def test_what_arrives_can_be_saved_and_loaded_by_torch(two: Any) -> None:
+    assert two.run(saves_what_arrives) == [[3.0] * 16] * 2
 
 
 def limited(rank: int, use_broadcast: bool) -> Any:

@@ -17,6 +17,7 @@ def test_room_can_be_written_to_its_end(nbytes: int) -> None:
     assert room.shape == (nbytes,)
     assert room.dtype == torch.uint8
     assert (room == 7).all()
+    assert room.untyped_storage().nbytes() % 16 == 0
 
 
 def test_a_large_collection_is_consolidated() -> None:

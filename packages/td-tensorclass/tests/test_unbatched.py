@@ -162,6 +162,32 @@ def test_reading_and_writing() -> None:
     assert td.load_state_dict(make().state_dict())["u"].tolist() == [1, 2, 3]
 
 
+#: What changes the leaves of a collection, and what becomes of the tensor by that.
+IN_PLACE: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "to": (lambda td: td.to(torch.float64, inplace=True), ("dtype", torch.float64)),
+    "share_memory_": (lambda td: td.share_memory_(), ("is_shared", True)),
+    "requires_grad_": (lambda td: td.requires_grad_(), ("requires_grad", True)),
+    "detach_": (lambda td: td.requires_grad_().detach_(), ("requires_grad", False)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_changes_leaves_in_place_reaches_it(name: str) -> None:
+    change, (attribute, wanted) = IN_PLACE[name]
+    td = TensorDict({"n": make()}, [2, 3])
+    assert change(td) is td
+    for key in ("u", "x"):
+        found = getattr(td["n", key], attribute)
+        assert (found() if callable(found) else found) == wanted
+
+
+@pytest.mark.skipif(not hasattr(TensorDict, "memmap_"), reason="needs td-memmap")
+def test_it_is_mapped_in_place(tmp_path: Any) -> None:
+    td = TensorDict({"n": make()}, [2, 3]).memmap_(tmp_path)
+    td["n", "u"].fill_(7)
+    assert TensorDict.load_memmap(tmp_path)["n", "u"].tolist() == [7, 7, 7]
+
+
 def test_different_ones_are_not_joined() -> None:
     other = make()
     other["u"] = UnbatchedTensor(torch.zeros(3))

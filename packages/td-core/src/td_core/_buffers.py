@@ -67,7 +67,12 @@ class Leaves:
 
 
 def _share(leaves: Leaves) -> tuple[Any, ...]:
-    return Leaves, (leaves.tensors, leaves.in_place)
+    # torch hands over the memory of a tensor, and forgets that it is to be read as conjugate or negative.
+    tensors = [
+        leaf.resolve_conj().resolve_neg() if leaf.is_conj() or leaf.is_neg() else leaf
+        for leaf in leaves.tensors
+    ]
+    return Leaves, (tensors, leaves.in_place)
 
 
 ForkingPickler.register(Leaves, _share)

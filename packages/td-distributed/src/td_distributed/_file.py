@@ -30,7 +30,7 @@ from td_core._values import join, readable, split
 from td_core.errors import BatchSizeError, CodecError, DimNamesError, FormatError, MissingPluginError
 
 from . import _paths, _storage
-from ._memory import bytes_of, vector
+from ._memory import WHOLE, bytes_of, vector
 from ._storage import Layout, Leaf, Span, Views
 
 FORMAT = "consolidated/1"
@@ -59,6 +59,7 @@ def trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
         text = json.dumps(_plain(tree, encoded, layout)).encode()
     except (UnsayableError, RecursionError):
         text = json.dumps({"cls": GENERAL, "td": describe(encoded, layout)}).encode()
+    text += b" " * (-(layout.nbytes + len(text) + 8) % WHOLE)  # as room() says
     return text + len(text).to_bytes(8, "little", signed=True)
 
 
@@ -128,7 +129,7 @@ def parse(data: Tensor, name: str) -> tuple[Any, Tensor]:
         raise FormatError(
             f"{name} is damaged: its last 8 bytes say that {length} bytes of {len(data)} are structure"
         )
-    storage = data[: len(data) - 8 - length]
+    storage = _whole(data)[: len(data) - 8 - length]
     text = bytes(bytes_of(data[len(data) - 8 - length : -8]))
     try:
         structure = json.loads(text)
@@ -151,6 +152,18 @@ def damaged(name: str) -> Iterator[None]:
         raise FormatError(f"{name} is damaged: {error}") from error
     except DAMAGE as error:
         raise FormatError(f"{name} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _whole(data: Tensor) -> Tensor:
+    """Return bytes that are a memory of their own, in which no element is cut off: see :func:`._memory.room`."""
+    if (
+        not data.untyped_storage().nbytes() % WHOLE
+        or len(data) < WHOLE
+        or not data.is_cpu
+        or data.is_shared()
+    ):
+        return data
+    return torch.frombuffer(bytes_of(data), dtype=torch.uint8, count=len(data) - len(data) % WHOLE)
 
 
 def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor]:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["bytes_of", "room", "vector"]
+__all__ = ["WHOLE", "bytes_of", "room", "vector"]
 
+#: The size of the largest element.
+WHOLE = 16
 #: Smaller memory has too few huge pages to matter, and is often memory whose pages are there already.
 LARGE = 1 << 22
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
@@ -22,10 +24,16 @@ def room(nbytes: int, device: torch.device | None = None, *, pin_memory: bool = 
     A new page of memory costs an interrupt when it is first written to, which takes longer than writing it. Linux gives
     pages of 2 MB instead of 4 kB where it is asked to: filling 177 MB took 40 ms instead of 110.
 
+    Elements of every dtype fill the memory behind it: ``torch.save`` writes that with each leaf, and cannot load an element
+    that is cut off.
+
     >>> room(3).shape
     torch.Size([3])
     """
-    storage = torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=pin_memory)
+    storage = torch.empty(nbytes + -nbytes % WHOLE, dtype=torch.uint8, device=device, pin_memory=pin_memory)
+    if nbytes % WHOLE:
+        storage[nbytes:] = 0
+        storage = storage[:nbytes]
     if nbytes < LARGE or pin_memory or type(storage) is not Tensor or storage.device.type != "cpu":
         return storage
     if _HUGE_PAGES is not None:

@@ -135,6 +135,13 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
             node._device = device
         return node
 
+    def _set_child(self, key: str, value: Child) -> None:
+        # Under this name formats write the tensor, and put another one in its place.
+        if key != "data" or not isinstance(value, Tensor):
+            super()._set_child(key, value)
+        else:
+            self._payload = value
+
     def _unwrap(self) -> Any:
         shown = self._payload.as_subclass(UnbatchedTensor)
         shown._size = self._batch_size
@@ -217,6 +224,8 @@ def to_unbatched(value: Any, batch_size: torch.Size, device: torch.device | None
     torch.Size([2])
     """
     payload = value.as_subclass(Tensor)
+    if not payload.requires_grad:
+        payload = payload.detach()  # no view, which could not be detached in place
     return UnbatchedNode(payload if device is None else payload.to(device), batch_size, device)
 
 

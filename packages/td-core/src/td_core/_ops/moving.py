@@ -170,7 +170,7 @@ def put_back(target: Any, source: Any) -> None:
             todo.extend(zip(stacked[0], theirs._stacked()[0], strict=True))
             continue
         for key, child in list(theirs._children().items()):
-            if isinstance(child, Tensor):
+            if isinstance(child, Tensor) or child._shows_tensor:
                 mine._set_child(key, child)
             else:
                 todo.append((mine._get_child(key), child))
