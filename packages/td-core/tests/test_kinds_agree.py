@@ -60,7 +60,7 @@ READS = [
     "x.where(mask, x * 0)", "x.where(mask[:, 0], x * 0)",
     "x.pad([0, 1, 1, 0])", "x.contiguous()", "x.densify()", "torch.stack([x, x], 1)", "torch.cat([x, dense()], 1)",
     "torch.stack([dense(), x])", "x.exp()", "x + x", "x + dense()", "dense() - x", "x * torch.arange(9.0).view(3, 3)",
-    "x + torch.arange(3.0)", "x - torch.arange(3.0)[:, None]", "1 - x", "x == dense()", "x > 3", "x.clamp(dense(), x)",
+    "x + torch.arange(3.0)", "x - torch.arange(3.0)[:, None]", "1 - x", "x == x.clone()", "x > 3", "x.clamp(dense(), x)",
     "x.add(x.select('a'), default=1.0)", "x.float().lerp(x.float() * 2, 0.5)", "x.add_(dense())", "x.mul_(2)",
     "x.sum()", "x.sum(0)", "x.sum(-1)", "x.sum((0, 1))", "x.amax(1)", "x.max(0)", "x.cummin(1)", "x.float().std(0)",
     "x.prod(0, keepdim=True)", "(x > 3).all(1)", "x.any()", "x.float().norm()", "x.float().softmax(1)",
@@ -156,3 +156,22 @@ def test_every_kind_gives_what_the_dense_one_gives(statement: str) -> None:
                 assert_same(expected, outcome(statement, make))
             except AssertionError as error:
                 raise AssertionError(f"{name}: {error}") from error
+
+
+# Those that make nothing new, though some of them make positions on the way.
+IN_PLACE = [
+    "x[[0, 2]]", "x[:, range(2)]", "x[np.array([1, 0])]", "x[[[0, 1], [2, 2]]]", "x.masked_select([True, False, True])",
+    "x[[2, 0]] = 5", "x[:, [0, 2]] = x.clone()[:, :2]", "x.add(x.select('a'), default=2)", "x.view(-1)", "x == x.clone()",
+    "list(x.map_iter(lambda part: part, shuffle=True, num_workers=0, chunksize=3))[0].batch_size",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("statement", IN_PLACE)
+def test_the_default_device_is_one_for_new_tensors(statement: str) -> None:
+    uneven = dense().unbind(0)
+    uneven[1]["only here"] = torch.zeros(3)
+    for make in (dense, lambda: stacked(dense(), 0), lambda: LazyStackedTensorDict(*uneven)):
+        expected = outcome(statement, make)
+        found = make()
+        with torch.device("meta"):
+            assert_same(expected, outcome(statement, lambda found=found: found))

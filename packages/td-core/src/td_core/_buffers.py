@@ -175,7 +175,9 @@ def _range(tensors: list[Tensor]) -> tuple[int, Tensor] | None:
     if 2 * used < stop - start or any(tensor.is_conj() or tensor.is_neg() for tensor in tensors):
         return None
     storage = tensors[0].untyped_storage()
-    return start, torch.empty(0, dtype=torch.uint8).set_(storage, start, (stop - start,), (1,))
+    return start, torch.empty(0, dtype=torch.uint8, device=storage.device).set_(
+        storage, start, (stop - start,), (1,)
+    )
 
 
 def _unpack(
@@ -206,7 +208,7 @@ def _as_storage(buffer: Any, in_place: bool) -> Tensor:
     """Return the bytes of a buffer as a tensor: a view, unless it is read-only or lies across elements."""
     view = memoryview(buffer)
     if not view.nbytes:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     # Bytes come out of the pickle itself, so nothing else knows them and they may be written after all; the
     # interpreter shares those of one element.
     if view.readonly and (view.nbytes < 2 if isinstance(buffer, bytes) else not in_place):

@@ -30,7 +30,7 @@ def rearranged(leaf: Tensor, move: Callable[[Tensor], Any]) -> Any:
     [[0.0, 0.0], [1.0]]
     """
     count = leaf.size(0)
-    moved = move(torch.arange(count))
+    moved = move(torch.arange(count, device="cpu"))
     if isinstance(moved, (tuple, list)):
         return tuple([_chosen(leaf, positions) for positions in moved])
     return _chosen(leaf, moved)

@@ -255,7 +255,8 @@ def _convert(item: Any) -> Any:
         return item
     elif isinstance(item, (list, tuple, range, np.ndarray)):
         try:
-            tensor = torch.as_tensor(list(item) if isinstance(item, range) else item)
+            # Every tensor takes an index on the CPU, and not every one that of torch.set_default_device.
+            tensor = torch.as_tensor(list(item) if isinstance(item, range) else item, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
             raise CollectionIndexError(f"{_show((item,))} cannot be an index: {error}") from error
         if not isinstance(item, np.ndarray) and tensor.numel() == 0:

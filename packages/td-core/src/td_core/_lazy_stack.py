@@ -512,7 +512,7 @@ class LazyStackedTensorDict(TensorDictBase):
             member = members[where.pop(dim)]
             return member._index(tuple(where)) if where else member
 
-        return build(plan.leaf(torch.arange(old.numel()).view(old)))
+        return build(plan.leaf(torch.arange(old.numel(), device="cpu").view(old)))
 
     def _densified(self) -> Any:
         """Return the dense stack; StructureError where members do not fit."""

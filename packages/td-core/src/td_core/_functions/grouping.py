@@ -48,7 +48,7 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
             if row not in values:
                 values.append(row)
             positions.append(values.index(row))
-        inverse, count = torch.tensor(positions, dtype=torch.long), len(values)
+        inverse, count = torch.tensor(positions, dtype=torch.long, device="cpu"), len(values)
     else:
         raise TypeError(f"group_by needs a tensor or non-tensor data; {key!r} is a {type(entry).__name__}")
     order = inverse.argsort(stable=True)

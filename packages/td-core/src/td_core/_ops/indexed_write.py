@@ -146,7 +146,7 @@ class IndexedWrite:
     def _list_components(self, target: Tensor, value: Any, path: Path) -> None:
         """List the writes into the components of a nested tensor that the index names."""
         refuse_grad(target, path)
-        positions = torch.arange(target.size(0))[self.index]
+        positions = torch.arange(target.size(0), device=target.device)[self.index]
         if positions.ndim > 1:
             raise StructureError(
                 f"cannot write {show_path(path)} at an index: it is a nested tensor, whose components have one batch "

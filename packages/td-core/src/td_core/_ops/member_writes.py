@@ -45,7 +45,7 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
     picked = members if along is None or along.picks is None else [members[i] for i in along.picks]
     if along is None:
         # The positions that the index names tell which member, and where in it, each element of the value belongs.
-        chosen = plan.leaf(torch.arange(size.numel()).view(size))
+        chosen = plan.leaf(torch.arange(size.numel(), device="cpu").view(size))
         coordinates = torch.unravel_index(chosen, size)
     for each in _fitted(value, stack, lead, index):
         if along is not None:

@@ -323,7 +323,7 @@ def _aligned(first: Any, second: Any, default: Any) -> tuple[Any, Any]:
             raise TypeError(f"default= is a number, a tensor, 'intersection' or None; got {default!r}")
         filler = None
     else:
-        filler = torch.as_tensor(default)
+        filler = default if isinstance(default, Tensor) else torch.as_tensor(default, device="cpu")
     stacked = first._stacked() or second._stacked()
     if stacked is not None and first.batch_size == second.batch_size:
         # By member: a lazy stack hides what not all of them have.
@@ -395,9 +395,10 @@ def compare_opaque(first: Any, second: Any, single: Callable[..., Any]) -> Tenso
         if stacked is not None:
             members, dim = stacked
             if not members:
-                return torch.empty(node.batch_size, dtype=torch.bool)
+                return torch.empty(node.batch_size, dtype=torch.bool, device=node.device or "cpu")
             pairs = zip(members, parts_along(other, dim), strict=True)
             return torch.stack([compare_opaque(*pair, single) for pair in pairs], dim)
     equal = first._unwrap() == second._unwrap()
     equal = bool(equal.all() if hasattr(equal, "all") else equal)
-    return torch.full(first.batch_size, equal if single is torch.eq else not equal)
+    value = equal if single is torch.eq else not equal
+    return torch.full(first.batch_size, value, device=first.device or "cpu")

@@ -147,7 +147,7 @@ class Parallel(Core):
         size = self.batch_size[dim]
         positions = _positions(size, chunksize, num_chunks, workers)
         if shuffle:
-            order = torch.randperm(size, generator=generator)
+            order = torch.randperm(size, generator=generator, device=_place(generator))
             positions = [order[position] for position in positions]
         chunks: Iterable[Any] = (_part(self, dim, position) for position in positions)
         if not index_with_generator:
@@ -188,6 +188,11 @@ def _workers(num_workers: int | None, pool: Any) -> int:
     return num_workers
 
 
+def _place(generator: torch.Generator | None) -> Any:
+    """Return where random numbers are drawn: not on the device of ``torch.set_default_device``."""
+    return "cpu" if generator is None else generator.device
+
+
 def _positions(size: int, chunksize: int | None, num_chunks: int | None, workers: int) -> list[Any]:
     """Return the index of each chunk along its dim."""
     if chunksize is not None and num_chunks is not None:
@@ -222,7 +227,7 @@ def _run(
     pbar: bool,
     start_method: str | None,
 ) -> Iterator[Any]:
-    seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+    seed = int(torch.empty((), dtype=torch.int64, device=_place(generator)).random_(generator=generator))
     outs = [None] * count if targets is None else targets
     results: Iterator[Any]
     if pool is not None:

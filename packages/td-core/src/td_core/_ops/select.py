@@ -68,7 +68,9 @@ class Selecting(Shaping):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_select(torch.tensor([True, False, True]))["a"]
         tensor([0, 2])
         """
-        result: SelfT = self._index(torch.as_tensor(mask).bool())
+        result: SelfT = self._index(
+            (mask if isinstance(mask, Tensor) else torch.as_tensor(mask, device="cpu")).bool()
+        )
         return self._become(result, "masked_select") if inplace else result
 
     def masked_fill(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
