@@ -94,6 +94,8 @@ def test_strict_reports_missing_and_unexpected_keys_and_changes_nothing():
     assert target["a"].sum() == 0
     target.load_state_dict(state, strict=False)
     assert torch.equal(target["a"], make()["a"]) and "z" in target["n"] and target["n", "b"].sum() == 0
+    with pytest.raises(StructureError, match=r"unexpected keys: \['n.b', 'n.c.d'\]; missing keys: \['q'\]"):
+        TensorDict(q=torch.ones(1)).load_state_dict({"n.b": torch.ones(1), "n.c.d": torch.ones(1)})
 
 
 def test_a_wrong_shape_changes_nothing():

@@ -330,7 +330,7 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
                 steps.append((node, key, given))
         for key, given in level.entries.items():
             if key not in entries and (isinstance(given, Tensor) or not _is_empty(given)):
-                unexpected.append(".".join((*path, key)))
+                unexpected.extend(_leaf_names(given, (*path, key)))
                 steps.append((node, key, given))
         if not node._opaque:
             steps.extend(
@@ -430,17 +430,17 @@ def _stored_kind(level: _Level) -> NodeKind | None:
 
 
 def _leaf_names(child: Any, path: tuple[str, ...]) -> list[str]:
-    if isinstance(child, Tensor) or child._opaque:
-        return [".".join(path)]
+    """Return the dotted names of the leaves of an entry, of a collection or of a state dict."""
     names: list[str] = []
     todo = [(child, path)]
     while todo:
         node, at = todo.pop()
-        for key, below in _entries(node).items():
-            if isinstance(below, Tensor) or below._opaque:
-                names.append(".".join((*at, key)))
-            else:
-                todo.append((below, (*at, key)))
+        level = isinstance(node, _Level)
+        if isinstance(node, Tensor) or (_stored_kind(node) is not None if level else node._opaque):
+            names.append(".".join(at))
+            continue
+        entries = node.entries if level else _entries(node)
+        todo.extend((below, (*at, key)) for key, below in reversed(list(entries.items())))
     return names
 
 
