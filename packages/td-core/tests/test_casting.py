@@ -418,6 +418,7 @@ def test_casting_compiles() -> None:
 def test_casting_runs_under_vmap() -> None:
     td = nested()
     check(torch.func.vmap(lambda td: td.double().clone())(td), entries(td.double()))
+    check(torch.func.vmap(lambda td: td.new_tensor(td * 2))(td), entries(td * 2))
 
 
 def test_parameters_stay_parameters_when_cast() -> None:

@@ -384,7 +384,9 @@ class Casting(Moving):
         made = []
         for reference, value in zip(references, values, strict=True):
             leaf = value.detach().to(goal or reference.device, dtype or reference.dtype, copy=True)
-            made.append((leaf.pin_memory() if pin_memory else leaf).requires_grad_(requires_grad))
+            leaf = leaf.pin_memory() if pin_memory else leaf
+            # What was detached requires none, and vmap allows nobody to say so.
+            made.append(leaf.requires_grad_() if requires_grad else leaf)
         result: Any = shape._with_leaves(made)
         relabel(result, goal)
         return result  # type: ignore[no-any-return]
