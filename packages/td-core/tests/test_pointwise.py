@@ -444,6 +444,32 @@ def test_a_default_stands_for_what_a_lazy_stack_hides() -> None:
     )
 
 
+VIEWS_IN_PLACE = {
+    "zero_": lambda td: td.zero_(),
+    "add_": lambda td: td.add_(1),
+    "mul_": lambda td: td.mul_(td.clone()),
+    "neg_": lambda td: td.neg_(),
+    "copy_": lambda td: td.copy_(td + 1),
+    "update_": lambda td: td.update_(td + 1),
+    "an index": lambda td: td.__setitem__(slice(None), td + 1),
+    "apply_": lambda td: td.apply_(lambda leaf: leaf * 3),
+    "load_state_dict": lambda td: td.load_state_dict((td * 2).state_dict()),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS_IN_PLACE)
+def test_operations_in_place_write_conjugate_and_negative_views(name: str) -> None:
+    bases = {"c": torch.tensor([1 + 2j, 3j]), "n": torch.tensor([1.0, 2.0]), "p": torch.ones(2)}
+    td = TensorDict({"c": bases["c"].conj(), "n": torch._neg_view(bases["n"]), "p": bases["p"]}, [2])
+    plain = td.clone()
+    assert not plain["c"].is_conj()
+    VIEWS_IN_PLACE[name](td)
+    VIEWS_IN_PLACE[name](plain)
+    assert td["c"].is_conj() and td["n"].is_neg()
+    assert (td == plain).all()
+    assert torch.equal(bases["c"].conj().resolve_conj(), plain["c"]) and torch.equal(-bases["n"], plain["n"])
+
+
 def test_results_are_unlocked_and_operations_in_place_are_legal_on_locked_ones() -> None:
     td = nested().lock_()
     assert not (td + 1).is_locked

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from dataclasses import FrozenInstanceError, InitVar, dataclass, field
-from typing import Any, ClassVar, Generic, Optional, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, Optional, TypeVar, Union
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict
+from td_core import TensorDict, TensorDictBase
 from td_core.errors import BatchSizeError, LockedError, StructureError
 from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError, is_tensorclass, tensorclass
 
@@ -427,8 +428,31 @@ class TestCasts:
         point = cls(torch.zeros(1))
         with pytest.raises(TypeError, match="the field 'x' takes tensors only"):
             point.x = "a"
-        with pytest.raises(TypeError, match="'s' is annotated as <class 'str'>"):
-            declare({"s": str}, False, tensor_only=True)
+        for hint in (str, int, Any, dict, Union[Tensor, str]):  # noqa: UP007
+            with pytest.raises(
+                TypeError, match="its fields are tensors and collections; 's' is annotated as"
+            ):
+                declare({"s": hint}, False, tensor_only=True)
+
+    @pytest.mark.parametrize(
+        "hint",
+        [TensorDict, Optional[TensorDict], Union[Tensor, TensorDict], TensorDictBase, "NotDefinedHere"],
+        ids=str,
+    )
+    def test_tensor_only_takes_collections(self, hint: Any) -> None:
+        cls = declare({"x": torch.LongTensor, "d": hint}, False, tensor_only=True)
+        for given in (
+            {"a": torch.ones(3)},
+            MappingProxyType({"a": torch.ones(3)}),
+            TensorDict(a=torch.ones(3)),
+        ):
+            made = cls(torch.arange(3), given, batch_size=[3])
+            assert type(made.d) is TensorDict
+            assert (made.d.batch_size, made[0].d["a"]) == ((3,), 1)
+        with pytest.raises(TypeError, match="the field 'x' takes tensors only; got {}"):
+            cls({}, {})
+        with pytest.raises(TypeError, match="the field 'd' takes tensors only"):
+            cls(torch.arange(3), NonTensorData("a"))
 
     def test_options_exclude_each_other(self) -> None:
         with pytest.raises(TypeError, match="the options 'autocast' and 'nocast' exclude each other"):

@@ -457,6 +457,24 @@ class TestStateDicts:
         ]
 
 
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize(
+    ("held", "given"),
+    [
+        (NonTensorData("a", batch_size=[2]), NonTensorData("b", batch_size=[2])),
+        (MetaData("a"), MetaData("b")),
+        (NonTensorStack("a", "b"), NonTensorStack("c", "d")),
+    ],
+)
+def test_a_value_alone_loads_a_state_dict(held: Any, given: Any, flatten: bool) -> None:
+    held = held.clone()
+    assert held.load_state_dict(given.state_dict(flatten=flatten)) is held
+    assert held.tolist() == given.tolist()
+    with pytest.raises(StructureError, match=f"a {type(held).__name__} takes the value"):
+        held.load_state_dict(TensorDict({"a": torch.ones(1)}).state_dict())
+    assert held.tolist() == given.tolist()
+
+
 def test_collections_in_a_list_that_are_unlike_are_values() -> None:
     first, second = TensorDict({"a": [1, 2]}, [2]), TensorDict({"a": 1})
     td = TensorDict({"items": [first, second]}, [2])

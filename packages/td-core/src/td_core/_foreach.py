@@ -68,9 +68,11 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any) -> Sequence[Tensor]:
             except NotImplementedError:
                 pass  # no kernel for this dtype or device: the loop has more of them, or says why not
             except RuntimeError as error:
-                # The autograd of fused kernels takes no integers beside leaves that require grad; in place it finds out
-                # after it wrote.
-                if "Autograd not support dtype" not in str(error) or _in_place(fused):
+                # Fused kernels do not write to conjugate and negative views. Their autograd takes no integers beside leaves
+                # that require grad; in place it finds out after it wrote.
+                if "mutable TensorLists" not in str(error) and (
+                    "Autograd not support dtype" not in str(error) or _in_place(fused)
+                ):
                     raise
             else:
                 if not results or not results[0].requires_grad or all(leaf.requires_grad for leaf in leaves):

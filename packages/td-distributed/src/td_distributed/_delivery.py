@@ -11,6 +11,7 @@ from torch import Tensor
 from td_core import decode, encode
 from td_core._collection import show_path
 from td_core._nodes import Encoded
+from td_core._ops.leaf_writes import copy_all
 from td_core.errors import StructureError
 
 from . import _file, _memory, _paths, _storage, _wire
@@ -129,9 +130,9 @@ def _write(
             leaves[theirs] = encoded.leaves[mine]
         with _file.damaged("a message"):
             source = decode(Encoded(message.nodes, leaves, message.values))
-    _storage.copy_all([target for target, _ in jobs], [piece for _, piece in jobs])
-    if source is not None:
-        with torch.no_grad():
+    with torch.no_grad():
+        copy_all([target for target, _ in jobs], [piece for _, piece in jobs])
+        if source is not None:
             collection.update_(source)
     return order
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from td_core import encode
 from td_core._collection import show_path
+from td_core._ops.leaf_writes import copy_all
 from td_core.errors import StructureError
 
 from . import _paths, _storage, _wire
@@ -60,7 +61,7 @@ class Reducing:
         if self.leaves:
             pieces = self.flat.split([leaf.numel() for leaf in self.leaves])
             shaped = [piece.view(leaf.shape) for piece, leaf in zip(pieces, self.leaves, strict=True)]
-            _storage.copy_all(self.leaves, shaped)
+            copy_all(self.leaves, shaped)
             self.leaves = []
 
     def is_completed(self) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from td_core._buffers import as_bytes
 from td_core._nodes import Encoded
-from td_core._ops.leaf_writes import copied_fused
+from td_core._ops.leaf_writes import copy_all
 from td_core.errors import FormatError, StructureError
 
 from . import _paths
@@ -402,7 +402,8 @@ def fill(
         with ThreadPoolExecutor(num_threads) as pool:
             list(pool.map(partial(_copy, non_blocking), targets, sources))
     else:
-        copy_all(targets, sources, non_blocking)
+        with torch.no_grad():
+            copy_all(targets, sources, non_blocking)
 
 
 def used(layout: Layout) -> list[tuple[int, int]]:
@@ -477,14 +478,6 @@ def overlaps(leaf: Tensor) -> bool:
     """
     steps = leaf.stride()
     return 0 in steps and any(step == 0 and size > 1 for step, size in zip(steps, leaf.shape, strict=True))
-
-
-def copy_all(targets: list[Tensor], sources: list[Tensor], non_blocking: bool = False) -> None:
-    """Copy tensors into others of their shapes; one call does not write to conjugate views."""
-    with torch.no_grad():
-        if targets and not copied_fused(targets, sources, non_blocking):
-            for target, source in zip(targets, sources, strict=True):
-                target.copy_(source, non_blocking=non_blocking)
 
 
 def _copy(non_blocking: bool, target: Tensor, source: Tensor) -> None:

@@ -7,7 +7,8 @@ back as non-tensor data.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, get_origin
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -26,15 +27,17 @@ def cast_for(schema: Schema) -> Callable[[str, Any], Any]:
     """Return the cast of a class: ``cast(field, value)``, called for values that are not None.
 
     Raises:
-        TypeError: ``tensor_only`` and a field that is not annotated as a tensor.
+        TypeError: ``tensor_only`` and a field that is annotated as something else than a tensor or a collection.
     """
     options = schema.options
     if options.tensor_only:
         for name in schema.names:
             hint = schema.hint(name)
-            if not _wants_tensor(hint):
+            if schema.knows(name) and not all(
+                _wants_tensor(each) or collection_class(each) for each in _choices(hint)
+            ):
                 raise TypeError(
-                    f"{schema.cls.__name__} is tensor_only, so its fields are tensors; "
+                    f"{schema.cls.__name__} is tensor_only, so its fields are tensors and collections; "
                     f"{name!r} is annotated as {hint!r}"
                 )
 
@@ -54,8 +57,12 @@ def cast_for(schema: Schema) -> Callable[[str, Any], Any]:
         return _as_type(schema.hint(name), name, value)
 
     def tensor_only(name: str, value: Any) -> Any:
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) or (isinstance(value, Core) and not value._opaque):
             return value
+        if isinstance(value, Mapping):
+            wanted = [each for each in _choices(schema.hint(name)) if collection_class(each) is not None]
+            if wanted or not schema.knows(name):
+                return _from_mapping(wanted[0] if wanted else TensorDict, value)
         try:
             return torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -74,7 +81,15 @@ def number_for_batch(hint: Any, value: Any) -> bool:
 
 
 def _wants_tensor(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, Tensor)
+    # torch.LongTensor and its like are classes of their own.
+    return isinstance(hint, type) and (issubclass(hint, Tensor) or isinstance(hint, type(torch.LongTensor)))
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """Return what a union consists of, without None."""
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(each for each in get_args(hint) if each is not type(None))
+    return (hint,)
 
 
 def collection_class(hint: Any) -> Any:
@@ -103,7 +118,7 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
         )
     if isinstance(value, cls):
         return value if isinstance(value, (Tensor, Core)) else NonTensorData(value)
-    if issubclass(cls, Tensor):
+    if _wants_tensor(cls):
         try:
             return torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:

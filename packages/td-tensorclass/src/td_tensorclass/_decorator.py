@@ -72,7 +72,7 @@ def tensorclass(
         frozen: refuse every write but those in place.
         nocast: keep numbers and arrays as they are, rather than as tensors.
         shadow: allow fields that hide members of a collection.
-        tensor_only: accept tensors only, and what ``torch.as_tensor`` makes one of.
+        tensor_only: accept tensors and collections only, and what ``torch.as_tensor`` makes one of.
         skip_post_init_on_rebuild: call ``__post_init__`` for constructed instances only, not for results of operations.
         cast_filter: ``(key, tensor) -> bool``: which tensors a change of dtype applies to.
         kw_only: take fields by keyword only.

@@ -42,7 +42,7 @@ def from_dataclass(
         nocast: keep numbers and arrays as they are.
         inplace: refused: a class cannot become another one; use the result.
         shadow: allow fields that hide members of a collection.
-        tensor_only: accept tensors only.
+        tensor_only: accept tensors and collections only.
         device: device of the result.
 
     Raises:

@@ -216,6 +216,11 @@ class Schema:
             f"{self.cls.__name__} has no field {', '.join(map(repr, listed))}: {closest(listed[0], self.names)}"
         )
 
+    def knows(self, name: str) -> bool:
+        """Tell whether the names in the annotation of a field are defined."""
+        self.hint(name)
+        return name in self._hints
+
     def hint(self, name: str) -> Any:
         """Return the resolved annotation of a field; Any where a name in it is not defined (yet), or it is no type.
 

@@ -124,6 +124,8 @@ class State(Core):
         if not assign and from_flatten is not False and _loaded_whole(self, state_dict):
             return self
         root = _parse(self, state_dict, from_flatten)
+        if self._opaque:
+            return self.update_(_build(self, root))
         with torch.no_grad():
             steps = _compare(self, root, strict, assign)
         targets: list[Tensor] = []
@@ -379,7 +381,7 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
         elif value[0] is not None or key in node._children():
             node._set_path((key,), value[0])  # type: ignore[attr-defined]
     elif isinstance(value, _Level):
-        node._set_child(key, _build(node, key, value))
+        node._set_child(key, _build(node._children().get(key), value, node))
     elif assign or key not in node._children():
         held = node._children().get(key)
         shows = isinstance(held, Core) and held._shows_tensor
@@ -389,10 +391,10 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
             node._write_child(key, value)
 
 
-def _build(parent: Core, key: str, level: _Level) -> Any:
-    """Return the node that a level of the state dict describes, for a parent that holds another value or none."""
-    size = torch.Size(level.meta.get("batch_size", parent.batch_size))
-    held = parent._children().get(key)
+def _build(held: Any, level: _Level, parent: Any = None) -> Any:
+    """Return the node that a level of the state dict describes, in the place of another value or of none."""
+    above = held if parent is None else parent
+    size = torch.Size(level.meta.get("batch_size", above.batch_size))
     kind = _stored_kind(level) or (
         KINDS.of(held) if "_non_tensor" in level.meta and held is not None else None
     )
@@ -401,9 +403,9 @@ def _build(parent: Core, key: str, level: _Level) -> Any:
         unflatten = kind.unflatten if layout is None else layout.unflatten
         cls = type(held) if isinstance(held, kind.type) else None
         return unflatten(Record(level.meta, {}, {}, level.meta["_non_tensor"], size, cls=cls))
-    node = dense({}, size, parent.device)
+    node = dense({}, size, above.device)
     for name, value in level.entries.items():
-        node._set_child(name, _build(node, name, value) if isinstance(value, _Level) else value)
+        node._set_child(name, _build(None, value, node) if isinstance(value, _Level) else value)
     return node
 
 
