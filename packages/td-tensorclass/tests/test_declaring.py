@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from dataclasses import FrozenInstanceError, InitVar, dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Optional, TypeVar, Union
+from typing import Any, ClassVar, Generic, Optional, TypeVar
 
 import numpy as np
 import pytest
@@ -428,7 +428,7 @@ class TestCasts:
         point = cls(torch.zeros(1))
         with pytest.raises(TypeError, match="the field 'x' takes tensors only"):
             point.x = "a"
-        for hint in (str, int, Any, dict, Union[Tensor, str]):  # noqa: UP007
+        for hint in (str, int, Any, dict, Tensor | str):
             with pytest.raises(
                 TypeError, match="its fields are tensors and collections; 's' is annotated as"
             ):
@@ -436,7 +436,7 @@ class TestCasts:
 
     @pytest.mark.parametrize(
         "hint",
-        [TensorDict, Optional[TensorDict], Union[Tensor, TensorDict], TensorDictBase, "NotDefinedHere"],
+        [TensorDict, TensorDict | None, Tensor | TensorDict, TensorDictBase, "NotDefinedHere"],
         ids=str,
     )
     def test_tensor_only_takes_collections(self, hint: Any) -> None:

@@ -63,6 +63,8 @@ def cast_for(schema: Schema) -> Callable[[str, Any], Any]:
             wanted = [each for each in _choices(schema.hint(name)) if collection_class(each) is not None]
             if wanted or not schema.knows(name):
                 return _from_mapping(wanted[0] if wanted else TensorDict, value)
+        if isinstance(value, Core):  # torch would take it for an empty sequence
+            raise TypeError(f"the field {name!r} takes tensors only; got {value!r}")
         try:
             return torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
