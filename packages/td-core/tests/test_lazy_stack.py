@@ -624,3 +624,26 @@ def test_positions_that_vmap_maps_over_index_a_stack(dim: int, positions: torch.
     stack = LazyStackedTensorDict(*[TensorDict({"a": torch.arange(2) + i}, [2]) for i in (0, 5)])
     found = torch.vmap(lambda at: stack[(slice(None),) * dim + (at,)]["a"])(positions)
     assert torch.equal(found, torch.stack([stack["a"][(slice(None),) * dim + (at,)] for at in positions]))
+
+
+@pytest.mark.parametrize(
+    ("change", "keys"),
+    [
+        (lambda stack: stack.del_("a"), ["n", ("n", "b")]),
+        (lambda stack: stack.del_(("n", "b")), ["a", "n"]),
+        (lambda stack: stack.pop("a"), ["n", ("n", "b")]),
+        (lambda stack: stack.popitem(), ["a"]),
+        (lambda stack: stack.clear(), []),
+        (lambda stack: stack.rename_key_("a", "z"), ["n", ("n", "b"), "z"]),
+        (lambda stack: stack.rename_key_(("n", "b"), ("n", "z")), ["a", "n", ("n", "z")]),
+        (lambda stack: stack.exclude("a", inplace=True), ["n", ("n", "b")]),
+    ],
+)
+@pytest.mark.parametrize("nest", [False, True])
+def test_a_member_that_stands_in_a_stack_twice_changes_once(change, keys, nest):
+    one = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2])
+    stack = lazy_stack([one, one])
+    if nest:
+        stack = lazy_stack([stack, lazy_stack([one, one.clone()])])
+    change(stack)
+    assert list(stack.keys(True)) == keys == list(one.keys(True))

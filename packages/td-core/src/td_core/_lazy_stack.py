@@ -21,7 +21,7 @@ from ._names import Names, check_names
 from ._nodes import dense
 from ._ops.member_writes import member_parts, uneven_plans
 from ._ops.update_plan import UpdatePlan
-from ._ragged import in_form, ragged_error, refuse_hidden
+from ._ragged import distinct_members, in_form, ragged_error, refuse_hidden
 from ._shape_plans import stack_plan, unbind_plan
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
@@ -396,7 +396,7 @@ class LazyStackedTensorDict(TensorDictBase):
     def _del_child(self, key: str) -> None:
         if key not in self._children():
             raise KeyError(key)
-        for member in self._members:
+        for member in distinct_members(self._members):
             member._del_child(key)
 
     def _with_children(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._collection import Child, show_path
+from ._collection import Child, Core, show_path
 from .errors import KeyMismatchError, StructureError
 from .typing import NestedKey
 
@@ -24,6 +24,19 @@ def merged_shape(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
         return (-1,)
     merged = [sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)]
     return (*merged[:dim], len(shapes), *merged[dim:])
+
+
+def distinct_members(members: Sequence[Core]) -> list[Any]:
+    """Return the members of a stack, and those of the stacks among them, each of them once."""
+    found: dict[int, Core] = {}
+    todo = list(members)
+    for member in todo:
+        stacked = member._stacked()
+        if stacked is None:
+            found[id(member._inner())] = member
+        else:
+            todo.extend(stacked[0])
+    return list(found.values())
 
 
 def refuse_hidden(keys: Sequence[Collection[str]]) -> None:

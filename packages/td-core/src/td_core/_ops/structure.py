@@ -19,6 +19,7 @@ from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._names import check_names
 from .._nodes import dense
+from .._ragged import distinct_members
 from .._views import IsLeaf
 from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
@@ -365,7 +366,7 @@ class Structure(Updating):
                     raise KeyTakenError(
                         f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already"
                     )
-            for member in members[0]:
+            for member in distinct_members(members[0]):
                 member.rename_key_(old, new)
             return self
         if len(old) > 1 and old[:-1] == new[:-1]:
