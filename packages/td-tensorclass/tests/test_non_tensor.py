@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
 from td_core.errors import BatchSizeError, KeyPathError, LockedError, StructureError
 from td_tensorclass import (
     MetaData,
@@ -403,6 +403,36 @@ class TestMetaData:
         assert repr(MetaData[str]("a")) == "MetaData[str](data=a, batch_size=torch.Size([]), device=None)"
         with pytest.raises(TypeError, match=r"MetaData\[str\] takes a str; got 3 of type int"):
             MetaData[str](3)
+
+
+#: Two elements with the values "a" and "b", or "a" for both, and whether each has a value of its own.
+HOLDERS: dict[str, Callable[[], Any]] = {
+    "one value": lambda: TensorDict({"k": "a"}, [2]),
+    "locked": lambda: TensorDict({"k": "a"}, [2], lock=True),
+    "metadata": lambda: TensorDict({"k": MetaData("a")}, [2]),
+    "values": lambda: TensorDict({"k": NonTensorStack("a", "b")}, [2]),
+    "members": lambda: lazy_stack([TensorDict({"k": "a"}), TensorDict({"k": "b"})]),
+    "members with a batch": lambda: lazy_stack([TensorDict({"k": key}, [1]) for key in "ab"], 1)[0],
+}
+
+
+@pytest.mark.parametrize("index", [0, -1, slice(1), torch.tensor([True, False]), ...])
+@pytest.mark.parametrize("name", HOLDERS)
+def test_a_value_is_written_at_an_index(name: str, index: Any) -> None:
+    td = HOLDERS[name]()
+    wanted = np.array(td.get("k").tolist())
+    wanted[index.numpy() if isinstance(index, torch.Tensor) else index] = "z"
+    assert td.set_at_("k", "z", index) is td
+    assert td["k"] == wanted.tolist()
+
+
+def test_numpy_scalars_are_equal_values() -> None:
+    values = [np.float64(1.5), np.int64(3), np.datetime64("2020-01-01"), np.str_("a")]
+    for value in values:
+        twice = [TensorDict({"k": NonTensorData(type(value)(value)), "x": torch.ones(1)}) for _ in range(2)]
+        assert torch.utils._pytree.tree_map(torch.add, *twice)["x"].item() == 2
+        with set_capture_non_tensor_stack(True):
+            assert type(torch.stack(twice).get("k")) is NonTensorData
 
 
 ENTRIES: dict[str, Callable[[], Any]] = {

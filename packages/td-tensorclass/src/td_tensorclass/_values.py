@@ -20,13 +20,13 @@ def same_value(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, torch.Tensor):
         return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
-    if isinstance(a, np.ndarray):
+    if isinstance(a, (np.ndarray, np.generic)):
         return a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same_value(value, b[key]) for key, value in a.items())
-    # A comparison may give anything, an array of booleans for one.
+    # A comparison may give anything.
     return (a == b) is True
 
 

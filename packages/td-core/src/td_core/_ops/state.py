@@ -125,7 +125,7 @@ class State(Core):
             return self
         root = _parse(self, state_dict, from_flatten)
         if self._opaque:
-            return self.update_(_build(self, root))
+            return self.update_(_build(self, root))  # type: ignore[attr-defined,no-any-return]
         with torch.no_grad():
             steps = _compare(self, root, strict, assign)
         targets: list[Tensor] = []
