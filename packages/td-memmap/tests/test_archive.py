@@ -213,7 +213,7 @@ def test_a_durable_archive_is_synced_whole_before_it_has_its_name(
 
 def test_litter_of_a_killed_process_is_removed_and_of_a_running_one_kept(tmp_path: Path) -> None:
     path = tmp_path / "save.tdz"
-    (tmp_path / ".save.tdz.td-file-0123abcd").write_text("killed")
+    (tmp_path / ".save.tdz.td-file-00000001").write_text("killed")
     (tmp_path / ".save.tdz.td-file-mine").write_text("no litter")
     with _fs.NewFile(str(path), replace=True) as busy:
         TensorDict({"a": torch.ones(4)}).memmap(path)

@@ -518,6 +518,36 @@ def test_where_the_parent_must_not_be_written_to_it_is_written_in_place_once(
     assert verify(prefix).problems == []
 
 
+@pytest.mark.parametrize(
+    "litter", [["new-00000002"], ["old-00000003"], ["new-00000000", "old-00000001", "new-00000004"]]
+)
+def test_litter_of_processes_that_built_at_once_is_found(tmp_path: Path, litter: list[str]) -> None:
+    for name in litter:
+        make(1).memmap(tmp_path / "other")
+        os.rename(tmp_path / "other", tmp_path / f".save.td-{name}")
+    make(2).memmap(tmp_path / "save")
+    assert os.listdir(tmp_path) == ["save"]
+    assert TensorDict.load_memmap(tmp_path / "save")["a"].unique().tolist() == [2]
+
+
+def test_saves_do_not_look_at_all_their_siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def watched(listing: Callable[[Any], Any], where: Any) -> Any:
+        seen.append(os.path.realpath(f"/proc/self/fd/{where}" if isinstance(where, int) else where))
+        return listing(where)
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, functools.partial(watched, getattr(os, name)))
+    for _ in range(2):
+        make(1).memmap(tmp_path / "save")
+        make(1).memmap(tmp_path / "save.tdz")
+        rows = TensorDict({"a": torch.zeros(2, 3)}, [2]).memmap(tmp_path / "rows", durable=True)
+        append_memmap(tmp_path / "rows", rows)
+    assert str(tmp_path) not in seen
+    assert seen
+
+
 def test_litter_that_is_in_use_or_not_ours_is_left_alone(tmp_path: Path) -> None:
     prefix = tmp_path / "save"
     for name in (".save.td-new-zzzzzzzz", ".save.td-something", ".save.other.td-new-00000000"):

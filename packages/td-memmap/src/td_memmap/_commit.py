@@ -1,7 +1,7 @@
 """Publishing a directory in one step.
 
-A save is built in a directory beside its prefix, ``.<name>.td-new-<random>``. When it is complete, it is renamed to
-``.<name>.td-old-<random>`` and then exchanged with the prefix in one step; what was at the prefix, now under that other
+A save is built in a directory beside its prefix, ``.<name>.td-new-<number>``. When it is complete, it is renamed to
+``.<name>.td-old-<number>`` and then exchanged with the prefix in one step; what was at the prefix, now under that other
 name, is removed. Whatever stops the process leaves a complete save at the prefix, the old one or the new one, and
 litter that the next save at that prefix removes: of a directory called ``new`` everything is ours, from one called
 ``old`` files that belong to no save are first brought back to the prefix, which makes a ``new`` one of it.
@@ -34,7 +34,6 @@ from ._owned import Owned, foreign, owned
 
 __all__ = ["Staging", "alone"]
 
-_STATE = re.compile("(new|old)-([0-9a-f]{8})")
 _LITTER = re.compile(r"^\..*\.td-((new|old)-[0-9a-f]{8}|lock)$")
 
 
@@ -109,7 +108,7 @@ class Staging:
             self.in_place = _fs.is_mount(self.prefix)
         if not self.in_place:
             try:
-                self.tree = self._make_temporary()
+                self.tree = self._make_temporary(excluded)
             except OSError as error:
                 if error.errno not in _fs.NOT_WRITABLE or self.previous is None:
                     raise
@@ -125,9 +124,23 @@ class Staging:
             self.previous.close()
         self.previous = Tree.at_path(self.prefix) if _fs.status(self.prefix) is not None else None
 
-    def _make_temporary(self) -> Tree:
+    def _free_number(self, excluded: bool) -> str:
+        """Return what nothing unfinished at this prefix is called: the lowest number, which the next save looks at first.
+
+        Processes that cannot keep each other out take a random one.
+        """
+        if not excluded:
+            return secrets.token_hex(4)
+        parent, starts = self._parent.root, (f"{self._litter}new-", f"{self._litter}old-")
+        return next(
+            number
+            for number in _names.numbers()
+            if not any(_fs.is_name(start + number, parent) for start in starts)
+        )
+
+    def _make_temporary(self, excluded: bool) -> Tree:
         """Create the directory to build in, and lock it."""
-        self._token = secrets.token_hex(4)
+        self._token = self._free_number(excluded)
         self._temporary = f"{self._litter}new-{self._token}"
         _fs.make_directory(self._temporary, self._parent.root)
         tree = Tree.at_path(self._temporary, self._parent.root)
@@ -187,16 +200,16 @@ class Staging:
             if self._durable:
                 self.tree.sync()
             return
-        with self._exclusive():
+        with self._exclusive() as excluded:
             try:
-                self._publish()
+                self._publish(excluded)
             except BaseException:
                 # As long as nobody else can take the complete directory for a replaced one.
                 if not self._finished:
                     self._abort()
                 raise
 
-    def _publish(self) -> None:
+    def _publish(self, excluded: bool) -> None:
         self._look()
         mine = None
         if self.previous is not None:
@@ -207,7 +220,7 @@ class Staging:
         complete = f"{self._litter}old-{self._token}"
         _fs.rename(self._parent.root, self._temporary, self._parent.root, complete)
         self._temporary = complete
-        replaced = self._swap()
+        replaced = self._swap(excluded)
         self._finished = True
         if self.previous is not None:
             _fs.follow(self.previous.root, self.tree.root)
@@ -218,7 +231,7 @@ class Staging:
             with Tree.at_path(f"{self._litter}old-{self._token}", self._parent.root) as old:
                 self._retire(old, self._token, mine or owned(old))
 
-    def _swap(self) -> bool:
+    def _swap(self, excluded: bool) -> bool:
         """Take the place of the prefix; tell whether something was there, which now has the temporary name."""
         parent = self._parent.root
         for _ in range(100):
@@ -231,7 +244,7 @@ class Staging:
                 continue
             # Without an exchange the prefix is missing for a moment; a process that dies in it leaves the old save
             # under a name from which the next save restores it.
-            token = secrets.token_hex(4)
+            token = self._free_number(excluded)
             aside = f"{self._litter}old-{token}"
             _fs.rename(parent, self._name, parent, aside)
             if _fs.rename_new(parent, self._temporary, parent, self._name):
@@ -276,19 +289,16 @@ class Staging:
             _fs.rename(parent, doomed, parent, name)
 
     def _clear_litter(self) -> None:
-        parent = self._parent.root
-        for name in _fs.names(parent, self._litter):
-            state = _STATE.fullmatch(name[len(self._litter) :])
-            if state is None:
-                continue
+        parent, old = self._parent.root, f"{self._litter}old-"
+        for name in _fs.numbered(parent, f"{self._litter}new-", old):
             try:
                 tree = Tree.at_path(name, parent)
             except OSError:
                 continue
             with tree, contextlib.suppress(PermissionError):
-                if state[1] == "old":
+                if name.startswith(old):
                     if not _fs.rename_new(parent, name, parent, self._name):
-                        self._retire(tree, state[2], owned(tree))
+                        self._retire(tree, name.removeprefix(old), owned(tree))
                 elif _fs.take(tree.root, without_locks=False):
                     tree.remove_all()
                     _fs.remove_directory(name, parent)

@@ -14,13 +14,12 @@ import errno
 import fcntl
 import functools
 import os
-import re
 import secrets
 import stat
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -39,6 +38,8 @@ _READ, _WRITE = os.O_RDONLY | _FILE, os.O_RDWR | _FILE
 _FD_DIRECTORY = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
 _OPEN_DIRECTORIES = 128
 _ATTEMPTS = 1000
+#: So many processes may build at one prefix at once, all but the last end well, and the last be killed.
+_GAP = 4
 _PIECE = 16 << 20
 #: Errors of opening a file for writing that still let it be read.
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
@@ -135,11 +136,16 @@ class NewFile:
     def __enter__(self) -> NewFile:
         if not self._replace and os.path.lexists(self.path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
+        numbers = _names.numbers()
         while True:
-            self._temporary = self._start + secrets.token_hex(4)
-            self.fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666)
+            temporary = self._start + next(numbers)
+            try:
+                self.fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666)
+            except FileExistsError:
+                continue
             # Until it is locked, another process may take it for litter.
             if take(self.fd, without_locks=True) and os.fstat(self.fd).st_nlink:
+                self._temporary = temporary
                 return self
             os.close(self.fd)
 
@@ -147,16 +153,15 @@ class NewFile:
         """Remove what processes that were killed left of this file."""
         folder, start = os.path.split(self._start)
         with Tree.at_path(folder) as tree:
-            for name in names(tree.root, start):
-                if re.fullmatch("[0-9a-f]{8}", name[len(start) :]):
-                    # What cannot be opened or removed is not ours.
-                    with contextlib.suppress(OSError, FormatError):
-                        fd, _ = tree.open((), name)
-                        try:
-                            if take(fd, without_locks=False):
-                                tree.remove((), name)
-                        finally:
-                            os.close(fd)
+            for name in numbered(tree.root, start):
+                # What cannot be opened or removed is not ours.
+                with contextlib.suppress(OSError, FormatError):
+                    fd, _ = tree.open((), name)
+                    try:
+                        if take(fd, without_locks=False):
+                            tree.remove((), name)
+                    finally:
+                        os.close(fd)
 
     def sync_name(self) -> None:
         """Make the name durable."""
@@ -167,15 +172,17 @@ class NewFile:
         """Give the file its name."""
         if self._replace:
             os.replace(self._temporary, self.path)
+            self._temporary = ""
         else:
             os.link(self._temporary, self.path)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self.fd)
-        if os.path.lexists(self._temporary):
+        # As long as it is open it is locked, and its name nobody else's.
+        if self._temporary:
             os.unlink(self._temporary)
+        os.close(self.fd)
         if isinstance(error, OSError) and error.filename is None:
             raise named(error, "cannot write it", self.path) from error
 
@@ -692,6 +699,25 @@ def is_file(path: str) -> bool:
     return os.path.isfile(path)
 
 
-def names(dir_fd: int, start: str) -> Iterable[str]:
-    """Return the names in an open directory that begin with ``start``."""
-    return [name for name in os.listdir(dir_fd) if name.startswith(start)]
+def is_name(name: str, dir_fd: int) -> bool:
+    """Tell whether there is anything of this name in an open directory."""
+    try:
+        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def numbered(dir_fd: int, *starts: str) -> Iterator[str]:
+    """Yield the names in an open directory that are one of ``starts`` and a number.
+
+    Each was made with the lowest number that was free, so after a gap there are no more: to list the directory would take
+    the longer, the more saves stand in it.
+    """
+    gap = 0
+    for number in _names.numbers():
+        found = [start + number for start in starts if is_name(start + number, dir_fd)]
+        yield from found
+        gap = 0 if found else gap + 1
+        if gap == _GAP:
+            return

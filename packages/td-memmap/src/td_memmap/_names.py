@@ -8,9 +8,10 @@ upper-case hex digits, or stands alone for the empty key. Names of our own start
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 __all__ = ["META", "encode_key", "fits", "litter", "spare_name"]
 
@@ -75,6 +76,15 @@ def litter(name: str) -> str:
     # The whole of it has to fit too.
     raw = os.fsencode(name)
     return f".{name if len(raw) <= 200 else hashlib.sha1(raw).hexdigest()}.td-"
+
+
+def numbers() -> Iterator[str]:
+    """Yield the numbers that tell unfinished saves of one name apart, in order: who builds takes the first that is free.
+
+    >>> next(numbers())
+    '00000000'
+    """
+    return (f"{number:08x}" for number in itertools.count())
 
 
 def fits(name: str) -> bool:
