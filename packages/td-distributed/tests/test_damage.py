@@ -106,7 +106,7 @@ EDITS: dict[str, tuple[Any, str]] = {
     "device": (lambda s: s["cls_metadata"].__setitem__("device", "nowhere"), "damaged"),
     "class": (
         lambda s: s.__setitem__("cls", "os.system"),
-        "class 'os.system', which no installed package provides",
+        "the root is of the class 'os.system', which no installed package provides; if it is a tensorclass, import the module",
     ),
     "class below": (
         lambda s: s["n"].__setitem__("cls", "Nope"),

@@ -348,8 +348,8 @@ class _Reader:
         kind = KINDS.named(FORMAT, name) or _by_last_name(name)
         if kind is None:
             raise FormatError(
-                f"the level {path} is of the class {name!r}, which no installed package provides; "
-                "if it is non-tensor data: pip install td-tensorclass"
+                f"{show_path(path)} is of the class {name!r}, which no installed package provides; if it is a tensorclass, "
+                "import the module that defines it first, and non-tensor data needs td-tensorclass: pip install td-tensorclass"
             )
         meta = dict(level["cls_metadata"])
         size = torch.Size(meta.get("batch_size", ()))
