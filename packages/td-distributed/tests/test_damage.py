@@ -110,7 +110,7 @@ EDITS: dict[str, tuple[Any, str]] = {
     ),
     "class below": (
         lambda s: s["n"].__setitem__("cls", "Nope"),
-        r"the level \('n',\) is of the class 'Nope'",
+        "key 'n' is of the class 'Nope'",
     ),
     "class is a list": (lambda s: s.__setitem__("cls", ["TensorDict"]), "damaged"),
     "no class": (lambda s: s.pop("cls"), "KeyError: 'cls'"),
