@@ -473,11 +473,54 @@ def test_memory_of_a_file_is_never_moved_away_from_it(named: bool, source: Tenso
         place = tensor.data_ptr()
         assert tensor.share_memory_().data_ptr() == place
         assert tensor.untyped_storage().share_memory_().data_ptr() == mapped.data_ptr()
-    with pytest.raises(RuntimeError, match=r"send the MemoryMappedTensor that shows it, or a clone\(\)"):
-        ForkingPickler.dumps(plain)
+    with pytest.raises(RuntimeError, match=r"pickle a tensor that shows it, or a clone\(\)"):
+        pickle.dumps(plain.untyped_storage())
     plain.fill_(7)
     if named:
         assert torch.equal(torch.from_file(str(tmp_path / "t"), size=12), torch.full((12,), 7.0))
+
+
+def sent(tensor: Tensor) -> Any:
+    return pickle.loads(ForkingPickler.dumps(tensor))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_plain_tensors_on_its_memory_are_sent_as_that_memory(
+    named: bool, source: Tensor, tmp_path: Path
+) -> None:
+    mapped = MemoryMappedTensor.from_tensor(source, filename=tmp_path / "t" if named else None)
+    turned = mapped[1:].t()
+    received = sent(turned)
+    assert type(received) is Tensor
+    assert received.stride() == turned.stride()
+    received.neg_()
+    assert torch.equal(mapped[1:], -source[1:])
+    assert torch.equal(mapped[:1], source[:1])
+    del mapped
+    assert torch.equal(sent(received), turned)
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed", "private", "archive"])
+def test_memory_whose_file_does_not_hold_it_is_sent_as_a_copy(
+    change: str, source: Tensor, tmp_path: Path
+) -> None:
+    mapped = MemoryMappedTensor.from_tensor(source, filename=tmp_path / "t")
+    if change == "replaced":
+        MemoryMappedTensor.from_tensor(-source, filename=tmp_path / "t", existsok=True)
+    elif change == "removed":
+        os.unlink(tmp_path / "t")
+    elif change == "private":
+        mapped = MemoryMappedTensor.from_filename(tmp_path / "t", torch.float32, source.shape, mode="r")
+    else:
+        saved = TensorDict({"a": source}).memmap(tmp_path / "t.tdz")
+        torch.save(saved, tmp_path / "saved.pt")
+        assert torch.equal(torch.load(tmp_path / "saved.pt")["a"], source)
+        mapped = saved["a"]
+    mapped[0] = 7
+    received = sent(mapped.view(-1))
+    assert torch.equal(received, mapped.view(-1))
+    received.zero_()
+    assert (mapped[0] == 7).all()
 
 
 def test_a_copy_of_its_storage_is_ordinary_memory(mapped: MemoryMappedTensor) -> None:

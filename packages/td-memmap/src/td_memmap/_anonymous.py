@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections.abc import Callable
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
@@ -65,7 +66,7 @@ class AnonymousFile:
         if not count:
             return torch.empty(0, dtype=dtype)
         if self._bytes is None:
-            self._bytes = map_elements(self.fd, torch.uint8, self.nbytes, shared=True)
+            self._bytes = map_elements(self.fd, torch.uint8, self.nbytes, True, weakref.ref(self))
         return self._bytes[offset : offset + count * dtype.itemsize].view(dtype)
 
     def __reduce__(self) -> Any:

@@ -476,12 +476,14 @@ class ArchiveTree:
         return start
 
     def map_whole(self, *, shared: bool) -> Tensor:
-        """Map the whole archive."""
+        """Map the archive, but for a few of the bytes behind the last leaf."""
+        # torch saves no storage whose size is no multiple of the size of its elements.
+        size = self.size // _ALIGNMENT * _ALIGNMENT
         if not shared:
-            return map_elements(self._fd, torch.uint8, self.size, shared=False)
+            return map_elements(self._fd, torch.uint8, size, shared=False)
         fd = _fs.open_path(self.path, writable=True)
         try:
-            return map_elements(fd, torch.uint8, self.size, shared=True)
+            return map_elements(fd, torch.uint8, size, shared=True)
         finally:
             _fs.close(fd)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["buffer", "map_elements"]
+__all__ = ["FileStorage", "buffer", "map_elements"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap, _munmap = _libc.mmap, _libc.munmap
@@ -57,14 +57,21 @@ class _Mapping(_Memory):
         unmap(address(self), self.nbytes)
 
 
-class _FileStorage(torch.UntypedStorage):
-    """The storage of mapped memory. Other processes share it through its file, so it is never moved to other memory."""
+class FileStorage(torch.UntypedStorage):
+    """The storage of mapped memory. Other processes share it through its file, so it is never moved to other memory.
+
+    Attributes:
+        source: what another process can map the same memory from: the :class:`Place` of a tensor, or a weak reference
+            to an :class:`AnonymousFile`; None where there is nothing.
+    """
+
+    source: Any = None
 
     def is_shared(self) -> bool:
         """Return True."""
         return True
 
-    def share_memory_(self) -> _FileStorage:
+    def share_memory_(self) -> FileStorage:
         """Leave the storage where it is."""
         return self
 
@@ -74,12 +81,11 @@ class _FileStorage(torch.UntypedStorage):
 
     def __reduce__(self) -> Any:
         raise RuntimeError(
-            "the memory of a mapped file cannot be sent or pickled by itself: send the MemoryMappedTensor that shows it, "
-            "or a clone()"
+            "the memory of a mapped file cannot be pickled by itself: pickle a tensor that shows it, or a clone()"
         )
 
 
-def map_elements(fd: int, dtype: torch.dtype, count: int, shared: bool) -> Tensor:
+def map_elements(fd: int, dtype: torch.dtype, count: int, shared: bool, source: Any = None) -> Tensor:
     """Map the first ``count`` elements of an open file.
 
     The caller has checked that the file is long enough: loading from pages behind its end would end the process.
@@ -89,6 +95,7 @@ def map_elements(fd: int, dtype: torch.dtype, count: int, shared: bool) -> Tenso
         dtype: element type.
         count: number of elements, at least 1.
         shared: stores reach the file; else they stay in this mapping (copy on write).
+        source: the :attr:`FileStorage.source` of the memory.
 
     Raises:
         OSError: the file cannot be mapped.
@@ -101,7 +108,9 @@ def map_elements(fd: int, dtype: torch.dtype, count: int, shared: bool) -> Tenso
     memory = _Mapping.from_address(address)
     memory.nbytes = nbytes
     result = torch.frombuffer(memory, dtype=dtype, count=count)
-    result.untyped_storage().__class__ = _FileStorage
+    storage: Any = result.untyped_storage()
+    storage.__class__ = FileStorage
+    storage.source = source
     return result
 
 

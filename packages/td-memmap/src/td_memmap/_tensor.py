@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import reduce_storage
 
 from td_core._torch_private import plain_results
 from td_core.errors import FormatError
@@ -24,7 +25,7 @@ from . import _fs
 from ._anonymous import AnonymousFile
 from ._dtypes import check_dtype, elements, storable
 from ._errors import FileTakenError, NoFileError
-from ._mapping import map_elements
+from ._mapping import FileStorage, map_elements
 from ._shapes import Shape, as_shape, element_count, shape_of, shaped, show_shape
 
 __all__ = ["MemoryMappedTensor", "Place"]
@@ -488,6 +489,30 @@ def _share(tensor: MemoryMappedTensor) -> Any:
 ForkingPickler.register(MemoryMappedTensor, _share)
 
 
+def _share_memory(storage: FileStorage) -> Any:
+    """Reduce mapped memory, which a plain tensor shows, for another process of this machine: its file, or a copy."""
+    source = storage.source
+    if isinstance(source, Place):
+        found = _fs.status(source.filename or "")
+        if source.shared and found is not None and (found.st_dev, found.st_ino) == source.identity:
+            return _memory_of_path, (source.filename, storage.nbytes())
+    elif source is not None and (file := source()) is not None:
+        return _memory_of_file, (file,)
+    return reduce_storage(storage.clone())
+
+
+def _memory_of_path(filename: str, nbytes: int) -> torch.UntypedStorage:
+    memory: Tensor = MemoryMappedTensor.from_filename(filename, torch.uint8, (nbytes,))
+    return memory.untyped_storage()
+
+
+def _memory_of_file(file: AnonymousFile) -> torch.UntypedStorage:
+    return file.elements(torch.uint8, file.nbytes).untyped_storage()
+
+
+ForkingPickler.register(FileStorage, _share_memory)
+
+
 #: How a view looks at the elements of its place: size, strides and storage offset; None for all of them, in order.
 _Look = tuple[torch.Size, tuple[int, ...], Any] | None
 
@@ -565,8 +590,8 @@ def map_file(
             f"{path} is too short for shape {show_shape(shape)} of {dtype}: it has {status.st_size} bytes, "
             f"{nbytes} are needed"
         )
-    data = map_elements(fd, dtype, nbytes // dtype.itemsize, shared)
     place = Place(shape, path, None, 0, mode, shared, (status.st_dev, status.st_ino))
+    data = map_elements(fd, dtype, nbytes // dtype.itemsize, shared, place)
     return MemoryMappedTensor._on(shaped(data, shape), place)
 
 
