@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch.utils._pytree import tree_map
 
 from td_core import LazyStackedTensorDict, TensorDict
 
@@ -46,6 +47,7 @@ PROGRAMS = {
     "cat": lambda td: torch.cat([td, td], 0),
     "lazy stack": lambda td: LazyStackedTensorDict(td, td + 1, stack_dim=0)["n", "b"],
     "vmap over a lazy stack": lambda td: torch.vmap(torch.neg)(LazyStackedTensorDict(td, td + 1))["a"],
+    "tree_map over a lazy stack": lambda td: tree_map(torch.neg, LazyStackedTensorDict(td, td + 1)),
     "lazy stack index": lambda td: LazyStackedTensorDict(td, td + 1, stack_dim=0)[:, 0]["a"],
     "unbind": lambda td: td.unbind(0)[1],
     "split": lambda td: td.split(2)[0],

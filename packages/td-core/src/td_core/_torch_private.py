@@ -83,8 +83,10 @@ def are_followed(leaves: list[Tensor]) -> bool:
     >>> are_followed([torch.zeros(2)])
     False
     """
+    if torch.compiler.is_compiling():
+        return False  # a graph cannot ask, and torch.func.grad inside it takes no lazy stacks
     transform = functorch_level()
-    if transform is None or _level_of is None or torch.compiler.is_compiling():
+    if transform is None or _level_of is None:
         return transform is not None
     return (_GRAD is None or transform.key() == _GRAD) and transform.level() in map(_level_of, leaves)
 
