@@ -278,6 +278,14 @@ def test_rows_outside_of_the_values_are_refused(offsets: list[int], tmp_path: Pa
         _wire.assemble(message, storage)
 
 
+def test_offsets_that_torch_asserts_about_are_refused(tmp_path: Path) -> None:
+    storage, structure = parts(JAGGED)
+    place = structure["leaves"]["<NJT_OFFSETS>j"]
+    place[1], place[3] = [], place[2] + 8  # a number instead of a vector
+    with pytest.raises(FormatError, match="is damaged: AssertionError: offsets must be 1D"):
+        read(join(storage, structure), tmp_path)
+
+
 @pytest.mark.parametrize("header", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"[]", b"{}", b"null"])
 def test_a_damaged_header_of_a_message_is_refused(header: bytes) -> None:
     with pytest.raises(FormatError, match="the header of a message is damaged"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -131,6 +132,9 @@ def test_state_dict() -> None:
     payload = td["u"]
     td.load_state_dict(state)
     assert payload.tolist() == td["u"].tolist() == [2, 3, 4]
+    torch.save(state, file := io.BytesIO())
+    file.seek(0)
+    assert make().load_state_dict(torch.load(file, weights_only=True))["u"].tolist() == [2, 3, 4]
     assigned = make().load_state_dict(state, assign=True)
     assert type(assigned["u"]) is UnbatchedTensor
     assert assigned["u"].data_ptr() == state["u"].data_ptr()

@@ -74,6 +74,10 @@ class UnbatchedTensor(Tensor):
         self._size = as_batch_size(batch_size)
 
 
+# A state dict holds the tensor as it is.
+torch.serialization.add_safe_globals([UnbatchedTensor])
+
+
 class UnbatchedNode(OpaqueNode, TensorCollection):
     """What stands in a collection for an :class:`UnbatchedTensor`.
 
