@@ -297,6 +297,37 @@ class TestMembers:
         assert Point(3).s is None
         assert Point(3).batch_size == ()
         assert (Point(2) + 1).x.tolist() == [1, 1]
+        point = Point(2, batch_size=[2], names=["t"], lock=True)
+        assert (point.batch_size, point.names, point.is_locked) == ((2,), ["t"], True)
+        assert Point(2, device="meta").x.device.type == "meta"
+        assert Point(2, batch_size=None).batch_size == ()
+        with pytest.raises(BatchSizeError, match=r"key 'x' has shape \[2\]"):
+            Point(2, batch_size=[3])
+        with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
+            Point(2, bogus=1)
+
+    @pytest.mark.parametrize("how", ["named", "passed on", "left out"])
+    def test_a_constructor_of_its_own_may_call_that_above(self, how: str) -> None:
+        class Base(TensorClass):
+            x: Tensor
+            y: Tensor
+
+        class Named(Base):
+            def __init__(self, x: Tensor, *, batch_size: Any = None, device: Any = None) -> None:
+                super().__init__(x, x * 2, batch_size=batch_size, device=device)
+
+        class PassedOn(Base):
+            def __init__(self, x: Tensor, **kwargs: Any) -> None:
+                super().__init__(x, x * 2, **kwargs)
+
+        class LeftOut(Base):
+            def __init__(self, x: Tensor) -> None:
+                super().__init__(x, x * 2)
+
+        cls = {"named": Named, "passed on": PassedOn, "left out": LeftOut}[how]
+        point = cls(torch.ones(3), batch_size=[3], device="cpu")  # type: ignore[call-arg,misc]
+        assert (point.batch_size, point.device, point[0].y) == ((3,), torch.device("cpu"), 2)
+        assert cls(torch.ones(3)).batch_size == ()
 
     def test_inheritance_redefines_fields(self) -> None:
         class Base(TensorClass, nocast=True):

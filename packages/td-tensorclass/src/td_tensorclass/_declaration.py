@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from typing import Any
 
 from torch import Tensor
+
+from td_core._devices import as_device
+from td_core._nodes import dense
+from td_core._ops.batch_size import as_batch_size
 
 from ._casts import cast_for
 from ._registration import register_class
@@ -46,8 +51,11 @@ def declare(cls: Any, root: Any, given: Mapping[str, Any], frame: Any) -> None:
     for name in schema.init_vars:
         if isinstance(cls.__dict__.get(name), dataclasses.Field):
             delattr(cls, name)
-    if "__init__" not in cls.__dict__:
+    maker = next(each for each in cls.__mro__ if "__init__" in each.__dict__)
+    if cls.__init__ is root.__init__:
         cls.__signature__ = schema.signature()
+    elif maker is cls or not issubclass(maker, root):
+        cls.__init__ = _constructor(cls.__init__)
     if written_doc is None:
         cls.__doc__ = f"{cls.__name__}{schema.signature()}"
     register_class(cls)
@@ -65,6 +73,35 @@ def _keep_defaults(cls: Any, root: Any) -> None:
         elif hasattr(root, name):
             # A method of collections, such as ``data``, is no default of the field.
             setattr(cls, name, dataclasses.field())
+
+
+def _constructor(init: Callable[..., None]) -> Callable[..., None]:
+    """Let a constructor that a class brings take what that of every tensorclass takes beside the fields."""
+    parameters = inspect.signature(init).parameters
+    passed_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    own = {"batch_size", "device", "names", "lock"} - parameters.keys()
+
+    @functools.wraps(init)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = {name: kwargs[name] for name in own & kwargs.keys() if kwargs[name] is not None}
+        if not passed_on:
+            kwargs = {name: value for name, value in kwargs.items() if name not in own}
+        if given:
+            # Fields that are set one by one find the batch; a constructor above may put another in its place.
+            size = as_batch_size(given.get("batch_size"))
+            device = as_device(given["device"]) if "device" in given else None
+            object.__setattr__(self, "_tensordict", dense({}, size, device))
+        init(self, *args, **kwargs)
+        if "batch_size" in given and self.batch_size != size:
+            self.batch_size = size
+        if "device" in given and self.device != device:
+            object.__setattr__(self, "_tensordict", self._tensordict.to(device))
+        if "names" in given:
+            self.names = given["names"]
+        if given.get("lock"):
+            self.lock_()
+
+    return construct
 
 
 def _drop_generated(cls: Any, root: Any) -> None:
