@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -209,6 +211,51 @@ def test_return_early_gives_a_future(nest: Any, prefix: Path, same: Any) -> None
     same(future.result(), nest)
     assert nest.memmap_(prefix, num_threads=2, return_early=True).result() is nest
     assert type(nest.memmap(return_early=True)) is TensorDict
+
+
+CHANGES = {
+    "new": lambda td: td.set("new", torch.ones(3)), "replace": lambda td: td.set("a", torch.ones(3)),
+    "delete": lambda td: td.del_("a"), "nested": lambda td: td["n"].set("new", torch.ones(3)),
+    "value": lambda td: td.set_non_tensor("value", "y"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("call", ["memmap", "memmap_", "memmap_like"])
+@pytest.mark.parametrize("named", [True, False])
+def test_what_changes_meanwhile_is_not_of_a_save_in_the_background(
+    change: str, call: str, named: bool, prefix: Path, same: Any
+) -> None:
+    td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, batch_size=[3])
+    wanted = td.set_non_tensor("value", "x").clone()
+    watched, released = threading.Event(), threading.Event()
+
+    def wait(done: int, total: int) -> None:
+        watched.set()
+        assert released.wait(60)
+
+    future = getattr(td, call)(prefix if named else None, num_threads=1, return_early=True, progress=wait)
+    # Nothing is reported where files have no names, or nothing is written.
+    if named and call != "memmap_like":
+        assert watched.wait(60)
+    with pytest.raises(LockedError) if call == "memmap_" else contextlib.nullcontext():
+        CHANGES[change](td)
+    released.set()
+    same(future.result(), wanted)
+    if named:
+        same(TensorDict.load_memmap(prefix), wanted)
+
+
+def test_a_collection_that_could_not_be_saved_in_the_background_is_unlocked(prefix: Path) -> None:
+    def fail(done: int, total: int) -> None:
+        raise KeyError("progress")
+
+    for locked in (False, True):
+        td = TensorDict({"a": torch.zeros(3)}, lock=locked)
+        with pytest.raises(KeyError, match="progress"):
+            td.memmap_(prefix, num_threads=1, return_early=True, progress=fail).result()
+        assert td.is_locked == locked
+        assert not td.is_memmap()
 
 
 ENDING = """

@@ -51,7 +51,8 @@ def memmap(
         prefix: directory of the save; None uses an anonymous file that vanishes with the result.
         copy_existing: copy leaves that are mapped from another place, instead of raising.
         num_threads: how many threads write; 0 writes in the calling thread.
-        return_early: with threads, return a :class:`TensorDictFuture` at once, and write in the background.
+        return_early: with threads, return a :class:`TensorDictFuture` at once, and write the collection as it is now in
+            the background; elements must not be written to meanwhile.
         share_non_tensor: read each non-tensor value from its file whenever that was replaced, so that a value that
             one process writes in place is seen by all that were given the result, however they were started.
             Without it they see it after :meth:`memmap_refresh_`. It needs a ``prefix`` that is a directory.
@@ -96,7 +97,7 @@ def memmap(
         from ._archive import save_archive
 
         return _run(save_archive(data, os.fspath(prefix), options, compression), num_threads, return_early)
-    return _run(_mapping(data, prefix, options), num_threads, return_early)
+    return _run(_mapping(data, prefix, options, return_early), num_threads, return_early)
 
 
 save = memmap
@@ -142,7 +143,8 @@ def memmap_(
         allow_pickle=allow_pickle,
         inplace=True,
     )
-    return _run(_mapping(data, prefix, options), num_threads, return_early)
+    work = _mapping(data, prefix, options, return_early)
+    return _run(_locked(data, work) if return_early else work, num_threads, return_early)
 
 
 def memmap_like(
@@ -190,6 +192,8 @@ def memmap_like(
         like=True,
     )
     work: Callable[[], Any]
+    if return_early:
+        data = _as_it_is(data)
     if prefix is None:
         from ._save import save_anonymous
 
@@ -471,21 +475,42 @@ def _options(
     return Options(robust_key=robust_key is not False, share_non_tensor=share_non_tensor, **chosen)
 
 
-def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable[[], Any]:
+def _mapping(data: Any, prefix: str | Path | None, options: Options, return_early: bool) -> Callable[[], Any]:
     """Return the work of mapping a collection: to a directory, or to its own files, or to anonymous ones."""
     from ._save import save_anonymous, save_directory
     from ._saved import attach, directory, saved_of
 
-    if prefix is not None:
-        return save_directory(data, os.fspath(prefix), options)
     saved = saved_of(data)
-    if saved is None:
+    if prefix is None and saved is not None:
+        if options.inplace:
+            return lambda: data
+        return lambda: attach(_as_it_is(data), directory(data, saved), saved.robust_key, saved.allow_pickle)
+    if return_early and not options.inplace:
+        data = _as_it_is(data)
+    if prefix is None:
         return lambda: save_anonymous(data, inplace=options.inplace)
-    if options.inplace:
-        return lambda: data
-    return lambda: attach(
-        data._map(lambda leaf: leaf), directory(data, saved), saved.robust_key, saved.allow_pickle
-    )
+    return save_directory(data, os.fspath(prefix), options)
+
+
+def _as_it_is(data: Any) -> Any:
+    """Return a collection of the same leaves, which does not change with this one."""
+    return data._map(lambda leaf: leaf)
+
+
+def _locked(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:
+    """Lock a collection at once, as it will be, so that it does not change while it is written."""
+    was_locked = data.is_locked
+    data.lock_()
+
+    def run() -> Any:
+        try:
+            return work()
+        except BaseException:
+            if not was_locked:
+                data.unlock_()
+            raise
+
+    return run
 
 
 def _run(work: Callable[[], Any], num_threads: int, return_early: bool) -> Any:
