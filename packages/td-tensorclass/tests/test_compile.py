@@ -22,6 +22,7 @@ class Point(TensorClass):
 
 class Frozen(TensorClass, frozen=True):
     x: Tensor
+    s: str = "hi"
 
 
 class Filled(TensorClass):
@@ -70,6 +71,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "construct with casts": lambda p: TensorDict({"x": Cast(p.x, "3").n + p.x}),
     "construct with post init": lambda p: Filled(p.x),
     "frozen": lambda p: Frozen(p.x) + 1,
+    "frozen, of shared values": lambda p: Frozen(p.x).apply(torch.neg),
     "write": write_tensor,
     "write a value": write_value,
     "stack": lambda p: torch.stack([p, p]),
