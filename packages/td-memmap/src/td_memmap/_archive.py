@@ -38,7 +38,6 @@ from ._subpath import find
 
 __all__ = [
     "ArchiveTree",
-    "is_archive_name",
     "is_memmap_archive",
     "load_archive",
     "pack_memmap",
@@ -47,7 +46,6 @@ __all__ = [
     "unpack_memmap",
 ]
 
-_SUFFIX = ".tdz"
 _ALIGNMENT = 64
 _PAD_BLOCK = 0x6474  # the bytes "td"
 _LOCAL_HEADER = 30
@@ -62,15 +60,6 @@ _METHODS = {
     "bzip2": zipfile.ZIP_BZIP2,
     "lzma": zipfile.ZIP_LZMA,
 }
-
-
-def is_archive_name(prefix: str | Path) -> bool:
-    """Tell whether a path names an archive by its suffix.
-
-    >>> is_archive_name("a.tdz"), is_archive_name("a")
-    (True, False)
-    """
-    return os.fspath(prefix).endswith(_SUFFIX)
 
 
 def is_memmap_archive(path: str | Path) -> bool:

@@ -556,12 +556,10 @@ def rename_new(source_fd: int, source: str, target_fd: int, target: str) -> bool
             return True
     except FileExistsError:
         return False
-    try:
-        os.stat(target, dir_fd=target_fd, follow_symlinks=False)
-    except FileNotFoundError:
-        rename(source_fd, source, target_fd, target)
-        return True
-    return False
+    if is_name(target, target_fd):
+        return False
+    rename(source_fd, source, target_fd, target)
+    return True
 
 
 def rename(source_fd: int, source: str, target_fd: int, target: str) -> None:

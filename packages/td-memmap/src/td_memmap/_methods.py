@@ -450,9 +450,7 @@ def saved_path(data: Any) -> Path | None:
 
 
 def _packed(prefix: str | Path | None, archive: bool | None, compression: str | int | None = None) -> bool:
-    from ._archive import is_archive_name
-
-    packed = prefix is not None and (is_archive_name(prefix) if archive is None else archive)
+    packed = prefix is not None and (os.fspath(prefix).endswith(".tdz") if archive is None else archive)
     if (archive or compression is not None) and not packed:
         raise ValueError(
             f"only an archive can be compressed, and it needs a path; got prefix={prefix!r}, archive={archive!r}, "

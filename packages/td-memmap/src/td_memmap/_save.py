@@ -289,7 +289,7 @@ def _named(error: OSError, file: LeafFile, path: str) -> OSError:
     return _fs.named(error, f"cannot write {show_path(file.key)}, {file.nbytes} bytes", path)
 
 
-def save_anonymous(tree: Core, *, inplace: bool, like: bool = False, copy_existing: bool = False) -> Any:
+def save_anonymous(tree: Core, *, inplace: bool, like: bool = False) -> Any:
     """Map a collection to one anonymous file.
 
     Leaves that are mapped already stay where they are.
@@ -298,7 +298,6 @@ def save_anonymous(tree: Core, *, inplace: bool, like: bool = False, copy_existi
         tree: any collection.
         inplace: replace the leaves of ``tree`` itself.
         like: leave zeros that take no space.
-        copy_existing: copy mapped leaves too.
 
     Raises:
         OSError: there is no room.
@@ -311,7 +310,7 @@ def save_anonymous(tree: Core, *, inplace: bool, like: bool = False, copy_existi
     end = 0
     for file in plan.leaves:
         leaf = file.tensor
-        if isinstance(leaf, MemoryMappedTensor) and is_whole(leaf) and not like and not copy_existing:
+        if isinstance(leaf, MemoryMappedTensor) and is_whole(leaf) and not like:
             files[file] = leaf
         elif file.same_as is None:
             offsets[file] = end

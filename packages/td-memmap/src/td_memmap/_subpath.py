@@ -13,18 +13,7 @@ from . import _names
 from ._fs import Parts
 from ._meta import LIMIT, describe, parse_json
 
-__all__ = ["find", "steps"]
-
-
-def steps(subpath: NestedKey) -> Parts:
-    """Return the keys on the way to a sub-collection.
-
-    >>> steps("a/b"), steps(("a", ("b",)))
-    (('a', 'b'), ('a', 'b'))
-    """
-    if isinstance(subpath, str):
-        return tuple(subpath.split("/"))
-    return unravel_key_to_tuple(subpath)
+__all__ = ["find"]
 
 
 def find(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
@@ -34,7 +23,7 @@ def find(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
         ValueError: there is none.
     """
     parts: Parts = ()
-    for key in steps(subpath):
+    for key in subpath.split("/") if isinstance(subpath, str) else unravel_key_to_tuple(subpath):
         below = _names_below(tree, parts, key, robust_key)
         # What a class wraps is no entry; an entry of that name is.
         if below is None and tree.stat((*parts, _names.INNER), _names.META) is not None:
