@@ -71,7 +71,6 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "construct with casts": lambda p: TensorDict({"x": Cast(p.x, "3").n + p.x}),
     "construct with post init": lambda p: Filled(p.x),
     "frozen": lambda p: Frozen(p.x) + 1,
-    "frozen, of shared values": lambda p: Frozen(p.x).apply(torch.neg),
     "write": write_tensor,
     "write a value": write_value,
     "stack": lambda p: torch.stack([p, p]),
@@ -141,6 +140,13 @@ def test_one_graph(name: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(program, fullgraph=True, backend="eager")
     same(compiled(point()), program(point()))
+
+
+def test_one_graph_with_values_that_two_locked_ones_hold() -> None:
+    torch._dynamo.reset()
+    frozen = Frozen(torch.arange(3.0), batch_size=[3])
+    compiled = torch.compile(lambda p: p.apply(torch.neg), fullgraph=True, backend="eager")
+    same(compiled(frozen), frozen.apply(torch.neg))
 
 
 @pytest.mark.parametrize("name", COLUMN_PROGRAMS)
