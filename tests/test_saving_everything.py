@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import pickle
 import sys
+import threading
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -165,6 +166,24 @@ class Opaque:
         return isinstance(other, Opaque) and other.value == self.value
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise KeyError("no way")
+
+
+@pytest.mark.parametrize(
+    "value", [lambda: 0, threading.Lock(), Unpicklable()], ids=["local", "lock", "own error"]
+)
+@pytest.mark.parametrize("wrap", [NonTensorData, NonTensorStack])
+@pytest.mark.parametrize("name", ["v", "shape"])
+def test_a_value_that_cannot_be_pickled_is_named(value: Any, wrap: Any, name: str, place: Path) -> None:
+    # The name of a key of the format's own makes the level one of the general form.
+    td = TensorDict({"n": TensorDict({name: wrap(value)}, batch_size=[1] if wrap is NonTensorStack else [])})
+    with pytest.raises(CodecError, match=rf"cannot pickle a value of key \('n', '{name}'\): "):
+        td.memmap(place, allow_pickle=True)
+    assert not place.exists()
 
 
 def test_pickle_must_be_asked_for_on_both_sides(place: Path) -> None:

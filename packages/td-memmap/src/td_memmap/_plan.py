@@ -228,15 +228,13 @@ class _Planner:
         if "shape" not in meta and not record.members and size != above:
             # Such an entry has no batch size of its own there: it takes the one of the level.
             sidecar["batch_size"] = list(size)
+        file, content = _names.PICKLE, pickled
         if pickled and "stack_dim" in level:
             # The layout of the reference for a stack of values: the whole list, in a file of its own.
-            level["data"] = _names.STACK_PICKLE
-            self._text(parts, _names.META, level, key)
-            self.plan.texts.append((parts, _names.STACK_PICKLE, pickle.dumps(pickled["data"])))
-        else:
-            self._text(parts, _names.META, level, key)
-            if pickled:
-                self.plan.texts.append((parts, _names.PICKLE, pickle.dumps(pickled)))
+            file, content = _names.STACK_PICKLE, pickled["data"]
+            level["data"] = file
+        self._text(parts, _names.META, level, key)
+        self._pickle(parts, file, content, key)
         if sidecar:
             self._text(parts, _names.VALUES, sidecar, key)
         return below
@@ -278,8 +276,7 @@ class _Planner:
             for name, value in values.items()
         }
         self._text(parts, _names.META, level, key)
-        if pickled:
-            self.plan.texts.append((parts, _names.PICKLE, pickle.dumps(pickled)))
+        self._pickle(parts, _names.PICKLE, pickled, key)
         return below
 
     def _plain(self, node: Core, record: Record, values: Mapping[str, _Value], names: Any) -> bool:
@@ -396,6 +393,16 @@ class _Planner:
         except (TypeError, ValueError, RecursionError) as error:
             raise CodecError(f"cannot store the metadata of {show_path(key)}: {error}") from error
         self.plan.texts.append((parts, name, text.encode()))
+
+    def _pickle(self, parts: Parts, name: str, content: Any, key: KeyPath) -> None:
+        if not content:
+            return
+        try:
+            text = pickle.dumps(content)
+        except Exception as error:
+            # A class may raise anything where it is pickled.
+            raise CodecError(f"cannot pickle a value of {show_path(key)}: {error}") from error
+        self.plan.texts.append((parts, name, text))
 
 
 def names_of(child: Any, stem: str) -> list[str]:
