@@ -20,9 +20,8 @@ def lock(root: Core) -> None:
         if parent is not None:
             if node._lock_parents is None:
                 node._lock_parents = [parent]
-            elif not any(
-                parent() is known() for known in node._lock_parents
-            ):  # == would compare the collections
+            # == would compare the collections, and torch.compile does not compare references.
+            elif not any(parent() is known() for known in node._lock_parents):
                 node._lock_parents.append(parent)
         if node._locked:
             continue
