@@ -76,6 +76,25 @@ def test_a_ragged_entry_says_its_shapes_and_how_to_read_it():
     assert [part.shape for part in ragged().get("a", as_list=True)] == [(1,), (2,), (3,)]
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("path", [("a",), ("s", "a")])
+def test_entries_of_stacks_of_stacks_are_read_in_every_form(path, dim):
+    stack = LazyStackedTensorDict(ragged(), ragged(), stack_dim=dim)
+    if len(path) == 2:
+        stack = LazyStackedTensorDict(*[TensorDict({"s": ragged()}) for _ in range(2)])
+    assert [[leaf.shape for leaf in part] for part in stack.get(path, as_list=True)] == [
+        [(1,), (2,), (3,)]
+    ] * 2
+    padded = torch.stack(
+        [ragged().get("a", as_padded_tensor=True, padding_side="left", padding_value=-1.0)] * 2, 0
+    )
+    padded = padded.transpose(0, stack.stack_dim)
+    form = {"as_padded_tensor": True, "padding_side": "left", "padding_value": -1.0}
+    torch.testing.assert_close(stack.get(path, **form), padded)
+    with pytest.raises(StructureError, match=r"ragged in stacks inside the stack.*flatten\(\)"):
+        stack.get(path, as_nested_tensor=True)
+
+
 def test_get_takes_one_form_at_a_time():
     with pytest.raises(TypeError, match="exactly one of"):
         ragged().get("a", as_list=True, as_nested_tensor=True)

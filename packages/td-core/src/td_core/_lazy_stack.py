@@ -21,7 +21,7 @@ from ._names import Names, check_names
 from ._nodes import dense
 from ._ops.member_writes import member_parts, uneven_plans
 from ._ops.update_plan import UpdatePlan
-from ._ragged import distinct_members, in_form, ragged_error, refuse_hidden
+from ._ragged import distinct_members, entry_in, in_form, ragged_error, refuse_hidden
 from ._shape_plans import stack_plan, unbind_plan
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
@@ -341,7 +341,7 @@ class LazyStackedTensorDict(TensorDictBase):
 
     def _get_as(self, key: NestedKey, default: Any, **form: Any) -> Any:
         """Return a ragged entry in the one form that is asked for, see :func:`in_form`."""
-        found = [member.get(key, NO_DEFAULT) for member in self._members]
+        found = [entry_in(member, key, form) for member in self._members]
         missing = not found or any(entry is NO_DEFAULT for entry in found)
         return in_form(key, None if missing else found, self._stack_dim, default, **form)
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ._collection import Child, Core, show_path
+from ._keys import unravel_key_to_tuple
 from .errors import KeyMismatchError, StructureError
-from .typing import NestedKey
+from .typing import NO_DEFAULT, NestedKey
 
 
 def merged_shape(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
@@ -58,6 +59,24 @@ def ragged_error(key: str, entries: list[Child], error: Exception) -> StructureE
         f"cannot stack {show_path((key,))}: its shapes differ between members, {shapes}; read it with "
         "get(key, as_nested_tensor=True), as_padded_tensor=True or as_list=True"
     )
+
+
+def entry_in(member: Any, key: NestedKey, form: dict[str, Any]) -> Any:
+    """Return what a member of a stack has under a key, in the form that is asked for where that is in a stack again."""
+    node, path = member, unravel_key_to_tuple(key)
+    while path and isinstance(node, Core) and node._stacked() is None:
+        node, path = node._children().get(path[0]), path[1:]
+    if not path or not isinstance(node, Core) or node._opaque:
+        return member.get(key, NO_DEFAULT)
+    if not form.get("as_nested_tensor"):
+        return member.get(key, NO_DEFAULT, **form)
+    try:
+        return member.get(key, NO_DEFAULT)
+    except StructureError as error:
+        raise StructureError(
+            f"key {key!r} is ragged in stacks inside the stack, and a nested tensor has components of one level; "
+            "flatten() the collection first, or read as_padded_tensor=True or as_list=True"
+        ) from error
 
 
 def in_form(
