@@ -277,6 +277,30 @@ def test_append_insert_and_extend():
         lazy.lock_().append(member(0))
 
 
+def test_members_are_added_beside_locked_ones_but_not_to_what_a_locked_stack_gives():
+    lazy = stack()
+    lazy.tensordicts[0].lock_()
+    lazy.append(member(7))
+    assert len(lazy) == 5
+    levels = lazy_stack([TensorDict({"n": {"x": torch.zeros(2)}}) for _ in range(2)]).lock_()["n"]
+    with pytest.raises(LockedError, match="add a member"):
+        levels.append(TensorDict({"x": torch.zeros(2)}))
+
+
+def test_one_member_is_reached_without_a_look_at_the_others(monkeypatch):
+    asked = []
+    whole = TensorDict.batch_size
+    counted = property(lambda td: asked.append(td) or whole.fget(td), whole.fset)
+    lazy, row = stack(count=50), member(1)
+    monkeypatch.setattr(TensorDict, "batch_size", counted)
+    assert len(lazy) == 50
+    assert all(one is mine for one, mine in zip(lazy, lazy.tensordicts, strict=True))
+    assert lazy[-1] is lazy.tensordicts[-1]
+    lazy[7] = row
+    lazy.append(row)
+    assert len(asked) < 2 * 50, "the first member alone, or all of them once"
+
+
 def test_locking_reaches_the_members():
     lazy = stack().lock_()
     with pytest.raises(LockedError, match="locked"):

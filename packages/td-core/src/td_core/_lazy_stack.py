@@ -19,7 +19,8 @@ from ._indexing import plan_index
 from ._locking import refuse_if_locked
 from ._names import Names, check_names
 from ._nodes import dense
-from ._ops.member_writes import member_parts, uneven_plans
+from ._ops.member_writes import member_parts
+from ._ops.uneven import uneven_index
 from ._ops.update_plan import UpdatePlan
 from ._ragged import distinct_members, entry_in, in_form, ragged_error, refuse_hidden
 from ._shape_plans import stack_plan, unbind_plan
@@ -579,25 +580,34 @@ class LazyStackedTensorDict(TensorDictBase):
 
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or the collection at an index of the batch dims; an int gives the member itself."""
-        if type(index) is int and self._stack_dim == 0 and -len(self._members) <= index < len(self._members):
+        if self._names_member(index):
             return self._members[index]
         return super().__getitem__(index)
 
+    def _names_member(self, index: Any) -> bool:
+        """Tell whether an index is an int, of the stack dim: the other members need no look then."""
+        count = len(self._members)
+        return type(index) is int and self._stack_dim == 0 and -count <= index < count
+
+    def __len__(self) -> int:
+        """Return the first batch dim."""
+        return super().__len__() if self._stack_dim else len(self._members)
+
+    def _rows(self, count: int) -> Iterator[Any]:
+        return super()._rows(count) if self._stack_dim else iter(list(self._members))
+
     def _index(self, index: Any) -> Any:
+        if self._names_member(index):
+            return self._members[index]
         size = self.batch_size
         if -1 not in size:
             return self._transform(plan_index(index, size))
-        picks, plans, stack_dim = uneven_plans(self, index)
-        if isinstance(picks, int):
-            return _planned(self._members[picks], plans[picks])
-        result = self._like([_planned(self._members[i], plans[i]) for i in picks], stack_dim)
-        if not picks:
-            first = next(iter(plans))
-            inner = _planned(self._members[first], plans[first]).batch_size
-            result._empty_size = torch.Size((*inner[:stack_dim], 0, *inner[stack_dim:]))
-        return result
+        return uneven_index(self, index)
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
+        if self._names_member(index):
+            self._members[index]._assign((), value, non_blocking=non_blocking)
+            return
         # Every member checks its part before the first one is written.
         parts = list(member_parts(self, index, value))
         if len(parts) == 1:
@@ -648,7 +658,9 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> stack["a"]
         tensor([1, 0])
         """
-        refuse_if_locked(self, "add a member")
+        # A stack that was made to read an entry of a locked one has locked members.
+        if self._locked or all(member._locked for member in self._members):
+            refuse_if_locked(self, "add a member")
         self._check_member(tensordict)
         self._members.insert(index, tensordict)
 
@@ -677,10 +689,6 @@ class LazyStackedTensorDict(TensorDictBase):
         ['a']
         """
         return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
-
-
-def _planned(member: Core, plan: Any) -> Any:
-    return member if plan is None else member._transform(plan)
 
 
 def unbind_members(value: Core, dim: int) -> tuple[Any, ...]:

@@ -113,7 +113,7 @@ def _exclusive(node: Any) -> list[tuple[int, Any, list[str]]]:
     stacked = node._stacked()
     if stacked is None:
         return []
-    common = node._children()
+    common = set(node._children())
     found = [
         (i, member, [key for key in member._children() if key not in common])
         for i, member in enumerate(stacked[0])
@@ -200,9 +200,10 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
             everything.append(line)
             todo.append((line, member, [_entry(key, member._stand_in(key)) for key in keys]))
     plain = type(dense({}, torch.Size()))
+    with_device = options["show_field_device"] and root.device is None
     for line, node, fields in todo:
         for field in _sorted(fields, options):
-            part = _compact_entry(field, node, root, options, plain)
+            part = _compact_entry(field, node, with_device, options, plain)
             line.parts.append(part)  # type: ignore[union-attr]
             everything.append(part)
             if part.parts is not None:
@@ -229,14 +230,14 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
     return "".join(out)
 
 
-def _compact_entry(field: Shown, node: Any, root: Any, options: dict[str, Any], plain: type) -> _Line:
+def _compact_entry(field: Shown, node: Any, with_device: bool, options: dict[str, Any], plain: type) -> _Line:
     key, entry, name = field
     if isinstance(entry, str):
         return _Line(f"{key}: {entry}")
     if isinstance(entry, (Tensor, Ragged)):
         text = f"{key}: {short_dtype(entry.dtype) if options['show_dtype'] else ''}{_tail(entry, node)}"
         devices = entry.devices if isinstance(entry, Ragged) else str(entry.device)
-        if root.device is None and devices != "cpu" and options["show_field_device"]:
+        if with_device and devices != "cpu":
             text += f"@{devices}"
         return _Line(text)
     if entry._opaque:

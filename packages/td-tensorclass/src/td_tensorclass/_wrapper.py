@@ -189,6 +189,9 @@ class Wrapper(TensorCollection):
     def _index(self, index: Any) -> Any:
         return self._wrap(self._tensordict._index(index))
 
+    def _rows(self: SelfT, count: int) -> Iterator[SelfT]:
+        return map(self._wrap, self._tensordict._rows(count))
+
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         self._tensordict._assign(
             index, value._inner() if isinstance(value, Core) else value, non_blocking=non_blocking

@@ -12,8 +12,9 @@ from .._coerce import NUMBERS, coerce, nest
 from .._collection import Core
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
-from ..errors import BatchSizeError, CollectionIndexError, StructureError
+from ..errors import BatchSizeError, StructureError
 from .leaf_writes import check_fits
+from .uneven import uneven_plans
 
 Part = tuple[Any, Any, Any]
 Path = tuple[str, ...]
@@ -60,36 +61,6 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
                 part = each._index(here) if isinstance(each, Core) else each
                 inner = tuple(where[here] for j, where in enumerate(coordinates) if j != dim)
                 yield member, inner, part if inner or not isinstance(part, Core) else part._index(-1)
-
-
-def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
-    """Return what an index says to members of different batch sizes: which it picks, their plans, the new stack dim.
-
-    Each plan, None where nothing happens to the member, is made for the member's own batch size.
-
-    Raises:
-        CollectionIndexError: the index does not fit a member that it picks.
-        StructureError: the index mixes the elements of members.
-    """
-    members, dim = stack._stacked()
-    plans: dict[int, Any] = {}
-    errors: dict[int, CollectionIndexError] = {}
-    for i, member in enumerate(members):
-        size = member.batch_size
-        try:
-            plans[i] = plan_index(index, (*size[:dim], len(members), *size[dim:])).along(dim)
-        except CollectionIndexError as error:
-            errors[i] = error
-    if not plans:
-        raise errors[0]
-    if None in plans.values():
-        raise StructureError(f"members of different batch sizes cannot be indexed together by {index!r}")
-    along = next(iter(plans.values()))
-    picks = range(len(members)) if along.picks is None else along.picks
-    for i in [picks] if isinstance(picks, int) else picks:
-        if i in errors:
-            raise errors[i]
-    return picks, {i: plan.plan for i, plan in plans.items()}, along.stack_dim
 
 
 def _uneven_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:

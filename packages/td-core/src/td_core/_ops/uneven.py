@@ -1,0 +1,65 @@
+"""Indexing a lazy stack whose members have different batch sizes: what an index says to each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._collection import Core
+from .._indexing import plan_index
+from ..errors import CollectionIndexError, StructureError
+
+
+def uneven_index(stack: Any, index: Any) -> Any:
+    """Return what an index gives: one member, or a stack of those that it picks; errors as for :func:`uneven_plans`."""
+    picks, plans, stack_dim = uneven_plans(stack, index)
+    members = stack._stacked()[0]
+    if isinstance(picks, int):
+        return _planned(members[picks], plans[picks])
+    result = stack._like([_planned(members[i], plans[i]) for i in picks], stack_dim)
+    if not picks:
+        first = next(iter(plans))
+        inner = _planned(members[first], plans[first]).batch_size
+        result._empty_size = torch.Size((*inner[:stack_dim], 0, *inner[stack_dim:]))
+    return result
+
+
+def _planned(member: Core, plan: Any) -> Any:
+    return member if plan is None else member._transform(plan)
+
+
+def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
+    """Return what an index says to members of different batch sizes: which it picks, their plans, the new stack dim.
+
+    Each plan, None where nothing happens to the member, is made for the member's own batch size.
+
+    Raises:
+        CollectionIndexError: the index does not fit a member that it picks.
+        StructureError: the index mixes the elements of members.
+    """
+    members, dim = stack._stacked()
+
+    def along(i: int) -> Any:
+        size = members[i].batch_size
+        return plan_index(index, (*size[:dim], len(members), *size[dim:])).along(dim)
+
+    # A member that the index does not pick need not have room for it; the first that has tells which it picks.
+    first, errors = None, []
+    for i in range(len(members)):
+        try:
+            first = along(i)
+            break
+        except CollectionIndexError as error:
+            errors.append(error)
+    else:
+        raise errors[0]
+    plans: dict[int, Any] = {}
+    if first is not None:
+        picks = range(len(members)) if first.picks is None else first.picks
+        plans = {j: along(j) for j in dict.fromkeys([picks] if isinstance(picks, int) else picks)} or {
+            i: first
+        }
+    if first is None or None in plans.values():
+        raise StructureError(f"members of different batch sizes cannot be indexed together by {index!r}")
+    return picks, {j: plan.plan for j, plan in plans.items()}, first.stack_dim
