@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from td_core.errors import FormatError
 
@@ -31,6 +31,7 @@ from . import _names
 __all__ = ["Parts", "Tree", "anonymous_file", "exchange", "reserve", "write_all"]
 
 Parts = tuple[str, ...]
+Opened = TypeVar("Opened")
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -106,7 +107,7 @@ def set_size(fd: int, nbytes: int) -> None:
     os.ftruncate(fd, nbytes)
 
 
-def open_path(path: str, *, writable: bool) -> int:
+def open_path(path: str, writable: bool) -> int:
     """Open one file by its path, for a tensor that is not part of a saved collection.
 
     Raises:
@@ -117,6 +118,25 @@ def open_path(path: str, *, writable: bool) -> int:
         os.close(fd)
         raise FormatError(f"cannot map {path}: it is not a regular file")
     return fd
+
+
+def in_mode(opener: Callable[[bool], Opened], mode: str | None) -> tuple[Opened, bool]:
+    """Open a file as ``mode`` says; tell whether stores shall reach it.
+
+    Args:
+        opener: opens it; takes whether it is to be writable.
+        mode: as in :meth:`TensorDict.load_memmap`.
+
+    Raises:
+        PermissionError: mode ``"r+"``, and it is not writable.
+    """
+    if mode != "r":
+        try:
+            return opener(True), True
+        except OSError as error:
+            if mode is not None or error.errno not in NOT_WRITABLE:
+                raise
+    return opener(False), False
 
 
 class NewFile:
@@ -300,22 +320,6 @@ class Tree:
             os.close(fd)
             raise FormatError(f"{self.show(parts, name)} is not a regular file")
         return fd, status
-
-    def open_in_mode(self, parts: Parts, name: str, mode: str | None) -> tuple[int, os.stat_result, bool]:
-        """Open a leaf as ``mode`` says; return its status too, and whether stores shall reach it.
-
-        Raises:
-            FileNotFoundError: it is missing.
-            FormatError: it must not be opened.
-            PermissionError: mode ``"r+"``, and it is not writable.
-        """
-        if mode != "r":
-            try:
-                return *self.open(parts, name, True), True
-            except OSError as error:
-                if mode is not None or error.errno not in NOT_WRITABLE:
-                    raise
-        return *self.open(parts, name), False
 
     def read(self, parts: Parts, name: str, limit: int) -> bytes:
         """Return the content of a small file.

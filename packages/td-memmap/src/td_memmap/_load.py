@@ -459,7 +459,7 @@ class Reader:
             data = shaped(torch.empty(0, dtype=dtype), shape)
             return MemoryMappedTensor._on(data, Place(shape, path, None, 0, mode))
         try:
-            fd, status, shared = self.tree.open_in_mode(parts, name, mode)
+            (fd, status), shared = _fs.in_mode(lambda writable: self.tree.open(parts, name, writable), mode)
         except FileNotFoundError:
             raise FormatError(f"{path} is missing") from None
         try:

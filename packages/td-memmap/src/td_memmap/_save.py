@@ -85,14 +85,14 @@ def _refuse_other_places(plan: Plan, prefix: str, options: Options) -> None:
         if here is None:
             continue
         target = os.path.join(real, *file.path)
-        whole = is_whole(leaf)
-        if not whole or _fs.real_path(here) != target:
+        if is_whole(leaf):
             found = _fs.status(target)
-            if not whole or found is None or (found.st_dev, found.st_ino) != leaf._place.identity:
-                raise FileTakenError(
-                    f"cannot save {show_path(file.key)} to {target}: it is stored in {here}; "
-                    "pass copy_existing=True to copy it"
-                )
+            there = found is not None and (found.st_dev, found.st_ino) == leaf._place.identity
+            if there or _fs.real_path(here) == target:
+                continue
+        raise FileTakenError(
+            f"cannot save {show_path(file.key)} to {target}: it is stored in {here}; pass copy_existing=True to copy it"
+        )
 
 
 class _Writer:

@@ -7,6 +7,7 @@ and pickling sends the place, not the elements.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -253,7 +254,7 @@ class MemoryMappedTensor(Tensor):
         if not element_count(shape):
             result = cls._on(shaped(torch.empty(0, dtype=dtype), shape), Place(shape, path, mode=mode))
         else:
-            fd, shared = _open_in_mode(path, mode)
+            fd, shared = _fs.in_mode(functools.partial(_fs.open_path, path), mode)
             try:
                 result = map_file(fd, path, dtype, shape, mode, shared=shared)
             finally:
@@ -599,17 +600,6 @@ def check_mode(mode: str | None) -> None:
     """Raise ValueError for an unknown mode."""
     if mode not in (None, "r", "r+"):
         raise ValueError(f"mode must be 'r', 'r+' or None; got {mode!r}")
-
-
-def _open_in_mode(path: str, mode: str | None) -> tuple[int, bool]:
-    """Open a file as ``mode`` says and tell whether stores shall reach it."""
-    if mode != "r":
-        try:
-            return _fs.open_path(path, writable=True), True
-        except OSError as error:
-            if mode is not None or error.errno not in _fs.NOT_WRITABLE:
-                raise
-    return _fs.open_path(path, writable=False), False
 
 
 def all_elements(tensor: Tensor) -> Tensor:
