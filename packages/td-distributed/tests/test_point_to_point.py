@@ -423,6 +423,13 @@ def test_without_a_process_group_torch_says_so(call: str) -> None:
         getattr(TensorDict({"a": torch.zeros(1)}), call)(0)
 
 
+def test_a_process_without_a_group_is_told() -> None:
+    td = TensorDict()
+    for call in (lambda: td.send(1), lambda: td.recv(1), td.all_reduce, td.all_gather):
+        with pytest.raises(ValueError, match="process group has not been initialized"):
+            call()
+
+
 def no_message(rank: int) -> Any:
     if rank == 0:
         dist.send(torch.zeros(4, dtype=torch.int64), 1)

@@ -48,7 +48,8 @@ class Peer:
                 "give the peer's rank in the global group, or its rank in the given group: one of the two; got "
                 f"{self.rank} and {self.group_rank}"
             )
-        if self.group == dist.GroupMember.NON_GROUP_MEMBER:
+        size = dist.get_world_size(self.group)
+        if size < 0:
             raise ValueError("this process is not part of the group")
         if self.group_rank is None:
             assert self.rank is not None
