@@ -480,6 +480,27 @@ def test_memory_of_a_file_is_never_moved_away_from_it(named: bool, source: Tenso
         assert torch.equal(torch.from_file(str(tmp_path / "t"), size=12), torch.full((12,), 7.0))
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_tensor_that_was_given_other_data_is_no_longer_its_file(
+    named: bool, source: Tensor, tmp_path: Path
+) -> None:
+    saved = TensorDict({"a": source}).memmap(tmp_path / "save" if named else None)
+    leaf, wanted = saved["a"], -source
+    leaf.data = wanted.clone()
+    for other in (
+        pickle.loads(pickle.dumps(leaf)),
+        sent(leaf),
+        sent(leaf[1:]),
+        saved.memmap(tmp_path / "save")["a"],
+    ):
+        assert torch.equal(other, wanted[-len(other) :])
+    assert torch.equal(TensorDict.load_memmap(tmp_path / "save")["a"], wanted)
+    other = MemoryMappedTensor.from_tensor(source, filename=tmp_path / "other")
+    leaf.data = other
+    other[0] = 5
+    assert torch.equal(pickle.loads(pickle.dumps(leaf)), other)
+
+
 def sent(tensor: Tensor) -> Any:
     return pickle.loads(ForkingPickler.dumps(tensor))
 

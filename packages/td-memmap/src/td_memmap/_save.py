@@ -27,7 +27,7 @@ from ._plan import LeafFile, Plan, collect, make_plan, take_apart
 from ._progress import Progress, reporter
 from ._saved import attach
 from ._shapes import element_count, jagged, shaped
-from ._tensor import MemoryMappedTensor, Place, is_whole, map_file, plain
+from ._tensor import MemoryMappedTensor, Place, is_there, is_whole, map_file, plain
 
 __all__ = ["Options", "finish", "save_anonymous", "save_directory"]
 
@@ -82,7 +82,7 @@ def _refuse_other_places(plan: Plan, prefix: str, options: Options) -> None:
         if not isinstance(leaf, MemoryMappedTensor):
             continue
         here = leaf._place.filename
-        if here is None:
+        if here is None or not is_there(leaf):
             continue
         target = os.path.join(real, *file.path)
         if is_whole(leaf):

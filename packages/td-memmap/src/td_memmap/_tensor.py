@@ -470,7 +470,7 @@ class MemoryMappedTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         place = self._place
-        if place.filename is None:
+        if place.filename is None or not is_there(self):
             return _from_elements, (Tensor.clone(self),)
         return _from_path, (place.filename, self.dtype, place.shape, place.mode, _look(self))
 
@@ -482,7 +482,7 @@ MemoryMappedTensor._place = Place(torch.Size())
 def _share(tensor: MemoryMappedTensor) -> Any:
     """Reduce a tensor for another process of this machine."""
     place = tensor._place
-    if place.file is None:
+    if place.file is None or not is_there(tensor):
         return tensor.__reduce_ex__(4)
     return _from_anonymous, (place.file, place.offset, tensor.dtype, place.shape, _look(tensor))
 
@@ -522,9 +522,22 @@ def _look(tensor: MemoryMappedTensor) -> _Look:
     return None if is_whole(tensor) else (tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
+def is_there(tensor: MemoryMappedTensor) -> bool:
+    """Tell whether a tensor shows the memory at its place: ``tensor.data = other`` gives it other memory."""
+    place = tensor._place
+    if tensor.is_nested or (place.file is None and place.identity is None):
+        return True
+    source = getattr(tensor.untyped_storage(), "source", None)
+    if isinstance(source, Place):
+        return source.identity == place.identity
+    return source is not None and source() is place.file
+
+
 def is_whole(tensor: MemoryMappedTensor) -> bool:
     """Tell whether a tensor shows everything at its place, as it stands there: views do not, nor one after ``t_()``."""
     place = tensor._place
+    if not is_there(tensor):
+        return False
     if tensor.is_nested or isinstance(place.shape, Tensor):
         return tensor.is_nested
     start = tensor.storage_offset() * tensor.element_size()
