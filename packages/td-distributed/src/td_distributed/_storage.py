@@ -20,7 +20,6 @@ from torch import Tensor
 
 from td_core._buffers import as_bytes
 from td_core._nodes import Encoded
-from td_core._ops.leaf_writes import copy_all
 from td_core.errors import FormatError, StructureError
 
 from . import _paths
@@ -398,12 +397,12 @@ def fill(
     sources = [
         piece for i in chosen for piece in (pieces_of(leaves[i])[0] if len(pieces[i]) > 1 else (leaves[i],))
     ]
-    if num_threads > 1:
-        with ThreadPoolExecutor(num_threads) as pool:
-            list(pool.map(partial(_copy, non_blocking), targets, sources))
-    else:
-        with torch.no_grad():
-            copy_all(targets, sources, non_blocking)
+    with torch.no_grad():
+        if num_threads > 1:
+            with ThreadPoolExecutor(num_threads) as pool:
+                list(pool.map(partial(_copy, non_blocking), targets, sources))
+        elif targets:
+            torch._foreach_copy_(targets, sources, non_blocking)
 
 
 def used(layout: Layout) -> list[tuple[int, int]]:
