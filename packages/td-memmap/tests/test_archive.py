@@ -16,7 +16,8 @@ from torch import Tensor
 import td_memmap
 from td_core import TensorDict
 from td_core.errors import FormatError
-from td_memmap import FileTakenError, _fs
+from td_memmap import FileTakenError
+from td_memmap._new_file import NewFile
 
 
 def test_an_archive_round_trips(nest: Any, tmp_path: Path, same: Any) -> None:
@@ -215,7 +216,7 @@ def test_litter_of_a_killed_process_is_removed_and_of_a_running_one_kept(tmp_pat
     path = tmp_path / "save.tdz"
     (tmp_path / ".save.tdz.td-file-00000001").write_text("killed")
     (tmp_path / ".save.tdz.td-file-mine").write_text("no litter")
-    with _fs.NewFile(str(path), replace=True) as busy:
+    with NewFile(str(path), replace=True) as busy:
         TensorDict({"a": torch.ones(4)}).memmap(path)
         assert len(os.listdir(tmp_path)) == 3
         busy.publish()

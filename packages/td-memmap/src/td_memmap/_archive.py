@@ -28,6 +28,7 @@ from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._load import Loading, Reader
 from ._mapping import map_elements
+from ._new_file import NewFile
 from ._owned import owned
 from ._pieces import pieces
 from ._plan import Plan, make_plan
@@ -95,7 +96,7 @@ class _Packing:
         self._method = _method(compression)
         self._level = level
         self._durable = durable
-        self._new = _fs.NewFile(_fs.real_path(path), replace=True)
+        self._new = NewFile(_fs.real_path(path), replace=True)
 
     def __enter__(self) -> _Packing:
         _fs.make_directories(os.path.dirname(self._new.path))

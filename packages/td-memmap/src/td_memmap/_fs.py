@@ -139,72 +139,25 @@ def in_mode(opener: Callable[[bool], Opened], mode: str | None) -> tuple[Opened,
     return opener(False), False
 
 
-class NewFile:
-    """A file that appears under its name once it is complete, with an inode of its own.
+def open_new(path: str) -> int:
+    """Create a file, for reading and writing; FileExistsError where its name is taken."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666)
 
-    ``with NewFile(path, replace=False) as new: ...; new.publish()``
-    """
 
-    fd: int
+def rename_path(source: str, target: str) -> None:
+    """Give a file another name, in place of the file that has it."""
+    os.replace(source, target)
 
-    def __init__(self, path: str, *, replace: bool) -> None:
-        self.path = path
-        self._replace = replace
-        self._start = os.path.join(os.path.dirname(path), _names.litter(os.path.basename(path)) + "file-")
-        self._temporary = ""
 
-    def __enter__(self) -> NewFile:
-        if not self._replace and os.path.lexists(self.path):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
-        numbers = _names.numbers()
-        while True:
-            temporary = self._start + next(numbers)
-            try:
-                self.fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666)
-            except FileExistsError:
-                continue
-            # Until it is locked, another process may take it for litter.
-            if take(self.fd, without_locks=True) and os.fstat(self.fd).st_nlink:
-                self._temporary = temporary
-                return self
-            os.close(self.fd)
+def link_path(source: str, target: str) -> None:
+    """Give a file a second name; FileExistsError where it is taken."""
+    os.link(source, target)
 
-    def clear_litter(self) -> None:
-        """Remove what processes that were killed left of this file."""
-        folder, start = os.path.split(self._start)
-        with Tree.at_path(folder) as tree:
-            for name in numbered(tree.root, start):
-                # What cannot be opened or removed is not ours.
-                with contextlib.suppress(OSError, FormatError):
-                    fd, _ = tree.open((), name)
-                    try:
-                        if take(fd, without_locks=False):
-                            tree.remove((), name)
-                    finally:
-                        os.close(fd)
 
-    def sync_name(self) -> None:
-        """Make the name durable."""
-        with Tree.at_path(os.path.dirname(self.path)) as tree:
-            tree.sync()
-
-    def publish(self) -> None:
-        """Give the file its name."""
-        if self._replace:
-            os.replace(self._temporary, self.path)
-            self._temporary = ""
-        else:
-            os.link(self._temporary, self.path)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # As long as it is open it is locked, and its name nobody else's.
-        if self._temporary:
-            os.unlink(self._temporary)
-        os.close(self.fd)
-        if isinstance(error, OSError) and error.filename is None:
-            raise named(error, "cannot write it", self.path) from error
+def remove_path(path: str) -> None:
+    """Remove a file, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def close(fd: int) -> None:

@@ -27,6 +27,7 @@ from ._anonymous import AnonymousFile
 from ._dtypes import check_dtype, elements, storable
 from ._errors import FileTakenError, NoFileError
 from ._mapping import FileStorage, map_elements
+from ._new_file import NewFile
 from ._shapes import Shape, as_shape, element_count, shape_of, shaped, show_shape
 
 __all__ = ["MemoryMappedTensor", "Place"]
@@ -210,7 +211,7 @@ class MemoryMappedTensor(Tensor):
             finally:
                 _fs.close(fd)
         try:
-            with _fs.NewFile(path, replace=existsok) as new:
+            with NewFile(path, replace=existsok) as new:
                 if content is None:
                     _fs.reserve(new.fd, nbytes)
                 else:

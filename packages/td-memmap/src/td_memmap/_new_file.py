@@ -1,0 +1,83 @@
+"""A file that appears under its name when it is complete: archives, and tensors with a file of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from types import TracebackType
+
+from td_core.errors import FormatError
+
+from . import _fs, _names
+from ._fs import Tree
+
+
+class NewFile:
+    """A file that appears under its name once it is complete, with an inode of its own.
+
+    ``with NewFile(path, replace=False) as new: ...; new.publish()``
+    """
+
+    fd: int
+
+    def __init__(self, path: str, *, replace: bool) -> None:
+        self.path = path
+        self._replace = replace
+        self._start = os.path.join(os.path.dirname(path), _names.litter(os.path.basename(path)) + "file-")
+        self._temporary = ""
+
+    def __enter__(self) -> NewFile:
+        if not self._replace and os.path.lexists(self.path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
+        numbers = _names.numbers()
+        while True:
+            temporary = self._start + next(numbers)
+            try:
+                self.fd = _fs.open_new(temporary)
+            except FileExistsError:
+                continue
+            # Until it is locked, another process may take it for litter.
+            if _fs.take(self.fd, without_locks=True) and _fs.status_of(self.fd).st_nlink:
+                self._temporary = temporary
+                return self
+            _fs.close(self.fd)
+
+    def clear_litter(self) -> None:
+        """Remove what processes that were killed left of this file."""
+        folder, start = os.path.split(self._start)
+        with Tree.at_path(folder) as tree:
+            for name in _fs.numbered(tree.root, start):
+                # What cannot be opened or removed is not ours.
+                with contextlib.suppress(OSError, FormatError):
+                    fd, _ = tree.open((), name)
+                    try:
+                        if _fs.take(fd, without_locks=False):
+                            tree.remove((), name)
+                    finally:
+                        _fs.close(fd)
+
+    def sync_name(self) -> None:
+        """Make the name durable."""
+        with Tree.at_path(os.path.dirname(self.path)) as tree:
+            tree.sync()
+
+    def publish(self) -> None:
+        """Give the file its name."""
+        if self._replace:
+            _fs.rename_path(self._temporary, self.path)
+            self._temporary = ""
+        else:
+            _fs.link_path(self._temporary, self.path)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # As long as it is open it is locked, and its name nobody else's.
+        try:
+            if self._temporary:
+                _fs.remove_path(self._temporary)
+        finally:
+            _fs.close(self.fd)
+        if isinstance(error, OSError) and error.filename is None:
+            raise _fs.named(error, "cannot write it", self.path) from error
