@@ -228,6 +228,20 @@ def test_tensorclasses_come_back(place: Path) -> None:
             assert inner.batch_size == (3,)
 
 
+@td_tensorclass.tensorclass(frozen=True)
+class Fixed:
+    x: Tensor
+
+
+def test_a_frozen_tensorclass_is_frozen_however_it_was_saved(place: Path) -> None:
+    # What is locked because it is mapped is not said to be locked.
+    TensorDict({"f": Fixed(torch.ones(3)).memmap()}).memmap(place, copy_existing=True)
+    loaded = TensorDict.load_memmap(place)["f"]
+    with pytest.raises(RuntimeError, match="is locked"):
+        loaded.set("x", torch.zeros(3))
+    assert (loaded.x == 1).all()
+
+
 def test_a_mapped_tensorclass_is_a_live_save(tmp_path: Path) -> None:
     point = Point(torch.ones(3, 2), tag="here", batch_size=[3])
     assert point.memmap_(tmp_path / "save") is point

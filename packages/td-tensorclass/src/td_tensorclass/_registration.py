@@ -29,6 +29,8 @@ def register_class(cls: Any) -> None:
         for name, value in record.values.items():
             if value is not None:
                 node._set_path(name, value)
+        if cls._schema.options.frozen:
+            node.lock_()
         return node
 
     def flatten_state(node: Any) -> Record:
