@@ -7,9 +7,9 @@ from td_core.errors import TensorDictError
 __all__ = ["UnknownFieldError"]
 
 
-class UnknownFieldError(TensorDictError, AttributeError, ValueError):
-    """A tensorclass was given a key that is none of its fields.
+class UnknownFieldError(TensorDictError, AttributeError, TypeError, ValueError):
+    """A tensorclass was given an attribute, an argument or a key that is none of its fields.
 
-    >>> issubclass(UnknownFieldError, AttributeError) and issubclass(UnknownFieldError, ValueError)
+    >>> all(issubclass(UnknownFieldError, each) for each in (AttributeError, TypeError, ValueError))
     True
     """
