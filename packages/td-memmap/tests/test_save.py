@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -677,6 +678,16 @@ def test_keys_that_a_live_save_cannot_hold_change_nothing(key: Any, prefix: Path
         saved.make_memmap(key, (2,))
     assert tree_under(prefix) == files
     assert set(TensorDict.load_memmap(prefix).keys()) == set(saved.keys()) == {"node.memmap", "leaf"}
+
+
+def test_entries_that_are_added_at_once_are_all_kept(prefix: Path) -> None:
+    saved = TensorDict({"n": {}}).memmap(prefix)
+    keys = [(*level, str(number)) for level in ((), ("n",)) for number in range(30)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda key: saved.make_memmap(key, (1,)), keys))
+    assert set(TensorDict.load_memmap(prefix).keys(include_nested=True, leaves_only=True)) == {
+        key if len(key) > 1 else key[0] for key in keys
+    }
 
 
 def quantized() -> torch.Tensor:

@@ -20,7 +20,7 @@ from td_core._tensordict import TensorDict
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NestedKey
 
-from . import _names
+from . import _fs, _names
 from ._dtypes import check_dtype, storable
 from ._fs import Tree
 from ._load import Loading, load_directory
@@ -152,8 +152,8 @@ def _add_level(node: Any, name: str) -> Any:
 
 
 def _declare(directory: str, name: str, entry: dict[str, Any]) -> None:
-    """Add an entry to the metadata of a level, in one step."""
-    with Tree.at_path(directory) as tree:
+    """Add an entry to the metadata of a level, in one step, to which others add entries too."""
+    with Tree.at_path(directory) as tree, _fs.held(tree.root):
         meta = parse_json(tree.read((), _names.META, LIMIT), tree.show((), _names.META))
         if meta.get("_format_version") == VERSION:
             meta["entries"].append([name, {**entry, "file": _names.encode_key(name)}])

@@ -590,6 +590,17 @@ def exclusive(folder: Tree, name: str) -> Iterator[bool]:
             os.close(fd)
 
 
+@contextlib.contextmanager
+def held(dir_fd: int) -> Iterator[None]:
+    """Let one process (and thread) at a time change an open directory; where there are no locks, all go in."""
+    locked = _locks(dir_fd)
+    try:
+        yield
+    finally:
+        if locked:
+            fcntl.flock(dir_fd, fcntl.LOCK_UN)
+
+
 def _locks(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
