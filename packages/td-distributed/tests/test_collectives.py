@@ -167,6 +167,22 @@ def test_gather_and_stack(four: Any, lazy: bool) -> None:
     assert four.run(gathers, 2, lazy) == [None, None, ([0.0, 1.0, 3.0], [0, 1, 3]), None]
 
 
+def gathers_what_does_not_fit(rank: int, lazy: bool) -> Any:
+    tree = nested(rank) if rank < 3 else nested(rank).set("a", torch.ones(2, 5))
+    if rank:
+        return tree.gather_and_stack(0)
+    target = (TensorDict.lazy_stack if lazy else TensorDict.stack)([nested(-1) for _ in range(3)])
+    before = target.clone()
+    message = caught(lambda: target.gather_and_stack(0))
+    same(target, before)
+    return message.partition(":")[0]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_gather_and_stack_changes_nothing_where_one_does_not_fit(four: Any, lazy: bool) -> None:
+    assert four.run(gathers_what_does_not_fit, lazy) == ["StructureError", None, None, None]
+
+
 def gathers_into_nothing(rank: int) -> Any:
     target = nested(rank) if rank else TensorDict({}, [3])
     result = target.gather_and_stack(0)

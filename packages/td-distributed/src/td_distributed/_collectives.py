@@ -236,7 +236,8 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
         This collection on the rank ``dst``, None elsewhere.
 
     Raises:
-        StructureError: a collection cannot be sent; on every rank. Those that arrive do not fit; on the rank ``dst``.
+        StructureError: a collection cannot be sent; on every rank. Those that arrive do not fit; on the rank ``dst``,
+            where nothing was changed.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> from td_core import TensorDict
@@ -262,12 +263,10 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
     if room is None:
         return None
     items = [unpack(fronts[rank], room[rank], rank) for rank in range(among.size) if rank != receiver]
-    stacked = self._stacked()
-    if stacked is not None and stacked[1] == 0 and len(stacked[0]) == len(items):
-        for member, item in zip(stacked[0], items, strict=True):
-            member.update(item, inplace=True)
-    elif items:
-        self.update(self.stack(items, 0), inplace=True)
+    if items:
+        stacked = self._stacked()
+        join = self.stack if stacked is None or stacked[1] else self.lazy_stack
+        self.update(join(items, 0), inplace=True)
     return self
 
 
