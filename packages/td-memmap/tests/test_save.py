@@ -680,6 +680,22 @@ def test_keys_that_a_live_save_cannot_hold_change_nothing(key: Any, prefix: Path
     assert set(TensorDict.load_memmap(prefix).keys()) == set(saved.keys()) == {"node.memmap", "leaf"}
 
 
+def test_what_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    td = TensorDict({"a": torch.ones(2)})
+    saved = td.memmap(tmp_path / "save")
+    for name, write in (
+        ("save", lambda: td.memmap(tmp_path / "save")),
+        ("save/meta.json", lambda: saved.make_memmap("b", (2,))),
+        ("save.tdz", lambda: td.memmap(tmp_path / "save.tdz")),
+        ("t", lambda: MemoryMappedTensor.from_tensor(td["a"], filename=tmp_path / "t", existsok=True)),
+    ):
+        if not (tmp_path / name).exists():
+            write()
+        (tmp_path / name).chmod(0o740)
+        write()
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o740
+
+
 def test_entries_that_are_added_at_once_are_all_kept(prefix: Path) -> None:
     saved = TensorDict({"n": {}}).memmap(prefix)
     keys = [(*level, str(number)) for level in ((), ("n",)) for number in range(30)]

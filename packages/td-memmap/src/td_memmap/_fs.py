@@ -373,7 +373,9 @@ class Tree:
         temporary = temporary or f"%{secrets.token_hex(4)}.tmp"
         try:
             self.write(parts, temporary, data, sync=sync)
-            fd = self.fd(parts)
+            found, fd = self.stat(parts, name), self.fd(parts)
+            if found is not None:
+                os.chmod(temporary, stat.S_IMODE(found.st_mode), dir_fd=fd)
             os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
         except BaseException:
             self.remove(parts, temporary)
@@ -534,9 +536,11 @@ def make_directory(name: str, dir_fd: int) -> None:
     os.mkdir(name, dir_fd=dir_fd)
 
 
-def copy_mode(fd: int, source_fd: int) -> None:
-    """Give an open directory the permissions of another one."""
-    os.fchmod(fd, stat.S_IMODE(os.fstat(source_fd).st_mode))
+def copy_mode(fd: int, source: str | int) -> None:
+    """Give an open file or directory the permissions of another one, if there is one."""
+    found = status(source)
+    if found is not None:
+        os.fchmod(fd, stat.S_IMODE(found.st_mode))
 
 
 def take(fd: int, *, without_locks: bool) -> bool:
@@ -652,7 +656,7 @@ def is_mount(path: str) -> bool:
     return b" " + escaped.replace(b"\t", b"\\011") + b" " in table
 
 
-def status(path: str, dir_fd: int | None = None) -> os.stat_result | None:
+def status(path: str | int, dir_fd: int | None = None) -> os.stat_result | None:
     """Return the status of a path, of what it links to; None where nothing is there."""
     try:
         return os.stat(path, dir_fd=dir_fd)

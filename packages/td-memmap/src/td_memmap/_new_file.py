@@ -63,8 +63,9 @@ class NewFile:
             tree.sync()
 
     def publish(self) -> None:
-        """Give the file its name."""
+        """Give the file its name, and the permissions of the one that it replaces."""
         if self._replace:
+            _fs.copy_mode(self.fd, self.path)
             _fs.rename_path(self._temporary, self.path)
             self._temporary = ""
         else:
