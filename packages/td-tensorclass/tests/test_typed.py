@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor
+from typing_extensions import NotRequired
 
 from td_core import TensorDict
 from td_core.testing import CollectionTests
@@ -23,6 +24,11 @@ class Data(TypedTensorDict):
 class More(Data):
     reward: Tensor = None
     name: str = "a"
+
+
+class Partial(TypedTensorDict):
+    obs: Tensor
+    act: NotRequired[Tensor]
 
 
 class TestTyped(CollectionTests):
@@ -62,6 +68,33 @@ def test_required_and_optional_keys() -> None:
     assert list(more.keys()) == ["obs", "act"]
     assert More.__required_keys__ == {"obs", "act"}
     assert More.__optional_keys__ == {"reward", "name"}
+
+
+def test_a_key_that_is_not_required_may_be_missing() -> None:
+    assert Partial.__required_keys__ == {"obs"} and Partial.__optional_keys__ == {"act"}
+    assert Partial(obs=torch.zeros(3), act=torch.ones(3)).act.tolist() == [1, 1, 1]
+    with pytest.raises(AttributeError, match="the Partial has no entry 'act'"):
+        _ = Partial(obs=torch.zeros(3)).act
+    words = type(
+        "Words", (TypedTensorDict,), {"__annotations__": {"a": "te.NotRequired[Tensor]", "b": "Tensor"}}
+    )
+    assert words.__required_keys__ == {"b"}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda entries: Partial(entries, batch_size=[3]),
+        lambda entries: Partial(TensorDict(entries, [3]), batch_size=[3]),
+        lambda entries: Partial({}, **entries, batch_size=[3]),
+        lambda entries: Partial.from_dict(entries, batch_size=[3]),
+    ],
+)
+def test_typed_from_a_mapping(make: Any) -> None:
+    made = make({"obs": torch.zeros(3)})
+    assert type(made) is Partial and made.batch_size == (3,) and made.obs.tolist() == [0, 0, 0]
+    with pytest.raises(TypeError, match=r"Partial misses the required keys \['obs'\]"):
+        make({"act": torch.zeros(3)})
 
 
 def test_typed_from_a_tensordict() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from abc import ABCMeta
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin
 
 from torch import Tensor
@@ -33,10 +33,11 @@ class _TypedMeta(ABCMeta):
 class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     """A TensorDict whose subclasses declare keys, which are attributes too.
 
-    A declared key is required, unless it has a default: that is what the attribute gives where the entry is missing.
-    Other keys may be added later.
+    A declared key is required, unless it is annotated as ``NotRequired`` or has a default: that is what the attribute gives
+    where the entry is missing. Other keys may be added later.
 
     Args:
+        source: a mapping or collection of entries, to which ``kwargs`` are added.
         batch_size: as for :class:`TensorDict`.
         device: as for :class:`TensorDict`.
         names: as for :class:`TensorDict`.
@@ -69,23 +70,26 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         super().__init_subclass__(**kwargs)
         required, optional = set(cls.__required_keys__), set(cls.__optional_keys__)
         for name, hint in inspect.get_annotations(cls).items():
-            origin: Any = get_origin(hint)
-            if origin is ClassVar or (
-                isinstance(hint, str) and hint.startswith(("ClassVar", "typing.ClassVar"))
-            ):
+            # A qualifier of typing, or of typing_extensions; in words where the annotation is.
+            qualifier = str(hint if isinstance(hint, str) else get_origin(hint)).partition("[")[0]
+            qualifier = qualifier.rpartition(".")[2]
+            if qualifier == "ClassVar":
                 continue
             default = cls.__dict__.get(name, _MISSING)
             if name.startswith("_") or (hasattr(TensorDict, name) and name != "data"):
                 raise AttributeError(
                     f"{cls.__name__}: the key {name!r} would hide the {name!r} of a TensorDict; rename it"
                 )
-            (required if default is _MISSING else optional).add(name)
-            (optional if default is _MISSING else required).discard(name)
+            needed = default is _MISSING and qualifier != "NotRequired"
+            (required if needed else optional).add(name)
+            (optional if needed else required).discard(name)
             setattr(cls, name, _accessor(name, default))
         cls.__required_keys__, cls.__optional_keys__ = frozenset(required), frozenset(optional)
 
     def __init__(
         self,
+        source: Mapping[str, Any] | Core | None = None,
+        /,
         *,
         batch_size: BatchSize | None = None,
         device: DeviceType | None = None,
@@ -99,8 +103,10 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
                 f"{type(self).__name__}() got the undeclared keys {extra}; declared: "
                 f"{sorted(self.__required_keys__ | self.__optional_keys__)}"
             )
-        self._require(kwargs)
-        super().__init__(kwargs, batch_size=batch_size, device=device, names=names, lock=lock)
+        given: Any = {} if source is None else source
+        entries = {**dict(given.items()), **kwargs}
+        self._require(entries)
+        super().__init__(entries, batch_size=batch_size, device=device, names=names, lock=lock)
 
     @classmethod
     def _require(cls, keys: Any) -> None:
@@ -124,6 +130,10 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         children = dict(tensordict._children())
         cls._require(children)
         return cls._make(children, tensordict.batch_size, tensordict.device, tensordict._names)
+
+    @classmethod
+    def _of_dense(cls: type[SelfT], result: Any) -> SelfT:
+        return cls.from_tensordict(result)
 
 
 def _accessor(name: str, default: Any) -> property:
