@@ -6,6 +6,7 @@ import gc
 import inspect
 import weakref
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -422,7 +423,15 @@ def test_writing_through_an_entry_that_a_lazy_stack_made_for_the_call_is_no_sile
         ),
         (lambda td: td.view(8, batch_size=(8,)), TypeError, r"batch_size= with a dtype only"),
         (lambda td: td.view(8, size=(8,)), TypeError, "by position or by keyword, not both"),
-        (lambda td: td.unsqueeze(), TypeError, "needs the place of the new dim"),
+        (lambda td: td.unsqueeze(), TypeError, "missing 1 required positional argument: 'dim'"),
+        *[
+            (
+                methodcaller(name, bogus=1),
+                TypeError,
+                rf"{name}\(\) got an unexpected keyword argument 'bogus'",
+            )
+            for name in ("expand", "permute", "reshape", "squeeze", "unsqueeze", "view")
+        ],
         (lambda td: td.squeeze(3), DimError, r"range of \[-3, 2\], but got 3"),
         (lambda td: td.permute(0, 1), DimError, r"each of \[0, 1, 2\] once; got \[0, 1\]"),
         (

@@ -279,3 +279,23 @@ def test_compiles() -> None:
     result = torch.compile(program, fullgraph=True, backend="eager")(td)
     for key, leaf in entries(expected).items():
         torch.testing.assert_close(result[key], leaf)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.broadcast_to(input=x, size=(5, 2, 3)),
+        lambda x: torch.cat(tensors=[x, x], dim=1),
+        lambda x: torch.concat(tensors=[x, x], dim=1),
+        lambda x: torch.concatenate(tensors=[x, x], dim=1),
+        lambda x: torch.permute(input=x, dims=(1, 0)),
+        lambda x: torch.pow(input=x, exponent=2),
+        lambda x: torch.reshape(input=x, shape=(3, 2)),
+        lambda x: torch.stack(tensors=[x, x], dim=1),
+        lambda x: torch.swapdims(input=x, dim0=0, dim1=1),
+        lambda x: torch.unflatten(input=x, dim=1, sizes=(3, 1)),
+    ],
+)
+def test_functions_take_the_keywords_of_torch(call):
+    td = TensorDict({"a": nested()["a"]}, (2, 3))
+    compare(call(td), call(td["a"]), "a")

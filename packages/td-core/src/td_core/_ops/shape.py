@@ -75,12 +75,12 @@ class Shaping(Entries, Locking):
         result = self._transform(shapes.view_plan(self.batch_size, shape))
         return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
 
-    def reshape(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+    def reshape(self: SelfT, *args: Any, size: Sequence[int] | None = None) -> SelfT:
         """Return other batch dims around the same elements, as a view where possible.
 
         Args:
             *args: the new batch dims, as ints or one sequence; one may be -1.
-            **kwargs: ``size=``, the same by keyword.
+            size: the same by keyword.
 
         Raises:
             BatchSizeError: the batch has another number of elements.
@@ -89,7 +89,7 @@ class Shaping(Entries, Locking):
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).reshape(3, 2)["a"].shape
         torch.Size([3, 2, 4])
         """
-        shape = ints_of("reshape", args, **kwargs)
+        shape = ints_of("reshape", args, size)
         return self._transform(shapes.reshape_plan(self.batch_size, shape))
 
     def flatten(
@@ -142,14 +142,13 @@ class Shaping(Entries, Locking):
             return self._become(result, "unflatten")
         return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
 
-    def squeeze(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+    def squeeze(self: SelfT, dim: int | Sequence[int] | None = None) -> SelfT:
         """Return the collection without batch dims of size one.
 
         As a context, what was written is written back on exit.
 
         Args:
-            *args: the dim or a tuple of dims; those of another size stay. All dims by default.
-            **kwargs: ``dim=``, the same by keyword.
+            dim: the dim or a tuple of dims; those of another size stay. All dims by default.
 
         Raises:
             DimError: a dim is out of range.
@@ -158,17 +157,16 @@ class Shaping(Entries, Locking):
         >>> TensorDict({"a": torch.zeros(1, 3, 1)}, [1, 3]).squeeze()["a"].shape
         torch.Size([3, 1])
         """
-        result = self._transform(shapes.squeeze_plan(self.batch_size, _one_dim(*args, **kwargs)))
+        result = self._transform(shapes.squeeze_plan(self.batch_size, dim))
         return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
 
-    def unsqueeze(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+    def unsqueeze(self: SelfT, dim: int) -> SelfT:
         """Return the collection with a new batch dim of size one.
 
         As a context, what was written is written back on exit.
 
         Args:
-            *args: the place of the new dim.
-            **kwargs: ``dim=``, the same by keyword.
+            dim: the place of the new dim.
 
         Raises:
             DimError: the dim is out of range.
@@ -177,20 +175,17 @@ class Shaping(Entries, Locking):
         >>> TensorDict({"a": torch.zeros(3, 4)}, [3]).unsqueeze(-1)["a"].shape
         torch.Size([3, 1, 4])
         """
-        dim = args[0] if len(args) == 1 and not kwargs else _one_dim(*args, **kwargs)
-        if dim is None:
-            raise TypeError("unsqueeze() needs the place of the new dim")
         result = self._transform(shapes.unsqueeze_plan(self.batch_size, dim))
         return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
 
-    def permute(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+    def permute(self: SelfT, *args: Any, dims: Sequence[int] | None = None) -> SelfT:
         """Return a view with the batch dims in another order.
 
         As a context, what was written is written back on exit.
 
         Args:
             *args: each batch dim once, as ints or one sequence; nothing leaves them in order.
-            **kwargs: ``dims=``, the same by keyword.
+            dims: the same by keyword.
 
         Raises:
             DimError: a dim is out of range.
@@ -201,8 +196,8 @@ class Shaping(Entries, Locking):
         torch.Size([3, 2, 4])
         """
         size = self.batch_size
-        dims = ints_of("permute", args, **kwargs) if args or kwargs else tuple(range(len(size)))
-        return self._permuted(shapes.permute_plan(size, dims))
+        order = tuple(range(len(size))) if dims is None and not args else ints_of("permute", args, dims)
+        return self._permuted(shapes.permute_plan(size, order))
 
     def transpose(self: SelfT, dim0: int, dim1: int) -> SelfT:
         """Return a view with two batch dims swapped.
@@ -264,12 +259,12 @@ class Shaping(Entries, Locking):
         result = self._transform(plan)
         return result._undone_by(partial(_write_permuted, weakref.ref(self), plan.order))
 
-    def expand(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
+    def expand(self: SelfT, *args: Any, size: Sequence[int] | None = None) -> SelfT:
         """Return a view in which batch dims of size one, and new ones in front, repeat without a copy.
 
         Args:
             *args: the new batch dims, as ints or one sequence; -1 leaves a dim as it is.
-            **kwargs: ``size=``, the same by keyword.
+            size: the same by keyword.
 
         Raises:
             BatchSizeError: a dim of another size than one would change.
@@ -278,7 +273,7 @@ class Shaping(Entries, Locking):
         >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).expand(5, 2)["a"].shape
         torch.Size([5, 2, 3])
         """
-        return self._transform(shapes.expand_plan(self.batch_size, ints_of("expand", args, **kwargs)))
+        return self._transform(shapes.expand_plan(self.batch_size, ints_of("expand", args, size)))
 
     def expand_as(self: SelfT, other: Core | Tensor) -> SelfT:
         """Return the collection expanded to the batch size of another, or to the shape of a tensor.
@@ -477,9 +472,8 @@ class Shaping(Entries, Locking):
         return self
 
 
-def ints_of(what: str, args: tuple[Any, ...], size: Any = None, dims: Any = None) -> tuple[int, ...]:
+def ints_of(what: str, args: tuple[Any, ...], named: Sequence[int] | None = None) -> tuple[int, ...]:
     """Return ints given one by one, as one sequence, or by keyword."""
-    named = size if dims is None else dims
     if named is not None:
         if args:
             raise TypeError(
@@ -493,10 +487,6 @@ def ints_of(what: str, args: tuple[Any, ...], size: Any = None, dims: Any = None
 
 def _shape_of(entry: Any) -> Any:
     return entry.shape if isinstance(entry, Tensor) else None
-
-
-def _one_dim(dim: Any = None) -> Any:
-    return dim
 
 
 def _with_gaps(key: str, members: Sequence[Core]) -> list[Tensor]:

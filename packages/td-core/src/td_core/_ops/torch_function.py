@@ -260,6 +260,19 @@ def _table() -> dict[Any, Handler]:
 #: What each function of torch does with collections.
 TABLE = _table()
 
+#: Keywords of torch's functions that the methods have under another name.
+_KEYWORDS = {
+    torch.broadcast_to: {"size": "shape"},
+    torch.cat: {"tensors": "input"},
+    torch.concat: {"tensors": "input"},
+    torch.concatenate: {"tensors": "input"},
+    torch.pow: {"exponent": "other"},
+    torch.reshape: {"shape": "size"},
+    torch.stack: {"tensors": "input"},
+    torch.swapdims: {"dim0": "axis0", "dim1": "axis1"},
+    torch.unflatten: {"sizes": "unflattened_size"},
+}
+
 
 class TorchFunctions(Core):
     """The protocol by which torch functions take collections."""
@@ -285,4 +298,7 @@ class TorchFunctions(Core):
             raise TypeError(
                 f"{name} takes no collections; call it on each leaf, td.apply({name}), or on the leaves that it is for"
             )
-        return handler(*args, **(kwargs or {}))
+        if not kwargs:
+            return handler(*args)
+        names = _KEYWORDS.get(func, {})
+        return handler(*args, **{names.get(key, key): value for key, value in kwargs.items()})

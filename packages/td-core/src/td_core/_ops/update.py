@@ -271,20 +271,19 @@ class Updating(Entries):
             parent._write_child(path[-1], changed)
         return self
 
-    def get_at(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
+    def get_at(self, key: NestedKey, index: Any, default: Any = NOT_GIVEN) -> Any:
         """Return an entry at an index of that entry, or a default where there is no such entry.
 
         Args:
             key: the entry.
-            *args: the index, then the default.
-            **kwargs: ``index=`` and ``default=`` instead.
+            index: any index of a tensor.
+            default: returned where the entry is missing, None if not given (see ``set_get_defaults_to_none``).
 
         >>> import torch
         >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(3)}).get_at("a", 1)
         tensor(1)
         """
-        index, default = _index_and_default(*args, **kwargs)
         entry = self.get(key, self)
         if entry is not self:
             return entry[index]
@@ -407,7 +406,3 @@ def _refuse_new(root: Core, index: Any, source: Any) -> None:
                     raise missing_key(node, key, at + path[:depth]) from None
             if not isinstance(entry, Tensor) and not entry._opaque and not isinstance(value, Tensor):
                 todo.append((entry, value, at + path))
-
-
-def _index_and_default(index: Any, default: Any = NOT_GIVEN) -> tuple[Any, Any]:
-    return index, default
