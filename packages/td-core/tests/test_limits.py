@@ -8,6 +8,7 @@ import pickle
 import sys
 import threading
 import weakref
+from contextlib import suppress
 
 import pytest
 import torch
@@ -218,5 +219,20 @@ def test_dropping_a_result_frees_it_by_reference_count_alone(name):
         further = result.exclude("zz").flatten_keys(".")
         del result
         assert alive() is None, f"kept by {further}"
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("operation", [lambda td: td.view(-1), lambda td: td.sum(0)], ids=["done", "refused"])
+def test_what_members_do_one_by_one_keeps_nothing_alive(operation):
+    gc.collect()
+    gc.disable()
+    try:
+        td = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (1, 2)])
+        alive = weakref.ref(td)
+        with suppress(StructureError):
+            operation(td)
+        del td
+        assert alive() is None
     finally:
         gc.enable()

@@ -504,16 +504,16 @@ class LazyStackedTensorDict(TensorDictBase):
 
     def _rearranged(self, plan: Any) -> Any:
         """Return the result of a plan on members that cannot be stacked: their elements, side by side."""
-        members, dim, old = self._members, self._stack_dim, self.batch_size[: plan.n]
+        old = self.batch_size[: plan.n]
+        return self._built(plan.leaf(torch.arange(old.numel(), device="cpu").view(old)), old)
 
-        def build(positions: Tensor) -> Any:
-            if positions.ndim:
-                return self._of([build(row) for row in positions], 0)
-            where = [int(i) for i in torch.unravel_index(positions, old)]
-            member = members[where.pop(dim)]
-            return member._index(tuple(where)) if where else member
-
-        return build(plan.leaf(torch.arange(old.numel(), device="cpu").view(old)))
+    def _built(self, positions: Tensor, size: torch.Size) -> Any:
+        """Return the elements at some positions of a batch of ``size``, side by side."""
+        if positions.ndim:
+            return self._of([self._built(row, size) for row in positions], 0)
+        where = [int(i) for i in torch.unravel_index(positions, size)]
+        member = self._members[where.pop(self._stack_dim)]
+        return member._index(tuple(where)) if where else member
 
     def _densified(self) -> Any:
         """Return the dense stack; StructureError where members do not fit."""

@@ -7,7 +7,7 @@ collection of the same structure whose batch size broadcasts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ def combine(
     try:
         return node._with_leaves(foreach(this, leaves, operand), levels)
     except LEAF_ERRORS as error:
-        raise at_leaf(error, name, node, this, leaves, operand) from error
+        raise_at_leaf(error, name, node, this, leaves, operand)
 
 
 def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
@@ -170,7 +170,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
         foreach(this, leaves, *operands)
     except RuntimeError:
         for leaf in leaves:
-            if leaf.requires_grad and leaf.is_leaf:
+            if leaf.requires_grad:
                 refuse_grad(leaf, _path_of(node, leaf))
         raise
 
@@ -211,7 +211,9 @@ def _try(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, others: 
     try:
         this.single(target, *others)
     except LEAF_ERRORS as error:
-        raise named(error, f"cannot compute {name} in place: {where(node, leaf)}: {error}") from error
+        if type(error) not in LEAF_ERRORS:
+            raise
+        raise type(error)(f"cannot compute {name} in place: {where(node, leaf)}: {error}") from error
 
 
 _COPY_ = op("copy_", Tensor.copy_)
@@ -286,34 +288,41 @@ def named(error: Exception, message: str) -> Exception:
     return type(error)(message) if type(error) in LEAF_ERRORS else error
 
 
-def at_leaf(
+def raise_at_leaf(
     error: Exception, name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any
-) -> Exception:
-    """Return the error that says at which leaf an operation fails."""
-    if any(type(operand) is list and len(operand) != len(leaves) for operand in operands):
-        return changed_meanwhile(node)
-    for i, leaf in enumerate(leaves):
-        others = _each(operands, i)
-        try:
-            this.single(leaf, *others)
-        except LEAF_ERRORS as again:
-            shapes = [list(item.shape) for item in (leaf, *others) if isinstance(item, Tensor)]
-            return named(again, f"cannot compute {name}: {where(node, leaf)}: {again} (shapes {shapes})")
-    return error
-
-
-def at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tensor], Any]) -> Exception:
-    """Return the error that says at which entry a function of one leaf fails."""
-    if type(error) in LEAF_ERRORS:
-        for key, entry in node.items(True, True):
+) -> NoReturn:
+    """Raise the error that says at which leaf an operation fails."""
+    try:
+        if any(type(operand) is list and len(operand) != len(leaves) for operand in operands):
+            raise changed_meanwhile(node) from error
+        for i, leaf in enumerate(leaves):
+            others = _each(operands, i)
             try:
-                if isinstance(entry, Tensor):
-                    leaf(entry)
+                this.single(leaf, *others)
             except LEAF_ERRORS as again:
-                return named(
-                    again, f"cannot compute {name}: key {key!r}: {again} (shape {list(entry.shape)})"
-                )
-    return error
+                shapes = [list(item.shape) for item in (leaf, *others) if isinstance(item, Tensor)]
+                message = f"cannot compute {name}: {where(node, leaf)}: {again} (shapes {shapes})"
+                raise named(again, message) from error
+        raise error
+    finally:
+        # The traceback of what is raised knows this frame, which must not know what is raised.
+        del error
+
+
+def raise_at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tensor], Any]) -> NoReturn:
+    """Raise the error that says at which entry a function of one leaf fails."""
+    try:
+        if type(error) in LEAF_ERRORS:
+            for key, entry in node.items(True, True):
+                try:
+                    if isinstance(entry, Tensor):
+                        leaf(entry)
+                except LEAF_ERRORS as again:
+                    message = f"cannot compute {name}: key {key!r}: {again} (shape {list(entry.shape)})"
+                    raise named(again, message) from error
+        raise error
+    finally:
+        del error
 
 
 def _aligned(first: Any, second: Any, default: Any) -> tuple[Any, Any]:

@@ -22,7 +22,6 @@ from .operands import (
     LEAF_ERRORS,
     NUMBERS,
     Operand,
-    at_leaf,
     checked,
     combine,
     combine_inplace,
@@ -30,6 +29,7 @@ from .operands import (
     compare_values,
     leaves_of,
     operand_for,
+    raise_at_leaf,
     spread,
     write_leaves,
     write_out,
@@ -145,7 +145,7 @@ def unary(name: str, what: str) -> Callable[[SelfT], SelfT]:
             levels = self._collect(leaves)
             return self._with_leaves(foreach(this, leaves), levels)
         except LEAF_ERRORS as error:
-            raise at_leaf(error, name, self, this, leaves_of(self)) from error
+            raise_at_leaf(error, name, self, this, leaves_of(self))
 
     example = f'torch.equal(td.{name}()["a"], torch.{name}(td["a"]))'
     return _document(method, name, f"Return {what} of each element.", example)
@@ -413,7 +413,7 @@ class Pointwise(Core):
         try:
             return self._map(torch.bitwise_not)
         except LEAF_ERRORS as error:
-            raise at_leaf(error, "~td", self, OPS["bitwise_not"], leaves_of(self)) from error
+            raise_at_leaf(error, "~td", self, OPS["bitwise_not"], leaves_of(self))
 
     def add(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
         """Return the sum with ``alpha`` times ``other``; operands and errors as for :meth:`mul`.
@@ -582,7 +582,7 @@ class Pointwise(Core):
         try:
             return self._with_leaves(foreach(this, leaves, *operands))
         except LEAF_ERRORS as error:
-            raise at_leaf(error, name, self, this, leaves, *operands) from error
+            raise_at_leaf(error, name, self, this, leaves, *operands)
 
 
 def _valued(this: Op, value: float | None) -> Op:

@@ -21,7 +21,7 @@ from .._plans import ShapePlan, wrap_dim
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, NestedKey, NoDefault
 from .dim_plans import Pair, Reduce, Scan, caller, caller_of_one, features
-from .operands import LEAF_ERRORS, at_entry, named, write_out
+from .operands import LEAF_ERRORS, named, raise_at_entry, write_out
 
 SelfT = TypeVar("SelfT", bound="Reductions")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -216,7 +216,7 @@ def _planned(node: SelfT, name: str, plan: ShapePlan) -> SelfT:
     try:
         return node._transform(plan)
     except LEAF_ERRORS as error:
-        raise at_entry(error, name, node, plan.leaf) from error
+        raise_at_entry(error, name, node, plan.leaf)
 
 
 def _pair(node: Any, name: str, plan: ShapePlan, joined: Any, result_type: Any) -> Any:
@@ -226,7 +226,7 @@ def _pair(node: Any, name: str, plan: ShapePlan, joined: Any, result_type: Any) 
         try:
             joined = node._explode(pair)
         except LEAF_ERRORS as error:
-            raise at_entry(error, name, node, pair.leaf) from error
+            raise_at_entry(error, name, node, pair.leaf)
     return _shown(joined, result_type)
 
 

@@ -13,7 +13,7 @@ from .._collection import Core
 from .._foreach import foreach, op
 from .._locking import refuse_if_locked
 from ..errors import BatchSizeError
-from .operands import LEAF_ERRORS, at_leaf, parts_along, write_leaves
+from .operands import LEAF_ERRORS, parts_along, raise_at_leaf, write_leaves
 from .shape import Shaping
 
 SelfT = TypeVar("SelfT", bound="Selecting")
@@ -93,7 +93,7 @@ class Selecting(Shaping):
         try:
             return self._with_leaves(foreach(_FILLED, leaves, masks, value), levels)
         except LEAF_ERRORS as error:
-            raise at_leaf(error, "masked_fill", self, _FILLED, leaves, masks, value) from error
+            raise_at_leaf(error, "masked_fill", self, _FILLED, leaves, masks, value)
 
     def masked_fill_(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
         """Write ``value`` into every leaf, in place, where a mask is true.
