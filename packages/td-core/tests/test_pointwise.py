@@ -684,14 +684,22 @@ def test_writing_gives_each_leaf_an_autograd_of_its_own(write, result_needs_grad
     ],
 )
 @pytest.mark.parametrize("stacked", [False, True])
-def test_in_place_the_key_of_a_leaf_that_requires_grad_is_named(write, stacked):
-    td = TensorDict({"n": {"a": torch.ones(2), "w": torch.ones(2).requires_grad_()}}, [2])
+@pytest.mark.parametrize("what", ["leaf", "view of a leaf"])
+def test_in_place_the_key_of_a_leaf_that_requires_grad_is_named(write, stacked, what):
+    def refused(*shape):
+        return (
+            torch.ones(shape).requires_grad_()
+            if what == "leaf"
+            else torch.ones(3, *shape).requires_grad_()[1]
+        )
+
+    td = TensorDict({"n": {"a": torch.ones(2), "w": refused(2), "z": torch.ones(2)}}, [2])
     if stacked:
         td = LazyStackedTensorDict(*[member.detach() for member in td.unbind(0)])
-        td.tensordicts[1]["n", "w"].requires_grad_()
+        td.tensordicts[1]["n", "w"] = refused()
     before = td.clone().detach()
     with pytest.raises(
-        StructureError, match=r"cannot write key \('n', 'w'\) in place: it is a leaf that requires grad"
+        StructureError, match=rf"cannot write key \('n', 'w'\) in place: it is a {what} that requires grad"
     ):
         write(td)
     assert (td.detach() == before).all()

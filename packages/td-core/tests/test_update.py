@@ -328,6 +328,7 @@ REFUSED_BY_TORCH: dict[str, Callable[[], Tensor]] = {
     "inference": without_autograd,
     "sparse": lambda: torch.zeros(3).to_sparse(),
     "leaf that requires grad": lambda: torch.zeros(3, requires_grad=True),
+    "view of a leaf that requires grad": lambda: torch.zeros(6, requires_grad=True)[:3],
 }
 
 

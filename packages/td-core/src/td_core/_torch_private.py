@@ -15,6 +15,7 @@ from torch import Tensor
 
 __all__ = [
     "are_followed",
+    "base_of",
     "before_transforms",
     "default_collate_functions",
     "foreach_kernel",
@@ -89,6 +90,15 @@ def are_followed(leaves: list[Tensor]) -> bool:
     if transform is None or _level_of is None:
         return transform is not None
     return (_GRAD is None or transform.key() == _GRAD) and transform.level() in map(_level_of, leaves)
+
+
+def base_of(tensor: Tensor) -> Tensor | None:
+    """Return the tensor that autograd knows this one to be a view of; None where it is none.
+
+    >>> base_of(torch.zeros(3)) is None
+    True
+    """
+    return None if torch.compiler.is_compiling() else getattr(tensor, "_base", None)
 
 
 def default_collate_functions() -> dict[Any, Callable[..., Any]]:

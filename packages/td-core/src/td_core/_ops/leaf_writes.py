@@ -13,7 +13,7 @@ from .._attachments import attachments
 from .._collection import Core, show_path
 from .._components import same_components
 from .._foreach import PLAIN, foreach, op, shares_grad
-from .._torch_private import functorch_level
+from .._torch_private import base_of, functorch_level
 from ..errors import StructureError
 
 Path = tuple[str, ...]
@@ -73,11 +73,13 @@ def refuse_grad(target: Tensor, path: Path) -> None:
             f"cannot write {show_path(path)} in place: it was made under torch.inference_mode(); write under that, or "
             "clone() the collection first"
         )
-    if target.requires_grad and target.is_leaf and torch.is_grad_enabled():
-        raise StructureError(
-            f"cannot write {show_path(path)} in place: it is a leaf that requires grad; write under torch.no_grad(), "
-            "or into td.data"
-        )
+    if target.requires_grad and torch.is_grad_enabled():
+        base = base_of(target)
+        if target.is_leaf or (base is not None and base.is_leaf):
+            raise StructureError(
+                f"cannot write {show_path(path)} in place: it is a {'leaf' if base is None else 'view of a leaf'} that "
+                "requires grad; write under torch.no_grad(), or into td.data"
+            )
 
 
 def is_sealed(leaf: Tensor) -> bool:
