@@ -23,7 +23,7 @@ from .._indexing import plan_index
 from .._locking import refuse_if_locked
 from .._nodes import dense
 from .._ragged import nested_tensor, refuse_hidden
-from .._torch_private import functorch_level
+from .._torch_private import base_of, functorch_level
 from ..errors import DepthError, StructureError
 from .entries import Entries
 from .locking import Locking, source_of
@@ -537,6 +537,7 @@ def _same_memory(mine: Tensor, value: Tensor) -> bool:
         same = mine.is_set_to(value)
     except RuntimeError:
         # There is no one block of memory: on the meta device, in nested tensors.
-        base = mine if mine._base is None else mine._base
-        same = value._base is base and mine.shape == value.shape and mine.stride() == value.stride()
+        base, theirs = base_of(mine), base_of(value)
+        same = theirs is not None and theirs is (mine if base is None else base)
+        same = same and mine.shape == value.shape and mine.stride() == value.stride()
     return same and mine.dtype == value.dtype and mine.is_conj() == value.is_conj()
