@@ -39,6 +39,10 @@ class Loop:
         """Return the backend that it stands for."""
         return "gloo"
 
+    def size(self) -> int:
+        """Return the number of processes."""
+        return 1
+
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Done:
         """Take a message."""
         self.messages.append(tensors[0].clone())
