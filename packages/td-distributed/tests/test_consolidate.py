@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.errors import CodecError, LockedError, StructureError
-from td_distributed import from_buffer, from_consolidated, storage_of
+from td_distributed import _file, from_buffer, from_consolidated, storage_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:B?Complex")
 
@@ -281,6 +283,37 @@ def test_a_file_can_be_written_over_while_it_is_mapped(tmp_path: Path) -> None:
     assert from_consolidated(tmp_path / "td")["a"].tolist() == [2, 2]
     loaded.consolidate(tmp_path / "td")
     assert from_consolidated(tmp_path / "td")["a"].tolist() == [1, 1]
+
+
+def test_a_file_may_have_the_longest_name(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 255)
+    TREES["flat"]().consolidate(path)
+    same(from_consolidated(path), TREES["flat"]())
+
+
+def test_threads_that_write_one_file_write_whole_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting = Barrier(2)
+    put = _file._put
+
+    def put_together(*args: Any) -> None:
+        meeting.wait(10)
+        put(*args)
+
+    def replace_together(*args: Any) -> None:
+        replace(*args)
+        meeting.wait(10)
+
+    replace = os.replace
+    monkeypatch.setattr(_file, "_put", put_together)
+    monkeypatch.setattr(_file.os, "replace", replace_together)
+    trees = [TensorDict({"a": torch.full((1000,), i)}) for i in range(2)]
+    writing = [tree.consolidate(tmp_path / "td", return_early=True) for tree in trees]
+    for tree, each in zip(trees, writing, strict=True):
+        same(each.result(), tree)
+    assert from_consolidated(tmp_path / "td")["a"].unique().numel() == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["td"]
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:

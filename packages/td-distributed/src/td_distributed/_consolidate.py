@@ -86,8 +86,8 @@ def consolidate(
 
     size = layout.nbytes + (len(trailer) if metadata else 0)
     if path is not None and where.type == "cpu" and not (use_buffer or share_memory or pin_memory):
-        _file.write(path, layout.nbytes, _storage.payload(layout, encoded.leaves), trailer, num_threads)
-        storage = _file.map_file(path)[:size]
+        parts = _storage.payload(layout, encoded.leaves)
+        storage = _file.write(path, layout.nbytes, parts, trailer, num_threads)[:size]
         pieces = _storage.Views(storage).pieces(layout)
     else:
         storage = _allocate(size, where, share_memory, pin_memory)

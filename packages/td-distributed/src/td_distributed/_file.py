@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from threading import get_ident
 from typing import Any, BinaryIO
 
 import torch
@@ -72,8 +73,13 @@ def trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
     return text + len(text).to_bytes(8, "little", signed=True)
 
 
-def write(path: Path, nbytes: int, parts: list[tuple[int, Tensor]], end: bytes, num_threads: int = 0) -> None:
+def write(
+    path: Path, nbytes: int, parts: list[tuple[int, Tensor]], end: bytes, num_threads: int = 0
+) -> Tensor:
     """Write a file next to its place, then move it there: the old one stays whole until the new one is.
+
+    Returns:
+        What was written, as :func:`map_file` gives it; another writer may have replaced the file since.
 
     Args:
         path: the file.
@@ -83,7 +89,8 @@ def write(path: Path, nbytes: int, parts: list[tuple[int, Tensor]], end: bytes, 
         num_threads: threads that write.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.td-tmp")
+    # Not longer than the longest name, and not that of another thread that writes the same file.
+    temporary = path.with_name(f".{os.getpid()}.{get_ident()}.td-tmp")
     whole = [*parts, (nbytes, vector(end))]
     try:
         with open(temporary, "wb") as file:
@@ -92,7 +99,9 @@ def write(path: Path, nbytes: int, parts: list[tuple[int, Tensor]], end: bytes, 
         if num_threads > 1:
             with ThreadPoolExecutor(num_threads) as pool:
                 list(pool.map(partial(_put_alone, temporary), whole))
+        mapped = map_file(temporary)
         os.replace(temporary, path)
+        return mapped
     finally:
         temporary.unlink(missing_ok=True)
 
