@@ -48,6 +48,7 @@ PROGRAMS = {
     "lazy stack": lambda td: LazyStackedTensorDict(td, td + 1, stack_dim=0)["n", "b"],
     "vmap over a lazy stack": lambda td: torch.vmap(torch.neg)(LazyStackedTensorDict(td, td + 1))["a"],
     "tree_map over a lazy stack": lambda td: tree_map(torch.neg, LazyStackedTensorDict(td, td + 1)),
+    "tree_map over an uneven stack": lambda td: tree_map(torch.neg, uneven(td)),
     "lazy stack index": lambda td: LazyStackedTensorDict(td, td + 1, stack_dim=0)[:, 0]["a"],
     "unbind": lambda td: td.unbind(0)[1],
     "split": lambda td: td.split(2)[0],
@@ -73,6 +74,10 @@ PROGRAMS = {
     "mean of features": lambda td: td.mean(dim=0),
     "zero": lambda td: td.clone().zero_(),
 }
+
+
+def uneven(td):
+    return LazyStackedTensorDict(*[TensorDict({"a": leaf}, [4]) for leaf in (td["a"], td["n", "c", "d"])])
 
 
 def setitem(td, index, value):
@@ -133,6 +138,19 @@ def test_batch_sizes_make_at_most_two_graphs():
     for n in (4, 5, 6, 7):
         compiled(make(n))
     assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_takes_and_returns_uneven_stacks(strict):
+    class Model(torch.nn.Module):
+        def forward(self, stack):
+            return stack * 2
+
+    def stack():
+        return LazyStackedTensorDict(*[TensorDict({"a": torch.ones(2, n)}, [2]) for n in (1, 3)])
+
+    result = torch.export.export(Model(), (stack(),), strict=strict).module()(stack())
+    assert [member["a"].tolist() for member in result.tensordicts] == [[[2.0] * n] * 2 for n in (1, 3)]
 
 
 def test_export_takes_and_returns_collections():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ._collection import Core
@@ -37,8 +38,9 @@ class Members(NamedTuple):
 
 
 def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
-    leaves = _leaves_below([stack])
-    if all(isinstance(leaf, Tensor) for leaf in leaves):
+    columns = [_leaves_below([member]) for member in stack._members]
+    leaves = [leaf for column in columns for leaf in column]
+    if all(isinstance(leaf, Tensor) for leaf in leaves) and _may_fit(columns):
         try:
             # What a transform makes itself, it refuses to take as an argument.
             with before_transforms(leaves):
@@ -50,6 +52,14 @@ def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
             return [whole], Whole(ndim - stack._stack_dim, stack._stack_dim_name, ndim, _depth(whole))
     ndims = tuple(getattr(leaf, "ndim", 0) for leaf in leaves)
     return list(stack._members), Members(stack._stack_dim, stack._stack_dim_name, len(stack._members), ndims)
+
+
+def _may_fit(columns: list[list[Tensor]]) -> bool:
+    """Tell whether members may have equal shapes: a graph keeps a stack that was tried, also where it failed."""
+    if not torch.compiler.is_compiling():
+        return True
+    shapes = [[leaf.shape for leaf in column] for column in columns]
+    return all(each == shapes[0] for each in shapes)
 
 
 def _leaves_below(nodes: list[Any]) -> list[Any]:
