@@ -839,6 +839,41 @@ def test_nothing_is_written_when_a_leaf_cannot_be_stored(nest: Any, prefix: Path
     assert os.listdir(prefix.parent) == [prefix.name]
 
 
+def fake() -> torch.Tensor:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(3)
+
+
+def masked() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.masked.masked_tensor(torch.ones(3), torch.ones(3, dtype=torch.bool))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make", [fake, masked])
+def test_tensors_without_memory_of_their_own_are_refused(
+    make: Callable[[], torch.Tensor], tmp_path: Path
+) -> None:
+    td = TensorDict({"n": {"a": make()}})
+    for prefix in (tmp_path / "save", tmp_path / "save.tdz", None):
+        with pytest.raises(
+            CodecError, match=r"elements of a \w+ at key \('n', 'a'\): it has no memory of its own"
+        ):
+            td.memmap(prefix)
+        assert td.memmap_like(prefix)["n", "a"].tolist() == [0, 0, 0]
+    with pytest.raises(CodecError, match="at an anonymous file: it has no memory of its own"):
+        MemoryMappedTensor.from_tensor(td["n", "a"])
+
+    def save(row: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(CodecError, match="key 'a': it has no memory of its own"):
+            TensorDict({"a": row}).memmap()
+        return row
+
+    torch.vmap(save)(torch.ones(2, 3))
+
+
 def test_a_prefix_that_is_a_link_or_relative(
     nest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: Any
 ) -> None:

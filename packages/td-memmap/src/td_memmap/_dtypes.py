@@ -30,11 +30,12 @@ def storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool = True
         content: whether the elements are needed too, or only shape and dtype.
 
     Raises:
-        CodecError: the leaf is sparse, quantised, or has no elements in memory (meta, fake).
+        CodecError: the leaf is sparse, quantised, or has no elements in memory (meta, fake, a wrapper of others).
 
     >>> storable(torch.zeros(2), "a")
     """
-    if leaf.layout is torch.strided and leaf.dtype in _STORABLE and not (content and leaf.is_meta):
+    there = not content or _has_memory(leaf)
+    if leaf.layout is torch.strided and leaf.dtype in _STORABLE and there:
         return
     check_dtype(leaf.dtype, where)
     at = where if isinstance(where, str) else show_path(where)
@@ -48,6 +49,23 @@ def storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool = True
             f"cannot store the elements of a meta tensor at {at}: it has none; memmap_like() needs only the shape "
             f"{list(leaf.shape)}"
         )
+    if leaf.layout is torch.strided:
+        raise CodecError(
+            f"cannot store the elements of a {type(leaf).__name__} at {at}: it has no memory of its own; take what it is "
+            "made of first, of a DTensor its to_local() or full_tensor()"
+        )
+
+
+def _has_memory(leaf: Tensor) -> bool:
+    """Tell whether the elements of a tensor are in memory: fakes and wrappers of other tensors have none of their own."""
+    try:
+        # The storage of a fake is a meta one; to ask for its address would warn.
+        if type(leaf) is not Tensor and leaf.untyped_storage().device.type == "meta":
+            return False
+        return leaf.data_ptr() != 0 or (not leaf.is_meta and not leaf.numel())
+    except RuntimeError:
+        # Inside vmap() and grad(), and where torch does not say where its elements are.
+        return False
 
 
 def check_dtype(dtype: torch.dtype, where: str | tuple[str, ...]) -> None:
