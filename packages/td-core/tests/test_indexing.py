@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from td_core import TensorDict
 from td_core._indexing import plan_index
 from td_core.errors import CollectionIndexError
 
@@ -277,3 +278,46 @@ def test_a_tensor_index_without_dims_works_under_vmap() -> None:
     leaf = leaf_of((3,))
     picked = torch.vmap(lambda i: plan_index(i, (3,)).leaf(leaf))(torch.tensor([2, 0]))
     assert torch.equal(picked, leaf[[2, 0]])
+
+
+ROWS = {
+    "one": [2],
+    "twice": [3, 0, 3],
+    "none": [],
+    "from the end": [-1, 1],
+    "mask": [True, False, False, True],
+}
+LEAVES = {
+    "plain": lambda: torch.arange(24.0).view(4, 2, 3),
+    "turned": lambda: torch.arange(24.0).view(3, 2, 4).permute(2, 1, 0),
+    "expanded": lambda: torch.arange(3.0).expand(4, 3),
+    "parameter": lambda: torch.nn.Parameter(torch.arange(4.0)),
+    "no elements": lambda: torch.zeros(4, 0),
+    "conjugate": lambda: torch.arange(4).to(torch.complex64).conj(),
+    "bool": lambda: torch.tensor([True, False, False, True]),
+    "float8": lambda: torch.ones(4, 2).to(torch.float8_e4m3fn),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("kind", LEAVES)
+def test_rows_are_those_that_torch_picks(kind: str, rows: str) -> None:
+    leaf = LEAVES[kind]()
+    index = torch.tensor(ROWS[rows], dtype=torch.bool if rows == "mask" else torch.int64)
+    td = TensorDict({"a": leaf, "b": {"c": torch.arange(4)}}, [4])
+    picked, wanted = td[index], leaf[index]
+    assert type(picked["a"]) is type(wanted)
+    assert (picked["a"].dtype, picked["a"].stride()) == (wanted.dtype, wanted.stride())
+    assert picked["a"].tolist() == wanted.tolist()
+    assert picked["b", "c"].tolist() == torch.arange(4)[index].tolist()
+    if leaf.requires_grad:
+        (ours,) = torch.autograd.grad(picked["a"].square().sum(), leaf, create_graph=True)
+        (theirs,) = torch.autograd.grad(wanted.square().sum(), leaf, create_graph=True)
+        assert ours.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("missing", [4, -5])
+def test_a_row_that_is_not_there_is_an_error_of_torch(missing: int) -> None:
+    td = TensorDict({"a": torch.zeros(4, 2)}, [4])
+    with pytest.raises(IndexError, match=f"index {missing} is out of bounds for dimension 0 with size 4"):
+        td[torch.tensor([0, missing])]

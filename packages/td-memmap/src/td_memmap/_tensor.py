@@ -7,6 +7,7 @@ and pickling sends the place, not the elements.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -428,12 +429,16 @@ class MemoryMappedTensor(Tensor):
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return a view on the same file for indices that give one, else a plain tensor."""
-        result = Tensor.__getitem__(self, index)
-        if torch.compiler.is_compiling():
-            return result
-        # The likeliest are told by their type, which takes less time than to ask for the storages.
+        compiling = torch.compiler.is_compiling()
         kind = type(index)
-        if kind is Tensor and index.ndim:
+        if kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 <= self.ndim and not compiling:
+            # Selecting takes less time than indexing, as for the leaves of a collection.
+            with contextlib.suppress(IndexError, RuntimeError):
+                if index.is_cpu and self.is_contiguous():
+                    return self.index_select(0, index)
+        result = Tensor.__getitem__(self, index)
+        # The likeliest are told by their type, which takes less time than to ask for the storages.
+        if compiling or (kind is Tensor and index.ndim):
             return result
         if kind is int or kind is slice or _same_storage(result, self):
             return self._on(result, self._place)
