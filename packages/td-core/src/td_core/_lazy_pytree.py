@@ -38,9 +38,8 @@ class Members(NamedTuple):
 
 
 def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
-    columns = [_leaves_below([member]) for member in stack._members]
-    leaves = [leaf for column in columns for leaf in column]
-    if all(isinstance(leaf, Tensor) for leaf in leaves) and _may_fit(columns):
+    leaves = _leaves_below([stack])
+    if all(isinstance(leaf, Tensor) for leaf in leaves) and _may_fit(stack._members):
         try:
             # What a transform makes itself, it refuses to take as an argument.
             with before_transforms(leaves):
@@ -54,11 +53,11 @@ def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
     return list(stack._members), Members(stack._stack_dim, stack._stack_dim_name, len(stack._members), ndims)
 
 
-def _may_fit(columns: list[list[Tensor]]) -> bool:
+def _may_fit(members: list[Any]) -> bool:
     """Tell whether members may have equal shapes: a graph keeps a stack that was tried, also where it failed."""
     if not torch.compiler.is_compiling():
         return True
-    shapes = [[leaf.shape for leaf in column] for column in columns]
+    shapes = [[leaf.shape for leaf in _leaves_below([member])] for member in members]
     return all(each == shapes[0] for each in shapes)
 
 
