@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import random
 from collections.abc import Callable
@@ -91,6 +92,16 @@ def test_large_tensors_and_those_that_share_a_storage_are_not_copied() -> None:
     assert len(buffers) == 2 and found[0].data_ptr() == large.data_ptr()
     found[1][2] = 100
     assert found[2][0] == 100 and base[2] == 100
+
+
+def test_torch_saves_what_came_back_whole() -> None:
+    storage = torch.zeros(80_000, dtype=torch.uint8)
+    sharing = [storage[:64_000].view(torch.float64), storage[64_000:70_003]]
+    back = pickle.loads(pickle.dumps(Leaves(sharing))).tensors
+    for tensor in back:
+        torch.save(tensor, file := io.BytesIO())
+        file.seek(0)
+        assert torch.equal(torch.load(file), tensor)
 
 
 def test_small_tensors_do_not_share_what_is_written() -> None:

@@ -175,6 +175,8 @@ def _range(tensors: list[Tensor]) -> tuple[int, Tensor] | None:
     if 2 * used < stop - start or any(tensor.is_conj() or tensor.is_neg() for tensor in tensors):
         return None
     storage = tensors[0].untyped_storage()
+    # And to the end, as far as the storage goes: torch.save() writes the whole of it, and cannot load half an element.
+    stop = min(stop + (start - stop) % 16, storage.nbytes())
     return start, torch.empty(0, dtype=torch.uint8, device=storage.device).set_(
         storage, start, (stop - start,), (1,)
     )
