@@ -389,7 +389,7 @@ class Entries(Core):
 
     def __contains__(self, key: object) -> bool:
         """Tell whether there is an entry ``key``, nested or not."""
-        return key in self.keys(include_nested=True)
+        return key in (self._children() if type(key) is str else self.keys(include_nested=True))
 
     def __len__(self) -> int:
         """Return the first batch dim, 0 without batch dims."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._collection import Core
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
-from .._plans import without, wrap_dim
+from .._plans import wrap_dim
 from .._shape_plans import Join, cat_plan, stack_plan
 from ..errors import BatchSizeError, KeyMismatchError, StructureError
 from ..typing import NestedKey
@@ -87,8 +87,9 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     size = sizes[0]
     at = wrap_dim(dim, len(size))
     if sizes.count(size) != len(sizes):
+        before, behind = size[:at], size[at + 1 :]
         for i, other in enumerate(sizes):
-            if len(other) != len(size) or without(other, at) != without(size, at):
+            if len(other) <= at or other[:at] != before or other[at + 1 :] != behind:
                 raise BatchSizeError(
                     f"cannot concatenate along dim {at}: item 0 has batch size {list(size)} and item {i} has "
                     f"{list(other)}; only dim {at} may differ"
