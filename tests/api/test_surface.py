@@ -18,6 +18,7 @@ import pytest
 
 SURFACE = json.loads((Path(__file__).parent / "surface.json").read_text())
 P = inspect.Parameter
+BY_KEYWORD = (P.POSITIONAL_OR_KEYWORD, P.KEYWORD_ONLY)
 
 
 class Name(NamedTuple):
@@ -104,6 +105,7 @@ def differences(expected: list[inspect.Parameter], function: Callable[..., Any],
     of_kind = {parameter.kind for parameter in actual}
     positional = [p for p in actual if p.kind in (P.POSITIONAL_ONLY, P.POSITIONAL_OR_KEYWORD)]
     said = inspect.getdoc(function) or ""
+    known = {wanted.name for wanted in expected}
     problems = []
     place = 0
     for wanted in expected:
@@ -114,7 +116,10 @@ def differences(expected: list[inspect.Parameter], function: Callable[..., Any],
             place = len(positional)
             continue
         if wanted.kind is P.VAR_KEYWORD:
-            if not of_kind & {P.VAR_KEYWORD, P.KEYWORD_ONLY}:
+            # The same goes for **kwargs.
+            if P.VAR_KEYWORD not in of_kind and not any(
+                p.kind in BY_KEYWORD for p in actual if p.name not in known
+            ):
                 problems.append(f"takes no **{wanted.name}")
             continue
         found = by_name.get(wanted.name)
@@ -128,7 +133,6 @@ def differences(expected: list[inspect.Parameter], function: Callable[..., Any],
             place += 1
         if not same_default(wanted.default, found.default):
             problems.append(f"{wanted.name} defaults to {found.default!r}, not {wanted.default}")
-    known = {wanted.name for wanted in expected}
     hidden = {wanted.kind for wanted in expected} & {P.VAR_POSITIONAL, P.VAR_KEYWORD}
     for extra in actual:
         required = extra.default is P.empty and extra.kind not in (P.VAR_POSITIONAL, P.VAR_KEYWORD)
