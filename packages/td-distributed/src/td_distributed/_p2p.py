@@ -54,8 +54,7 @@ class Peer:
         if self.group_rank is None:
             assert self.rank is not None
             self.group_rank = self.rank if self.group is None else dist.get_group_rank(self.group, self.rank)
-        # The backend would look outside of its table. torch says it where there is no group at all.
-        size = dist.get_world_size() if self.group is None else self.group.size()
+        # The backend would look outside of its table.
         if not 0 <= self.group_rank < size:
             raise ValueError(f"there is no rank {self.group_rank} in a group of {size}")
 
