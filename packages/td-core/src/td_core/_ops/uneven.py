@@ -45,7 +45,7 @@ def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
         return plan_index(index, (*size[:dim], len(members), *size[dim:])).along(dim)
 
     # A member that the index does not pick need not have room for it; the first that has tells which it picks.
-    first, errors = None, []
+    errors = []
     for i in range(len(members)):
         try:
             first = along(i)
@@ -54,12 +54,12 @@ def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
             errors.append(error)
     else:
         raise errors[0]
-    plans: dict[int, Any] = {}
+    plans = {i: first}
     if first is not None:
         picks = range(len(members)) if first.picks is None else first.picks
-        plans = {j: along(j) for j in dict.fromkeys([picks] if isinstance(picks, int) else picks)} or {
-            i: first
-        }
-    if first is None or None in plans.values():
+        for j in [picks] if isinstance(picks, int) else picks:
+            if j not in plans:
+                plans[j] = along(j)
+    if None in plans.values():
         raise StructureError(f"members of different batch sizes cannot be indexed together by {index!r}")
     return picks, {j: plan.plan for j, plan in plans.items()}, first.stack_dim
