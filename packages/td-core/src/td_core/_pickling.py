@@ -42,6 +42,29 @@ def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
     return encoded.nodes, leaves, encoded.values, tuple(subclasses)
 
 
+def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
+    """Put copies of the leaves that are nothing but a whole storage into ``memo``, and of their storages.
+
+    They are what ``deepcopy`` makes, in a tenth of the time: torch copies the storage, and asks what else a tensor may be.
+    """
+    for leaf in leaves:
+        if type(leaf) is not Tensor or leaf.requires_grad or leaf.layout is not torch.strided:
+            continue
+        if (
+            (leaf.is_cpu or leaf.is_cuda)
+            and not (leaf.is_nested or leaf.is_quantized)
+            and leaf.is_contiguous()
+        ):
+            storage = leaf.untyped_storage()
+            whole = storage.nbytes() == leaf.nbytes and not (leaf.is_conj() or leaf.is_neg())
+            more = leaf.grad is not None or leaf.__dict__
+            if whole and not more and id(leaf) not in memo and id(storage) not in memo:
+                memo[id(leaf)] = copied = leaf.clone()
+                memo[id(storage)] = copied.untyped_storage()
+                # As deepcopy does: what lives keeps its id.
+                memo.setdefault(id(memo), []).append(storage)
+
+
 _foreign: Callable[[type, Any], Any] | None = None
 
 
@@ -83,6 +106,7 @@ class Pickling(Core):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a copy with leaves and values of its own; what occurs twice stays one."""
         encoded = encode(self)
+        copy_plain(encoded.leaves, memo)
         leaves, values = deepcopy(encoded.leaves, memo), deepcopy(encoded.values, memo)
         memo[id(self)] = copied = decode(Encoded(encoded.nodes, leaves, values))
         return copied

@@ -1,0 +1,88 @@
+"""Deep copies: each leaf as torch copies it, and what leaves share with each other and with the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from td_core import TensorDict
+
+
+def with_grad() -> Tensor:
+    leaf = torch.ones(3, requires_grad=True)
+    leaf.grad = torch.full((3,), 2.0)
+    return leaf
+
+
+def with_old_grad() -> Tensor:
+    return with_grad().requires_grad_(False)
+
+
+def with_attribute() -> Tensor:
+    leaf = torch.ones(3)
+    leaf.note = [1]  # type: ignore[attr-defined]
+    return leaf
+
+
+LEAVES: dict[str, Callable[[], Tensor]] = {
+    "whole": lambda: torch.arange(6).view(2, 3),
+    "part": lambda: torch.arange(6)[1:3],
+    "as many bytes, but not all": lambda: torch.arange(4).as_strided((2, 2), (1, 1)),
+    "transposed": lambda: torch.arange(6).view(2, 3).t(),
+    "expanded": lambda: torch.ones(1).expand(3),
+    "empty": lambda: torch.zeros(0, 2),
+    "number": lambda: torch.tensor(3),
+    "odd stride": lambda: torch.arange(2).as_strided((1, 2), (7, 1)),
+    "conjugate": lambda: torch.tensor([1 + 2j]).conj(),
+    "negative": lambda: torch.tensor([1 + 2j, 3j]).conj().imag,
+    "grad": with_grad,
+    "grad of before": with_old_grad,
+    "attribute": with_attribute,
+    "parameter": lambda: torch.nn.Parameter(torch.ones(2)),
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "meta": lambda: torch.zeros(2, device="meta"),
+}
+
+
+@pytest.mark.parametrize("form", LEAVES)
+def test_a_leaf_is_copied_as_torch_copies_it(form: str) -> None:
+    leaf = LEAVES[form]()
+    wanted, found = deepcopy(leaf), deepcopy(TensorDict({"n": {"a": leaf}}))["n", "a"]
+    assert found is not leaf and type(found) is type(wanted)
+    for name in ("dtype", "device", "layout", "shape", "requires_grad", "__dict__"):
+        assert getattr(found, name) == getattr(wanted, name)
+    if form == "attribute":
+        assert found.note is not leaf.note  # type: ignore[attr-defined]
+    if wanted.layout is torch.strided:
+        assert (found.stride(), found.storage_offset()) == (wanted.stride(), wanted.storage_offset())
+        assert found.untyped_storage().nbytes() == wanted.untyped_storage().nbytes()
+        assert (found.is_conj(), found.is_neg()) == (wanted.is_conj(), wanted.is_neg())
+    if not leaf.is_meta:
+        assert torch.equal(found.to_dense(), leaf.to_dense())
+    one, other = found.grad, wanted.grad
+    assert (one is None) == (other is None) and (one is None or torch.equal(one, other))
+
+
+@pytest.mark.parametrize("order", list(permutations(["td", "whole", "part", "storage"])), ids="-".join)
+def test_leaves_share_memory_with_what_is_copied_beside_them(order: tuple[str, ...]) -> None:
+    whole = torch.arange(4)
+    part = whole[1:]
+    given: dict[str, Any] = {"whole": whole, "part": part, "storage": whole.untyped_storage()}
+    given["td"] = TensorDict({"view": whole.view(2, 2), "whole": whole, "part": part, "again": whole})
+    copied = deepcopy({key: given[key] for key in order})
+    assert copied["td"]["whole"] is copied["td"]["again"] is copied["whole"]
+    assert copied["td"]["part"] is copied["part"]
+    copied["storage"].fill_(0)
+    assert not any(leaf.any() for leaf in (copied["whole"], copied["part"], *copied["td"].values()))
+    assert whole.tolist() == [0, 1, 2, 3]
+
+
+def test_a_leaf_in_the_memo_is_taken_from_there() -> None:
+    leaf, other = torch.zeros(2), torch.ones(2)
+    assert deepcopy(TensorDict({"a": leaf}), {id(leaf): other})["a"] is other
