@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given
@@ -205,6 +207,13 @@ def test_operations_that_break_the_stack_dim_give_the_dense_result(operation):
     same(operation(lazy), operation(dense(lazy)))
 
 
+def test_what_cannot_be_made_dense_says_how_it_can():
+    with pytest.raises(
+        StructureError, match=r"key 'a' has shape \(1,\) in item 0 and \(2,\).*densify\(\) a lazy stack"
+    ):
+        lazy_stack([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))]).contiguous()
+
+
 @pytest.mark.parametrize("ndim", [0, 1])
 @pytest.mark.parametrize(
     "operation",
@@ -385,6 +394,13 @@ def test_an_empty_stack():
     assert lazy.batch_size == torch.Size([0]) and list(lazy.keys()) == []
     lazy.append(TensorDict({"a": 1}))
     assert lazy["a"].tolist() == [1]
+
+
+def test_an_empty_stack_has_the_device_that_it_was_given():
+    lazy = LazyStackedTensorDict(batch_size=[0, 3], device="meta")
+    for each in (lazy, lazy.clone(), pickle.loads(pickle.dumps(lazy)), lazy.contiguous(), lazy[:, 0]):
+        assert each.device == torch.device("meta")
+    assert lazy.to("cpu").device == torch.device("cpu") and LazyStackedTensorDict().device is None
 
 
 @given(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=3))

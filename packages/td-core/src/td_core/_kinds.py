@@ -87,6 +87,8 @@ def _flatten_stack(stack: LazyStackedTensorDict) -> Record:
         meta["stack_dim_name"] = stack._stack_dim_name
     if not stack._members:
         meta["batch_size"] = list(stack._empty_size)
+        if stack.device is not None:
+            meta["device"] = str(stack.device)
     if stack._locked:
         meta["locked"] = True
     return Record(meta, members={str(i): member for i, member in enumerate(stack._members)})
@@ -99,6 +101,8 @@ def _unflatten_stack(record: Record) -> LazyStackedTensorDict:
     stack._stack_dim_name = meta.get("stack_dim_name")
     if "batch_size" in meta:
         stack._empty_size = torch.Size(meta["batch_size"])
+        if meta.get("device") is not None:
+            stack._set_device(torch.device(meta["device"]))
     if meta.get("locked"):
         stack.lock_()
     return stack

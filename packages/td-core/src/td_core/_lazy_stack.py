@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ._base import TensorDictBase
 from ._collection import Child, Core, missing_key, set_lazy_stack, show_path
+from ._devices import as_device
 from ._indexing import plan_index
 from ._locking import refuse_if_locked
 from ._names import Names, check_names
@@ -61,7 +62,7 @@ class LazyStackedTensorDict(TensorDictBase):
         hook_out: applied to each stacked entry that is read.
         hook_in: applied to each value that is written.
         batch_size: checked against what the members give; for an empty stack, its batch size.
-        device: moves every member there.
+        device: moves every member there; for an empty stack, its device.
         names: a name or None for each batch dim.
         stack_dim_name: the name of the stack dim alone.
         strict_shape: refuse members whose batch sizes differ (else such dims show as -1).
@@ -79,6 +80,7 @@ class LazyStackedTensorDict(TensorDictBase):
     __slots__ = (
         "__weakref__",
         "_attachments",
+        "_empty_device",
         "_empty_size",
         "_hook_in",
         "_hook_out",
@@ -114,6 +116,7 @@ class LazyStackedTensorDict(TensorDictBase):
             )
         self._init(members, dim, stack_dim_name, hook_in, hook_out)
         self._empty_size = torch.Size(batch_size or (0,))
+        self._empty_device = None if device is None else as_device(device)
         for i, member in enumerate(members):
             if len(member.batch_size) != ndim or (
                 strict_shape and member.batch_size != members[0].batch_size
@@ -142,7 +145,7 @@ class LazyStackedTensorDict(TensorDictBase):
         self._stack_dim_name = name
         self._hook_in = hook_in
         self._hook_out = hook_out
-        self._empty_size = torch.Size((0,))
+        self._empty_size, self._empty_device = torch.Size((0,)), None
         self._locked = False
         self._lock_parents = self._attachments = self._undo = None
 
@@ -158,7 +161,7 @@ class LazyStackedTensorDict(TensorDictBase):
         stack = object.__new__(type(self))
         dim = self._stack_dim if stack_dim is None else stack_dim
         stack._init(list(members), dim, self._stack_dim_name, self._hook_in, self._hook_out)
-        stack._empty_size = self._empty_size
+        stack._empty_size, stack._empty_device = self._empty_size, self._empty_device
         return stack
 
     def _stacked(self) -> tuple[Sequence[Any], int] | None:
@@ -250,7 +253,7 @@ class LazyStackedTensorDict(TensorDictBase):
     @property
     def device(self) -> torch.device | None:
         """The members' device, None where they differ or have none."""
-        devices = {member.device for member in self._members}
+        devices = {member.device for member in self._members} or {self._empty_device}
         return devices.pop() if len(devices) == 1 else None
 
     def numel(self) -> int:
@@ -264,6 +267,7 @@ class LazyStackedTensorDict(TensorDictBase):
         return sum(member.numel() for member in self._members) if -1 in size else size.numel()
 
     def _set_device(self, device: torch.device | None) -> None:
+        self._empty_device = device
         for member in self._members:
             member._set_device(device)
 
@@ -518,7 +522,7 @@ class LazyStackedTensorDict(TensorDictBase):
     def _densified(self) -> Any:
         """Return the dense stack; StructureError where members do not fit."""
         if not self._members:
-            return dense({}, self.batch_size, None, None)
+            return dense({}, self.batch_size, self.device, None)
         plan = stack_plan(self._members[0].batch_size, self._stack_dim, len(self._members))
         result = self._members[0]._join(self._members, plan)
         if self._stack_dim_name is not None:

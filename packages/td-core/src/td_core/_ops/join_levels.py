@@ -33,8 +33,9 @@ def why_not_joined(values: Sequence[Child], path: tuple[str, ...], error: Except
         if value.shape != first.shape or value.device != first.device:
             what = "shape" if value.shape != first.shape else "device"
             mine, theirs = (tuple(v.shape) if what == "shape" else str(v.device) for v in (first, value))
+            nested = ", or densify() a lazy stack to make a nested tensor of them" if what == "shape" else ""
             return StructureError(
                 f"cannot join: {show_path(path)} has {what} {mine} in item 0 and {theirs} in item {i}; "
-                "use lazy_stack() to keep both"
+                f"use lazy_stack() to keep both{nested}"
             )
     return StructureError(f"cannot join: {show_path(path)}: {error}")
