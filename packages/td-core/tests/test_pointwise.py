@@ -68,7 +68,7 @@ def made(parameters: int, inplace: bool) -> list[str]:
         for name, method in vars(Pointwise).items()
         if inspect.isfunction(method)
         and not name.startswith("_")
-        and method.__qualname__ == f"TensorCollection.{name}"
+        and method.__code__.co_name == "method"
         and len(inspect.signature(method).parameters) == parameters
         and name.endswith("_") is inplace
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import GenericAlias
+from types import FunctionType, GenericAlias
 from typing import Any
 
 from ._collection import Core
@@ -66,6 +66,18 @@ class TensorCollection(
     def __hash__(self) -> int:
         """Return the hash of the object's identity, as tensors do: ``==`` compares leaf by leaf."""
         return id(self)
+
+
+def _claim_methods() -> None:
+    """Let errors, tracebacks and pickles find a method where users do, wherever it is written."""
+    for base in TensorCollection.__mro__[1:-2]:
+        for name, member in vars(base).items():
+            function = getattr(member, "__func__", member)
+            if isinstance(function, FunctionType) and function.__name__ == name:
+                function.__module__, function.__qualname__ = __name__, f"{TensorCollection.__name__}.{name}"
+
+
+_claim_methods()
 
 
 class TensorDictBase(TensorCollection):

@@ -62,6 +62,7 @@ def _without_grad(method: MethodT) -> MethodT:
         with torch.no_grad():
             return method(self, *args, **kwargs)
 
+    wrapped.__module__, wrapped.__qualname__ = __name__, f"TensorDictParams.{method.__name__}"
     return wrapped  # type: ignore[return-value]
 
 

@@ -56,7 +56,6 @@ def cast(name: str, dtype: torch.dtype) -> Cast:
         return self._map(leaf) if cast_filter is None else cast_some(self, leaf, cast_filter)
 
     method.__name__ = name
-    method.__qualname__ = f"TensorCollection.{name}"
     # A quantized dtype also takes a scale, which a cast does not have, so torch refuses it; it warns of complex32.
     outcome = f"""
         >>> from td_core import TensorDict

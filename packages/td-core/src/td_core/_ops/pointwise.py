@@ -121,7 +121,6 @@ class Binary(Protocol):
 def _document(method: F, name: str, summary: str, example: str) -> F:
     """Give a function made by a factory its name and documentation."""
     method.__name__ = name
-    method.__qualname__ = f"TensorCollection.{name}"
     method.__doc__ = f"""{summary}
 
         >>> from td_core import TensorDict

@@ -108,7 +108,6 @@ def with_indices(name: str, what: str) -> Callable[..., Any]:
         True
         """
     method.__name__ = name
-    method.__qualname__ = f"TensorCollection.{name}"
     method.__doc__ = f"""Return {what}, and where it was found.
 
         Args:
@@ -132,7 +131,6 @@ def scan(name: str, what: str) -> Callable[..., Any]:
         return _pair(self, name, plan, joined, result_type)
 
     method.__name__ = name
-    method.__qualname__ = f"TensorCollection.{name}"
     method.__doc__ = f"""Return {what} along a batch dim, and where it was found.
 
         Args:
@@ -150,7 +148,6 @@ def scan(name: str, what: str) -> Callable[..., Any]:
 
 def _document(method: F, name: str, what: str, option: str | None) -> F:
     method.__name__ = name
-    method.__qualname__ = f"TensorCollection.{name}"
     more = f"\n            {option}" if option else ""
     transform = (
         "\n            key_transform: takes the key of an entry within its level, and gives its new key."
