@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
+
 import numpy as np
 import pytest
 import torch
 
-from td_core import TensorDict
+from td_core import LazyStackedTensorDict, TensorCollection, TensorDict, TensorDictParams
 from td_core.errors import (
     BatchSizeError,
     DimNamesError,
@@ -91,6 +94,7 @@ def test_nested_tuples_are_one_key():
     td = TensorDict()
     td["a", ("b", ("c",))] = 1
     assert td[("a",), "b", (("c",),)] == 1 and (("a",), ("b", "c")) in td.keys(True)
+    assert ("a",) in td.keys() and ("a", "b") not in td.keys() and ("b",) not in td.keys()
 
 
 def test_set_validates_before_it_changes_anything():
@@ -215,3 +219,19 @@ def test_a_nested_tensor_of_strided_layout_is_an_entry():
     td["b"] = rows
     assert td["a"] is rows
     assert td["b"] is rows
+
+
+@pytest.mark.parametrize("cls", [TensorCollection, TensorDict, LazyStackedTensorDict, TensorDictParams])
+def test_methods_are_found_where_users_find_them(cls):
+    methods = {name: inspect.getattr_static(cls, name) for name in dir(cls)}
+    functions = {name: method for name, method in methods.items() if inspect.isfunction(method)}
+    assert len(functions) > 200
+    assert [name for name, each in functions.items() if pickle.loads(pickle.dumps(each)) is not each] == []
+
+
+def test_an_unknown_option_names_the_public_class():
+    for call in (TensorDict().cpu, TensorDict().cuda, TensorDict().to):
+        with pytest.raises(
+            TypeError, match=r"^TensorCollection.to\(\) got an unexpected keyword argument 'bogus'"
+        ):
+            call(bogus=1)

@@ -34,7 +34,7 @@ from ._nodes import set_dense
 from ._ops.batch_size import as_batch_size
 from ._ops.join_levels import rows, why_not_joined
 from ._pytree import register_mapping
-from ._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, stores_what_is_shown
+from ._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, LevelKeys, stores_what_is_shown
 from .errors import KeyTakenError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
@@ -356,7 +356,7 @@ class TensorDict(TensorDictBase):
         """Return a live view of the keys; see :meth:`TensorCollection.keys`."""
         if include_nested or leaves_only or sort:
             return CollectionKeys(self, include_nested, leaves_only, is_leaf, sort)
-        return self._data.keys()
+        return LevelKeys(self._data)
 
     def items(
         self,

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ._collection import Child, Core
 from ._foreach import PLAIN
-from ._keys import is_key, unravel_key_to_tuple
-from .errors import KeyPathError
+from ._keys import unravel_key, unravel_key_to_tuple
 
 IsLeaf = Callable[[type], bool]
 
@@ -222,10 +221,6 @@ class CollectionKeys(_Walk, Set[Any]):
         return sum(1 for _ in self._walk(values=False))
 
     def __contains__(self, key: object) -> bool:
-        if not is_key(key):
-            raise KeyPathError(
-                f"a key is a string or a non-empty, possibly nested tuple of strings; got {key!r}"
-            )
         path = unravel_key_to_tuple(key)  # type: ignore[arg-type]
         nested, leaves_only, is_leaf, _ = self._how
         if len(path) > 1 and not nested:
@@ -243,6 +238,24 @@ class CollectionKeys(_Walk, Set[Any]):
     @classmethod
     def _from_iterable(cls, it: Any) -> set[Any]:
         return set(it)
+
+
+class LevelKeys(CollectionKeys):
+    """The keys of one level that is a dict: looking at them costs what it costs there."""
+
+    __slots__ = ("_level",)
+
+    def __init__(self, level: dict[str, Child]) -> None:
+        self._level = level
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._level)
+
+    def __len__(self) -> int:
+        return len(self._level)
+
+    def __contains__(self, key: object) -> bool:
+        return (key if key.__class__ is str else unravel_key(key)) in self._level  # type: ignore[arg-type,operator]
 
 
 class CollectionValues(_Walk):
@@ -272,4 +285,6 @@ class CollectionItems(_Walk):
         return self._walk(values=True)
 
     def __contains__(self, pair: object) -> bool:
-        return any(key == pair[0] and child is pair[1] for key, child in self)  # type: ignore[index]
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            return False
+        return any(key == pair[0] and child is pair[1] for key, child in self)
