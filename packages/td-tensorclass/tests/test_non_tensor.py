@@ -259,6 +259,15 @@ class TestWriting:
             NonTensorData("a").set("other", 1)
         with pytest.raises(StructureError, match="takes the value of another one, not of a TensorDict"):
             NonTensorData("a").update(TensorDict())
+        assert node.update(NonTensorData("g"), ignore_lock=True).data == "g"
+
+    @pytest.mark.parametrize("node", [NonTensorData("a"), NonTensorStack("a")], ids=repr)
+    @pytest.mark.parametrize("method", ["update", "update_"])
+    def test_entries_by_keyword_are_refused(self, node: Any, method: str) -> None:
+        with pytest.raises(TypeError, match=r"has no entries, so none can be updated; got \['bogus'\]"):
+            getattr(node, method)(node, bogus=1)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
+            node.tolist(bogus=1)
 
 
 def test_a_list_that_was_read_writes_back() -> None:
@@ -344,6 +353,10 @@ class TestNode:
     def test_lists(self) -> None:
         assert NonTensorData("a", batch_size=[2, 3]).tolist() == [["a"] * 3] * 2
         assert NonTensorData(["a"], batch_size=[2]).tolist() == [["a"], ["a"]]
+        linked = NonTensorData("a", batch_size=[2, 2]).tolist(as_linked_list=True)
+        assert linked == [["a"] * 2] * 2
+        with pytest.raises(StructureError, match="one value for the whole batch, so 1 alone cannot be set"):
+            linked[0][1] = "b"
         assert NonTensorData("a", batch_size=[2]).maybe_to_stack().tolist() == ["a", "a"]
         assert NonTensorData("a").maybe_to_stack().data == "a"
         assert NonTensorStack.from_nontensordata(NonTensorData("a", batch_size=[2])).tolist() == ["a", "a"]

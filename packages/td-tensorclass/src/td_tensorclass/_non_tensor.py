@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from td_core import TensorCollection
+from td_core import LinkedList, TensorCollection
 from td_core._attachments import attachments
 from td_core._collection import Child, Core
 from td_core._devices import as_device
@@ -294,20 +295,14 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         compared: Tensor = _joiner[2](self, other, single)
         return compared
 
-    def update_(self: SelfT, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> SelfT:
-        """Take the value of other non-tensor data, also where this node is locked.
-
-        >>> from td_tensorclass import NonTensorData
-        >>> NonTensorData("a").lock_().update_(NonTensorData("b")).data
-        'b'
-        """
-        if isinstance(input_dict_or_td, Mapping) and set(input_dict_or_td) == {"data"}:
-            input_dict_or_td = NonTensorData(input_dict_or_td["data"])
-        if not isinstance(input_dict_or_td, NonTensorDataBase):
+    def _take(self, source: Any) -> None:
+        if isinstance(source, Mapping) and set(source) == {"data"}:
+            source = NonTensorData(source["data"])
+        if not isinstance(source, NonTensorDataBase):
             raise StructureError(
-                f"a {type(self).__name__} takes the value of another one, not of a {type(input_dict_or_td).__name__}"
+                f"a {type(self).__name__} takes the value of another one, not of a {type(source).__name__}"
             )
-        return self._replace_value(input_dict_or_td._value)
+        self._replace_value(source._value)
 
     def get(self, key: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the value for the key ``"data"``; there are no entries.
@@ -325,17 +320,8 @@ class NonTensorDataBase(ValueNode, TensorCollection):
             raise KeyPathError(f"a {type(self).__name__} has no entries but its value, 'data'; got {key!r}")
         self.data = value
 
-    def tolist(self, **kwargs: Any) -> Any:
-        """Return the value, repeated in nested lists of the shape of the batch.
-
-        Args:
-            **kwargs: the options of :meth:`TensorCollection.tolist` concern entries, of which there are none.
-
-        >>> from td_tensorclass import NonTensorData
-        >>> NonTensorData("a", batch_size=[2]).tolist(), NonTensorData("a").tolist()
-        (['a', 'a'], 'a')
-        """
-        return _repeated(self._value, self._batch_size)
+    def _listed(self, linked: bool) -> Any:
+        return _repeated(self._value, self._batch_size, partial(LinkedList, td=self) if linked else list)
 
     def _print_entry(self) -> str:
         return type(self._value).__name__
@@ -402,5 +388,5 @@ def latest(node: Any) -> Any:
     return node
 
 
-def _repeated(value: Any, size: Sequence[int]) -> Any:
-    return [_repeated(value, size[1:]) for _ in range(size[0])] if size else value
+def _repeated(value: Any, size: Sequence[int], made: Callable[..., list[Any]]) -> Any:
+    return made(_repeated(value, size[1:], made) for _ in range(size[0])) if size else value

@@ -373,33 +373,14 @@ class NonTensorStack(ValueNode, TensorDictBase):
     def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
         return compare_values(self, other, single)
 
-    def update_(self: SelfT, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> SelfT:
-        """Take the values of other non-tensor data, also where the stack is locked.
+    def _take(self, source: Any) -> None:
+        if not isinstance(source, (NonTensorDataBase, NonTensorStack)):
+            raise StructureError(f"a {type(self).__name__} takes the values of another one; got {source!r}")
+        self._assign((), source)
 
-        >>> NonTensorStack("a", "b").lock_().update_(NonTensorStack("c", "d")).tolist()
-        ['c', 'd']
-        """
-        if not isinstance(input_dict_or_td, (NonTensorDataBase, NonTensorStack)):
-            raise StructureError(
-                f"a {type(self).__name__} takes the values of another one; got {input_dict_or_td!r}"
-            )
-        self._assign((), input_dict_or_td)
-        return self
-
-    def tolist(self, *, as_linked_list: bool = False, **kwargs: Any) -> Any:
-        """Return the values in nested lists of the shape of the batch.
-
-        Args:
-            as_linked_list: give lists that write back, as ``td[key]`` does.
-            **kwargs: the other options of :meth:`TensorCollection.tolist` concern entries, of which there are none.
-
-        >>> NonTensorStack("a", "b").unsqueeze(-1).tolist()
-        [['a'], ['b']]
-        """
-        if as_linked_list:
-            return self._unwrap()
+    def _listed(self, linked: bool) -> Any:
         self._check_whole()
-        return _nested(self._values, self._batch_size)
+        return self._unwrap() if linked else _nested(self._values, self._batch_size)
 
     def maybe_to_stack(self: SelfT) -> SelfT:
         """Return this stack; the counterpart of :meth:`NonTensorData.maybe_to_stack`.

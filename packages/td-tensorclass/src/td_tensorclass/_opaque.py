@@ -95,18 +95,89 @@ class ValueNode(OpaqueNode):
         if not other._opaque:
             raise value_against_node(self, other, path)
 
-    def update(self: SelfT, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> SelfT:
+    def update(
+        self: SelfT,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+        is_leaf: Any = None,
+        update_batch_size: bool = False,
+        ignore_lock: bool = False,
+        **kwargs: Any,
+    ) -> SelfT:
         """Take what other non-tensor data holds; options that concern entries make no difference.
 
         Raises:
-            LockedError: this node is locked.
+            LockedError: this node is locked, and ``ignore_lock`` is False.
+            StructureError: the source is no non-tensor data.
+            TypeError: there are other keywords, which would be entries.
 
         >>> from td_tensorclass import NonTensorData
         >>> NonTensorData("a").update(NonTensorData("b")).data
         'b'
         """
-        refuse_if_locked(self, "replace the values")
-        return self.update_(input_dict_or_td)  # type: ignore[attr-defined,no-any-return]
+        if not ignore_lock:
+            refuse_if_locked(self, "replace the values")
+        return self.update_(input_dict_or_td, **kwargs)
+
+    def update_(
+        self: SelfT,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+        **kwargs: Any,
+    ) -> SelfT:
+        """Take what other non-tensor data holds, also where this node is locked.
+
+        Raises:
+            StructureError: the source is no non-tensor data.
+            TypeError: there are other keywords, which would be entries.
+
+        >>> from td_tensorclass import NonTensorData
+        >>> NonTensorData("a").lock_().update_(NonTensorData("b")).data
+        'b'
+        """
+        if kwargs:
+            raise TypeError(
+                f"a {type(self).__name__} has no entries, so none can be updated; got {list(kwargs)}"
+            )
+        self._take(input_dict_or_td)
+        return self
+
+    def _take(self, source: Any) -> None:
+        """Store what ``source`` holds; what :meth:`update_` does."""
+        raise NotImplementedError
+
+    def tolist(
+        self,
+        *,
+        convert_nodes: bool = True,
+        convert_tensors: Any = False,
+        tolist_first: bool = False,
+        as_linked_list: bool = False,
+    ) -> Any:
+        """Return the values in nested lists of the shape of the batch.
+
+        Args:
+            convert_nodes: changes nothing.
+            convert_tensors: changes nothing.
+            tolist_first: changes nothing.
+            as_linked_list: give lists that write back, as ``td[key]`` does; one value for the whole batch refuses that.
+
+        >>> from td_tensorclass import NonTensorData, NonTensorStack
+        >>> NonTensorData("a", batch_size=[2]).tolist(), NonTensorStack("a", "b").unsqueeze(-1).tolist()
+        (['a', 'a'], [['a'], ['b']])
+        """
+        return self._listed(as_linked_list)
+
+    def _listed(self, linked: bool) -> Any:
+        """Return the values in nested lists of the shape of the batch, which write back where they are ``linked``."""
+        raise NotImplementedError
 
     def is_empty(self) -> bool:
         """Tell whether there is nothing inside: never, there are values, and a batch without elements has a kind.
@@ -127,7 +198,7 @@ class ValueNode(OpaqueNode):
         ['a', 'b']
         """
         value = self._unwrap()
-        return self.tolist() if isinstance(value, LinkedList) else value  # type: ignore[attr-defined]
+        return self.tolist() if isinstance(value, LinkedList) else value
 
     def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
         """Return a copy of this node.
