@@ -316,6 +316,37 @@ def test_rows_are_those_that_torch_picks(kind: str, rows: str) -> None:
         assert ours.tolist() == theirs.tolist()
 
 
+LARGE = {
+    "plain": lambda: torch.arange(2400.0).view(4, 3, 2, 100),
+    "bytes": lambda: torch.arange(2400).view(4, 3, 2, 100).byte(),
+    "turned": lambda: torch.arange(2400.0).view(100, 2, 3, 4).permute(3, 2, 1, 0),
+    "part": lambda: torch.arange(4800.0).view(4, 3, 2, 200)[..., 50:150],
+    "expanded": lambda: torch.arange(100.0).expand(4, 3, 2, 100),
+    "parameter": lambda: torch.nn.Parameter(torch.arange(2400.0).view(4, 3, 2, 100)),
+    "conjugate": lambda: torch.arange(2400).view(4, 3, 2, 100).to(torch.complex64).conj(),
+}
+
+
+@pytest.mark.parametrize("covered", [2, 3])
+@pytest.mark.parametrize("some", [True, False])
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_mask_of_several_dims_picks_from_large_leaves_what_torch_picks(
+    kind: str, some: bool, covered: int
+) -> None:
+    leaf = LARGE[kind]()
+    mask = (torch.arange(24).view(4, 3, 2) % 5 == 0) & some if covered == 3 else torch.eye(4, 3).bool() & some
+    picked = TensorDict({"a": leaf, "b": torch.arange(24).view(4, 3, 2)}, mask.shape)[mask]
+    wanted = leaf[mask]
+    assert type(picked["a"]) is type(wanted)
+    assert (picked["a"].dtype, picked["a"].stride()) == (wanted.dtype, wanted.stride())
+    assert picked["a"].tolist() == wanted.tolist()
+    assert picked["b"].tolist() == torch.arange(24).view(4, 3, 2)[mask].tolist()
+    if leaf.requires_grad:
+        (ours,) = torch.autograd.grad(picked["a"].square().sum(), leaf, create_graph=True)
+        (theirs,) = torch.autograd.grad(wanted.square().sum(), leaf, create_graph=True)
+        assert ours.tolist() == theirs.tolist()
+
+
 @pytest.mark.parametrize("missing", [4, -5])
 def test_a_row_that_is_not_there_is_an_error_of_torch(missing: int) -> None:
     td = TensorDict({"a": torch.zeros(4, 2)}, [4])

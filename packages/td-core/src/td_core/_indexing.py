@@ -29,6 +29,9 @@ _MASKS = (torch.bool, torch.uint8)
 #: What arrays may have beside int64, but no tensors.
 _NARROW = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64)
 
+#: From about so many elements of a leaf on it pays to flatten the dims of a mask.
+_MANY = 1000
+
 
 class IndexPlan(ShapePlan):
     """What an index does to a batch size.
@@ -109,6 +112,32 @@ def _reader(index: Any) -> Callable[[Tensor], Any]:
     return read_rows
 
 
+def _mask_reader(index: tuple[Tensor, ...], dims: tuple[int, ...]) -> Callable[[Tensor], Any]:
+    """Return what reads a leaf at the positions of a mask of several dims; of a large one, as rows of these dims flattened."""
+    read = itemgetter(index)
+    if torch.compiler.is_compiling():
+        return read
+    last = len(dims) - 1
+    read_rows: Callable[[Tensor], Any] | None = None
+
+    def read_masked(leaf: Tensor) -> Any:
+        nonlocal read_rows
+        if type(leaf) in PLAIN and leaf.numel() >= _MANY:
+            try:
+                if leaf.is_contiguous():
+                    if read_rows is None:
+                        rows = index[0]
+                        for size, positions in zip(dims[1:], index[1:]):
+                            rows = torch.add(positions, rows, alpha=size)
+                        read_rows = _reader(rows)
+                    return read_rows(leaf.flatten(0, last))
+            except RuntimeError:
+                pass
+        return read(leaf)
+
+    return read_masked
+
+
 def plan_index(index: Any, batch_size: tuple[int, ...]) -> IndexPlan:
     """Parse an index against a batch size.
 
@@ -179,7 +208,8 @@ def _plan_basic(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPla
 
 
 def _plan_items(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPlan:
-    items = _check(_parse(given, batch_size), given, batch_size)
+    parsed = _parse(given, batch_size)
+    items = _check(parsed, given, batch_size)
     lead: list[int] = []
     kept: list[int | None] = []
     shapes: list[tuple[int, ...]] = []
@@ -209,7 +239,10 @@ def _plan_items(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPla
             front = 0
         lead[front:front] = shape
         kept[front:front] = names if len(names) == len(shape) == 1 else [None] * len(shape)
-    return IndexPlan(items, tuple(lead), n, tuple(kept), batch_size)
+    plan = IndexPlan(items, tuple(lead), n, tuple(kept), batch_size)
+    if len(parsed) == 1 < len(items):
+        plan.leaf = _mask_reader(items, batch_size[:n])
+    return plan
 
 
 def _parse(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> list[Any]:
