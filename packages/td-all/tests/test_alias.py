@@ -67,8 +67,9 @@ from tensordict.functional import *
 from tensordict._td import MemoryMappedTensor as Again
 assert Again is MemoryMappedTensor
 print(utils.is_tensorclass is td.is_tensorclass, pad is td.pad, TensorDict is td.TensorDict)
+print(utils.unravel_keys(("a", ("b",))), utils.unravel_keys(("a",)))
 """
-    assert output(code, tmp_path) == ["True True True"]
+    assert output(code, tmp_path) == ["True True True", "('a', 'b') a"]
 
 
 @pytest.mark.parametrize(

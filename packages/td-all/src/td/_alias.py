@@ -78,6 +78,7 @@ ELSEWHERE = {
     ("utils", "DeviceType"): ("td_core.typing", "DeviceType"),
     ("utils", "IndexType"): ("typing", "Any"),
     ("utils", "prod"): ("math", "prod"),
+    ("utils", "unravel_keys"): ("td_core", "unravel_key"),
     ("utils", "_LockedSchema"): ("td._foreign_pickles", "LockedSchema"),
     ("utils", "_StringOnlyDict"): ("builtins", "dict"),
 }
