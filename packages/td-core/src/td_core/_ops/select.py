@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _element_plans as elements
 from .._collection import Core
-from .._foreach import foreach, op
+from .._foreach import Op, foreach, op
 from .._locking import refuse_if_locked
 from ..errors import BatchSizeError
 from .operands import LEAF_ERRORS, parts_along, raise_at_leaf, write_leaves
@@ -20,6 +20,7 @@ SelfT = TypeVar("SelfT", bound="Selecting")
 
 _FILL = op("masked_fill_", Tensor.masked_fill_)
 _FILLED = op("masked_fill", Tensor.masked_fill)
+_WHERE = op("where", lambda leaf, mask, value: torch.where(mask, leaf, value))
 
 
 class Selecting(Shaping):
@@ -87,13 +88,7 @@ class Selecting(Shaping):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill(torch.tensor([True, False, True]), -1)["a"]
         tensor([-1,  1, -1])
         """
-        leaves: list[Tensor] = []
-        levels = self._collect(leaves)
-        masks = _masks(self, mask)
-        try:
-            return self._with_leaves(foreach(_FILLED, leaves, masks, value), levels)
-        except LEAF_ERRORS as error:
-            raise_at_leaf(error, "masked_fill", self, _FILLED, leaves, masks, value)
+        return _mapped("masked_fill", self, _FILLED, mask, value)
 
     def masked_fill_(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
         """Write ``value`` into every leaf, in place, where a mask is true.
@@ -148,7 +143,9 @@ class Selecting(Shaping):
         if condition.ndim != len(size):
             condition = elements.wide(condition, len(size)).expand(size)
         mine: Any = self
-        if not isinstance(other, Core):
+        if isinstance(other, (int, float, complex)):
+            theirs = None
+        elif not isinstance(other, Core):
             if isinstance(other, Tensor) and other.ndim:
                 mine = self.contiguous()
             theirs = mine._map(_filled_with(other))
@@ -160,7 +157,10 @@ class Selecting(Shaping):
             theirs = other
             if pad is not None:
                 mine, theirs = _completed(self, other, pad), _completed(other, self, pad)
-        result = _choose(mine, theirs, condition)
+        if theirs is None:
+            result = _mapped("where", self, _WHERE, condition, other)
+        else:
+            result = _choose(mine, theirs, condition)
         if out is None:
             return result
         if update_batch_size:
@@ -212,6 +212,17 @@ def pad(
     tensor([9, 0, 1])
     """
     return tensordict.pad(pad_size, value, inplace, safe)
+
+
+def _mapped(name: str, node: Any, this: Op, mask: Tensor, value: float | complex) -> Any:
+    """Return what an operation of a leaf, a mask and a number makes of every leaf."""
+    leaves: list[Tensor] = []
+    levels = node._collect(leaves)
+    masks = _masks(node, mask)
+    try:
+        return node._with_leaves(foreach(this, leaves, masks, value), levels)
+    except LEAF_ERRORS as error:
+        raise_at_leaf(error, name, node, this, leaves, masks, value)
 
 
 def _masks(node: Any, mask: Tensor) -> list[Tensor]:
