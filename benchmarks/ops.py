@@ -1,11 +1,11 @@
 """Measure every kind of operation against a hand-written loop and against the reference implementation.
 
-The three run interleaved in one process, on one thread, and only the time of that thread counts: ``/ loop`` (lower
-is better) and ``ref / ours`` (higher is better) are the medians of the ratios of each round. Rows of kind *torch*
-run a torch operation per leaf and are compared with the loop; rows of kind *dict* only touch the dictionary and are
-compared with the reference. Where an expert would call torch's foreach functions, the loop is the faster of the two
-spellings. A loop knows the batch size, and no more about the leaves than the operation does: their tails may differ.
-Nothing here passes or fails.
+The three run interleaved in one process, on one thread, and only the time of that thread counts (of a GPU: until that
+is done): ``/ loop`` (lower is better) and ``ref / ours`` (higher is better) are the medians of the ratios of each round.
+Rows of kind *torch* run a torch operation per leaf and are compared with the loop; rows of kind *dict* only touch the
+dictionary and are compared with the reference. Where an expert would call torch's foreach functions, the loop is the
+faster of the two spellings. A loop knows the batch size, and no more about the leaves than the operation does: their
+tails may differ. Nothing here passes or fails.
 
 Run ``python benchmarks/ops.py --help``; without tensordict installed its columns stay empty.
 """
@@ -181,7 +181,7 @@ ROWS = [
     Row("unbind", "torch", "return td.unbind(0)", loop=PARTS.format(method="unbind(0)", count=4)),
     Row("split", "torch", "return td.split(2)", loop=PARTS.format(method="split(2)", count=2)),
     Row("to dtype", "torch", "return td.to(torch.float64)", "v.double()"),
-    Row("to same device", "dict", "return on_cpu.to('cpu')", "v"),
+    Row("to same device", "dict", "return placed.to(place)", "v"),
     Row("keys nested leaves", "dict", "return list(td.keys(True, True))", loop=KEYS),
     Row("items nested leaves", "dict", "return list(td.items(True, True))", loop=ITEMS),
     Row("select", "dict", "return td.select(*half)", loop="return {k: d[k] for k in top_half}"),
@@ -305,6 +305,7 @@ def fixtures(shape: str) -> dict[str, Any]:
         "ones_d": mapped(torch.ones_like, e),
         "both": [d, e],
         "batch": torch.Size(BATCH),
+        "place": index.device.type,
         "key": top[0],
         "deep": ("n", "m", "c0"),
         "x": leaf(),
@@ -348,7 +349,7 @@ COLLECTIONS: dict[str, Callable[[ModuleType, dict[str, Any]], Any]] = {
     "row": lambda lib, space: lib.TensorDict(space["row_d"], BATCH[1:]),
     "lazy": lambda lib, space: lib.lazy_stack([lib.TensorDict(space[k], BATCH) for k in ("d", "e")]),
     "flat": lambda lib, space: lib.TensorDict(space["flat_d"], BATCH),
-    "on_cpu": lambda lib, space: lib.TensorDict(space["d"], BATCH, device="cpu"),
+    "placed": lambda lib, space: lib.TensorDict(space["d"], BATCH, device=space["place"]),
     "truth": lambda lib, space: lib.TensorDict(mapped(lambda v: v == v, space["d"]), BATCH),
     "state": lambda lib, space: lib.TensorDict(space["d"], BATCH).state_dict(),
     "params": lambda lib, space: lib.TensorDict(mapped(lambda v: nn.Parameter(v.clone()), space["d"])),
@@ -436,25 +437,33 @@ def result_of(shape: str, row: Row, samples: list[list[float]], libraries: int) 
     )
 
 
-def timed(function: Callable[[], Any], count: int) -> float:
-    """Return the seconds of this thread that one of ``count`` calls takes; other processes do not count."""
+def clock_of_gpu() -> float:
+    """Return the time when the GPU has done what it was told to."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def timed(function: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
+    """Return the seconds that one of ``count`` calls takes."""
     repeat = range(count)
-    start = time.thread_time()
+    start = clock()
     for _ in repeat:
         function()
-    return (time.thread_time() - start) / count
+    return (clock() - start) / count
 
 
-def calibrated(function: Callable[[], Any]) -> int:
+def calibrated(function: Callable[[], Any], clock: Callable[[], float]) -> int:
     """Return how many calls fill one sample."""
     function()
-    once = min(timed(function, 3) for _ in range(9))
+    once = min(timed(function, 3, clock) for _ in range(9))
     return max(4, math.ceil(SLICE_OF_TIME / once))
 
 
-def measure(contestants: list[Callable[[], Any]], rounds: int) -> list[list[float]]:
+def measure(
+    contestants: list[Callable[[], Any]], rounds: int, clock: Callable[[], float]
+) -> list[list[float]]:
     """Return the microseconds of each contestant in each round, sampled in turns."""
-    counts = [calibrated(function) for function in contestants]
+    counts = [calibrated(function, clock) for function in contestants]
     samples: list[list[float]] = [[] for _ in contestants]
     gc.collect()
     gc.disable()
@@ -463,21 +472,26 @@ def measure(contestants: list[Callable[[], Any]], rounds: int) -> list[list[floa
             order = range(len(contestants))
             for i in order if number % 2 else reversed(order):
                 contestants[i]()  # takes the memory back that the allocator gave away since its last turn
-                samples[i].append(timed(contestants[i], counts[i]))
+                samples[i].append(timed(contestants[i], counts[i], clock))
     finally:
         gc.enable()
     return [[seconds * 1e6 for seconds in of_one] for of_one in samples]
 
 
-def run(rows: list[Row], shapes: list[str], rounds: int, libraries: list[ModuleType]) -> Iterator[Result]:
+def run(
+    rows: list[Row], shapes: list[str], rounds: int, libraries: list[ModuleType], device: torch.device
+) -> Iterator[Result]:
     """Measure the rows on the shapes."""
+    # The time of this thread: on a CPU other processes do not count.
+    clock = time.thread_time if device.type == "cpu" else clock_of_gpu
     for shape in shapes:
         for row in rows:
             if row.shapes not in shape:
                 continue
-            made = [contestant(row, lib, shape) for lib in libraries]
-            hand = loops(row, fixtures(shape), shape == "nest")
-            yield result_of(shape, row, measure([*made, *hand], rounds), len(made))
+            with torch.device(device):
+                made = [contestant(row, lib, shape) for lib in libraries]
+                hand = loops(row, fixtures(shape), shape == "nest")
+            yield result_of(shape, row, measure([*made, *hand], rounds, clock), len(made))
 
 
 def mean(ratios: list[float]) -> float:
@@ -517,6 +531,7 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="regular expression of the rows to measure")
     parser.add_argument("--shapes", nargs="*", default=SHAPES, choices=SHAPES)
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--device", type=torch.device, default="cpu", help="where the leaves lie: cpu or cuda")
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -527,7 +542,7 @@ def main() -> None:
         print("tensordict is not installed: its columns stay empty")
     rows = [row for row in ROWS if re.search(options.rows, row.name)]
     results: list[Result] = []
-    for result in run(rows, list(options.shapes), options.rounds, libraries):
+    for result in run(rows, list(options.shapes), options.rounds, libraries, options.device):
         if not results or results[-1].shape != result.shape:
             print(f"\n{result.shape}\n{'':26}   loop µs   ours µs    ref µs  / loop  ref / ours")
         print(line(result), flush=True)
