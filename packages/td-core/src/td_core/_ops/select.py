@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from .. import _element_plans as elements
 from .._collection import Core
 from .._foreach import Op, foreach, op
 from .._locking import refuse_if_locked
-from ..errors import BatchSizeError
+from ..errors import BatchSizeError, StructureError
 from .operands import LEAF_ERRORS, parts_along, raise_at_leaf, write_leaves
 from .shape import Shaping
 
@@ -88,7 +89,7 @@ class Selecting(Shaping):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill(torch.tensor([True, False, True]), -1)["a"]
         tensor([-1,  1, -1])
         """
-        return _mapped("masked_fill", self, _FILLED, mask, value)
+        return _mapped("masked_fill", self, _FILLED, mask, value)  # type: ignore[no-any-return]
 
     def masked_fill_(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
         """Write ``value`` into every leaf, in place, where a mask is true.
@@ -142,24 +143,17 @@ class Selecting(Shaping):
         condition = _over_batch(condition, size)
         if condition.ndim != len(size):
             condition = elements.wide(condition, len(size)).expand(size)
-        mine: Any = self
-        if isinstance(other, (int, float, complex)):
-            theirs = None
-        elif not isinstance(other, Core):
-            if isinstance(other, Tensor) and other.ndim:
-                mine = self.contiguous()
-            theirs = mine._map(_filled_with(other))
+        if not isinstance(other, Core):
+            result = _choose_or(self, other, condition)
         else:
             if other.batch_size != size:
                 raise BatchSizeError(
                     f"where: the other collection has batch size {list(other.batch_size)}, this one {list(size)}"
                 )
-            theirs = other
+            mine: Any = self
+            theirs: Any = other
             if pad is not None:
                 mine, theirs = _completed(self, other, pad), _completed(other, self, pad)
-        if theirs is None:
-            result = _mapped("where", self, _WHERE, condition, other)
-        else:
             result = _choose(mine, theirs, condition)
         if out is None:
             return result
@@ -257,6 +251,17 @@ def _filled_with(value: Any) -> Any:
         return torch.as_tensor(value, dtype=dtype, device=leaf.device).expand(leaf.shape)
 
     return fill
+
+
+def _choose_or(node: Any, value: Any, condition: Tensor) -> Any:
+    """Return the elements of ``node`` where ``condition`` is true, and those of a number or tensor elsewhere."""
+    if isinstance(value, (int, float, complex)):
+        # One tensor may stand for the whole batch, with nothing to choose: that it fails is said with its key below.
+        with suppress(StructureError):
+            return _mapped("where", node, _WHERE, condition, value)
+    if isinstance(value, Tensor) and value.ndim:
+        node = node.contiguous()
+    return _choose(node, node._map(_filled_with(value)), condition)
 
 
 def _choose(mine: Any, theirs: Any, condition: Tensor) -> Any:
