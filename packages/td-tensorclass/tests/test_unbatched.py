@@ -163,7 +163,7 @@ def test_reading_and_writing() -> None:
     with pytest.raises(StructureError, match="one number for each element"):
         td.masked_fill(torch.ones(2, 3, dtype=torch.bool), 0)
     with pytest.raises(StructureError, match=r"the UnbatchedTensor at key \('u',\) differs"):
-        td.where(torch.ones(2, 3, dtype=torch.bool), 0)
+        td.where(torch.ones(2, 3, dtype=torch.bool), 7)
     assert td.update({"u": UnbatchedTensor(PAYLOAD)})["u"].tolist() == [1, 2, 3]
     assert td.load_state_dict(make().state_dict())["u"].tolist() == [1, 2, 3]
 
