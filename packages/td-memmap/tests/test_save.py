@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import td_memmap
 from td_core import TensorDict
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._params import TensorDictParams
-from td_core.errors import CodecError, FormatError, LockedError
+from td_core.errors import CodecError, FormatError, LockedError, StructureError
 from td_memmap import FileTakenError, MemoryMappedTensor, TensorDictFuture
 from td_memmap._dtypes import DTYPES
 
@@ -714,6 +715,29 @@ def test_entries_that_are_added_at_once_are_all_kept(prefix: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("key", ["n", "a/b"])
+def test_processes_add_to_the_levels_that_others_added(key: str, prefix: Path) -> None:
+    saved = TensorDict({"a": torch.zeros(3), "s": {}}).memmap(prefix)
+    one, other, third = (pickle.loads(pickle.dumps(saved)) for _ in range(3))
+    one.make_memmap((key, "x"), (3,)).fill_(1)
+    # What a process that was killed leaves is no entry.
+    (prefix / "s" / "left").mkdir()
+    other.make_memmap(("s", "left", "z"), (3,))
+    other.make_memmap((key, "m", "y"), (3,)).fill_(2)
+    third.make_memmap((key, "m", "z"), (3,)).fill_(3)
+    third[key, "x"].add_(10)
+    loaded = TensorDict.load_memmap(prefix)
+    assert {path: int(loaded[path].sum()) for path in loaded.keys(True, True) if path[0] == key} == {
+        (key, "x"): 33,
+        (key, "m", "y"): 6,
+        (key, "m", "z"): 9,
+    }
+    for taken in ((key, "x"), (key, "m"), (key, "x", "deep")):
+        with pytest.raises(StructureError, match="another process added it to .* call memmap_refresh_"):
+            pickle.loads(pickle.dumps(saved)).make_memmap(taken, (3,))
+    assert (one[key, "x"] == 11).all()
+
+
 def quantized() -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -880,6 +904,15 @@ def test_tensors_without_memory_of_their_own_are_refused(
         return row
 
     torch.vmap(save)(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("link", ["save", "save/meta.json"])
+def test_a_link_in_a_circle_is_named(nest: Any, tmp_path: Path, link: str) -> None:
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to((tmp_path / link).name)
+    for create in (nest.memmap_like, partial(nest.memmap, existsok=False)):
+        with pytest.raises(FormatError, match=f"{tmp_path / link}.* is a link that leads back to itself"):
+            create(tmp_path / "save")
 
 
 def test_a_prefix_that_is_a_link_or_relative(

@@ -6,9 +6,10 @@ without the new entry.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -96,28 +97,22 @@ def add(
             siblings = {}
     for new in path[depth:-1]:
         node = _add_level(node, new)
-    folder, filename = _saved(node).path, None
-    if folder is not None:
-        filename = os.path.join(folder, files[0])
-        if isinstance(shape, Tensor):
-            MemoryMappedTensor.from_tensor(shape, filename=os.path.join(folder, files[1]), existsok=existsok)
-    leaf = MemoryMappedTensor._create(
-        shape, dtype, filename, existsok=existsok, content=None if content is None else all_elements(content)
-    )
-    if folder is not None:
-        _declare(folder, name, _entry(leaf, shape))
+    folder, elements = _saved(node).path, None if content is None else all_elements(content)
+    if folder is None:
+        leaf = MemoryMappedTensor._create(shape, dtype, None, content=elements)
+    else:
+        filename, nested = os.path.join(folder, files[0]), isinstance(shape, Tensor)
+        listed = list(shape.shape if nested else shape)
+        entry = {"device": "cpu", "shape": listed, "dtype": str(dtype), "is_nested": nested}
+        with _declaring(folder, name, entry) as (_, there):
+            if there is not None:
+                raise _added_meanwhile(folder, name)
+            if nested:
+                sizes = os.path.join(folder, files[1])
+                MemoryMappedTensor.from_tensor(shape, filename=sizes, existsok=existsok)
+            leaf = MemoryMappedTensor._create(shape, dtype, filename, existsok=existsok, content=elements)
     node._inner()._set_child(name, leaf)
     return leaf
-
-
-def _entry(leaf: MemoryMappedTensor, shape: Any) -> dict[str, Any]:
-    nested = isinstance(shape, Tensor)
-    return {
-        "device": "cpu",
-        "shape": list(shape.shape if nested else shape),
-        "dtype": str(leaf.dtype),
-        "is_nested": nested,
-    }
 
 
 def _stem(name: str, robust_key: bool) -> str:
@@ -134,28 +129,51 @@ def _is_free(name: str, wanted: list[str], siblings: Mapping[str, Any], robust_k
 
 
 def _add_level(node: Any, name: str) -> Any:
-    """Add an empty level below a mapped node."""
+    """Add an empty level below a mapped node, or take the one that another process added meanwhile."""
     saved = _saved(node)
-    child = TensorDict._make({}, node.batch_size, node.device, node._names)
+    child: Any = TensorDict._make({}, node.batch_size, node.device, node._names)
     where = None
     if saved.path is not None:
         stem = _stem(name, saved.robust_key)
         where = os.path.join(saved.path, stem)
-        plan = make_plan(child)
-        with Tree.at_path(saved.path) as tree:
-            tree.make((stem,))
-            tree.write((stem,), _names.META, plan.texts[-1][2])
-        _declare(saved.path, name, {"type": type(child).__name__})
+        with _declaring(saved.path, name, {"type": type(child).__name__}) as (tree, there):
+            if there is None:
+                # A directory that no entry has was left by a process that was killed.
+                with contextlib.suppress(FileExistsError):
+                    tree.make((stem,))
+                tree.replace((stem,), _names.META, make_plan(child).texts[-1][2])
+            elif "type" in there:
+                child = load_directory(
+                    where, Loading(robust_key=saved.robust_key, allow_pickle=saved.allow_pickle)
+                )
+            else:
+                raise _added_meanwhile(saved.path, name)
     attach(child, where, saved.robust_key, saved.allow_pickle, saved.shared)
     node._inner()._set_child(name, child)
     return child
 
 
-def _declare(directory: str, name: str, entry: dict[str, Any]) -> None:
-    """Add an entry to the metadata of a level, in one step, to which others add entries too."""
+def _added_meanwhile(directory: str, name: str) -> StructureError:
+    return StructureError(
+        f"cannot add {show_path((name,))}: another process added it to {directory} meanwhile; call memmap_refresh_() on "
+        "the collection first"
+    )
+
+
+@contextlib.contextmanager
+def _declaring(directory: str, name: str, entry: dict[str, Any]) -> Iterator[tuple[Tree, Any]]:
+    """Add an entry to the metadata of a level, in one step, after the files that it describes, which the block writes.
+
+    Others add entries too, one at a time: what the metadata says already of the name is given, and then it stays.
+    """
     with Tree.at_path(directory) as tree, _fs.held(tree.root):
         meta = parse_json(tree.read((), _names.META, LIMIT), tree.show((), _names.META))
-        if meta.get("_format_version") == VERSION:
+        general = meta.get("_format_version") == VERSION
+        there = (dict(meta["entries"]) if general else meta).get(name)
+        yield tree, there
+        if there is not None:
+            return
+        if general:
             meta["entries"].append([name, {**entry, "file": _names.encode_key(name)}])
         else:
             meta[name] = entry

@@ -657,11 +657,19 @@ def is_mount(path: str) -> bool:
 
 
 def status(path: str | int, dir_fd: int | None = None) -> os.stat_result | None:
-    """Return the status of a path, of what it links to; None where nothing is there."""
+    """Return the status of a path, of what it links to; None where nothing is there.
+
+    Raises:
+        FormatError: it is a link that leads back to itself.
+    """
     try:
         return os.stat(path, dir_fd=dir_fd)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FormatError(f"{path} is a link that leads back to itself") from error
+        raise
 
 
 def is_file(path: str) -> bool:
