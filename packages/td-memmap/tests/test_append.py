@@ -12,6 +12,7 @@ import torch
 import td_memmap
 from td_core import TensorDict
 from td_core._lazy_stack import LazyStackedTensorDict
+from td_core.errors import FormatError
 from td_memmap import AppendError, append_memmap
 
 
@@ -39,6 +40,35 @@ def test_rows_are_appended(tmp_path: Path, same: Any) -> None:
     saved["a"][0] = -1
     assert (TensorDict.load_memmap(prefix)["a"][0] == -1).all()
     assert os.listdir(tmp_path) == ["save"]
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+def test_the_manifest_grows_too(checksums: bool, tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    tied = torch.arange(3)
+    TensorDict({"t": tied, "u": tied, "n": rows(0, 3)}, [3]).memmap(prefix, checksums=checksums)
+    files = td_memmap.verify(prefix).files
+    for start in (3, 5):
+        new = torch.arange(start, start + 2)
+        append_memmap(prefix, TensorDict({"t": new, "u": new, "n": rows(start, 2)}, [2]))
+        report = td_memmap.verify(prefix)
+        assert not report.problems and report.files == files and report.hashed == files * checksums
+    changed = prefix / "n" / "a.memmap"
+    before = changed.stat()
+    changed.write_bytes(b"x" * before.st_size if checksums else b"x")
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [(each.file, each.kind) for each in td_memmap.verify(prefix).problems] == [
+        ("n/a.memmap", "damaged")
+    ]
+    with pytest.raises(FormatError, match="a.memmap"):
+        append_memmap(prefix, TensorDict({"t": new, "u": new, "n": rows(7, 2)}, [2]))
+
+
+def test_a_save_without_a_manifest_stays_without_one(tmp_path: Path) -> None:
+    rows(0, 3).memmap(tmp_path)
+    (tmp_path / "%manifest.json").unlink()
+    append_memmap(tmp_path, rows(3, 2))
+    assert not (tmp_path / "%manifest.json").exists() and td_memmap.verify(tmp_path).ok
 
 
 def test_rows_of_an_empty_save(tmp_path: Path, same: Any) -> None:

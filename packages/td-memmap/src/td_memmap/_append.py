@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from td_core._collection import Core, show_path
 from td_core.errors import FormatError
@@ -18,6 +19,7 @@ from ._commit import Staging, alone
 from ._errors import AppendError
 from ._fs import Parts, Tree
 from ._load import Loading, Node, read_levels
+from ._manifest import digest_of, file_pieces, read_manifest, verify_tree
 from ._meta import LIMIT, LeafEntry, parse_json
 from ._pieces import pieces
 from ._plan import LeafFile, make_plan
@@ -29,7 +31,7 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
     """Append rows to a saved directory, along the first batch dim.
 
     Collections that are mapped already keep their rows. Non-tensor values must be the saved ones; lazy stacks, stacks of
-    values and nested tensors cannot grow.
+    values and nested tensors cannot grow. A save with checksums is read whole, to be checked and to get new ones.
 
     Args:
         prefix: the directory.
@@ -147,6 +149,13 @@ def _publish(
         if not node.level.sized and tree.stat(node.parts, name) is not None
     ]
     places = [place for place, file, size in grown if size or file.nbytes]
+    manifest = read_manifest(tree)
+    if manifest is not None:
+        # Hashes of what is there now must not make good what was damaged before.
+        found = verify_tree(tree, manifest)
+        if not found.ok:
+            raise FormatError(str(found))
+        places.append((_names.MANIFEST,))
     with Staging(path, [*metas, *sidecars, *places], alone=True) as staging:
         if staging.in_place:
             raise FormatError(f"cannot append to {path}: it cannot be replaced in one step")
@@ -160,8 +169,28 @@ def _publish(
         for place, text in reversed(metas.items()):
             if len(place) > 1:
                 staging.tree.write(place[:-1], place[-1], text)
+        if manifest is not None:
+            _write_manifest(staging.tree, metas, [*sidecars, *places[:-1]], manifest.get("algorithm"))
         staging.write_last(_names.META, metas[(_names.META,)])
         staging.publish()
+
+
+def _write_manifest(tree: Tree, metas: dict[Parts, bytes], files: list[Parts], algorithm: Any) -> None:
+    """List what the save has with its new rows, with hashes where it had hashes of what it had before."""
+    listed: dict[str, list[Any]] = {"/".join(place): [len(text), None] for place, text in metas.items()}
+    for place in files:
+        status = tree.stat(place[:-1], place[-1])
+        assert status is not None
+        listed["/".join(place)] = [status.st_size, status.st_mtime_ns]
+    content: dict[str, Any] = {"format": 1, "files": listed}
+    if algorithm is not None:
+        hashes = {place: digest_of(algorithm, [text]) for place, text in metas.items()}
+        hashes |= {place: digest_of(algorithm, file_pieces(tree, place)) for place in files}
+        content |= {
+            "algorithm": algorithm,
+            "hashes": {"/".join(place): hash for place, hash in hashes.items()},
+        }
+    tree.write((), _names.MANIFEST, json.dumps(content).encode())
 
 
 def _grow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from td_core.errors import FormatError
 from . import _fs, _names
 from ._archive import ArchiveTree
 from ._checksum import named
-from ._fs import Tree
+from ._fs import Parts, Tree
 from ._load import Loading, read_levels
 from ._meta import LIMIT, parse_json
 from ._progress import Progress, reporter
 
-__all__ = ["Problem", "Report", "check", "verify"]
+__all__ = ["Problem", "Report", "check", "digest_of", "file_pieces", "read_manifest", "verify", "verify_tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +95,11 @@ def verify(path: str | Path, *, progress: Progress = False) -> Report:
         return _verify_archive(place, progress)
 
     def check_tree(tree: Tree) -> tuple[Report, bool]:
-        try:
-            manifest = parse_json(tree.read((), _names.MANIFEST, LIMIT), tree.show((), _names.MANIFEST))
-        except FileNotFoundError:
+        manifest = read_manifest(tree)
+        if manifest is None:
             nodes = read_levels(tree, Loading())
             return Report(place, sum(1 + len(node.leaves) for node in nodes), 0), False
-        report = _verify_tree(tree, manifest, progress)
+        report = verify_tree(tree, manifest, progress)
         return report, not report.problems
 
     report: Report = _fs.on_one_version(place, check_tree)
@@ -113,7 +113,16 @@ def check(path: str) -> None:
         raise FormatError(str(report))
 
 
-def _verify_tree(tree: Tree, manifest: Any, progress: Progress) -> Report:
+def read_manifest(tree: Tree) -> Any:
+    """Return the manifest of a save; None where it has none."""
+    try:
+        return parse_json(tree.read((), _names.MANIFEST, LIMIT), tree.show((), _names.MANIFEST))
+    except FileNotFoundError:
+        return None
+
+
+def verify_tree(tree: Tree, manifest: Any, progress: Progress = False) -> Report:
+    """Return what differs from a manifest."""
     where = tree.show((), _names.MANIFEST)
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict):
@@ -156,22 +165,28 @@ def _check_file(
         shorter = found.st_size < row[0]
         return Problem(name, "damaged" if shorter else kind, f"{found.st_size} bytes, {row[0]} were saved")
     if wanted is not None:
-        digest = _digest(tree, path, algorithm)
+        digest = digest_of(algorithm, file_pieces(tree, path))
         if digest != wanted:
             return Problem(name, kind, f"its hash is {digest}, {wanted} was saved")
     return None
 
 
-def _digest(tree: Tree, path: tuple[str, ...], algorithm: str) -> str:
+def digest_of(algorithm: str, content: Iterable[Any]) -> str:
+    """Return the hash of bytes that come piece by piece."""
     hasher = named(algorithm)
     assert hasher is not None
+    for piece in content:
+        hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def file_pieces(tree: Tree, path: Parts) -> Iterator[Any]:
+    """Yield the content of a file, piece by piece."""
     fd, _ = tree.open(path[:-1], path[-1])
     try:
-        for piece in _fs.read_pieces(fd):
-            hasher.update(piece)
+        yield from _fs.read_pieces(fd)
     finally:
         _fs.close(fd)
-    return hasher.hexdigest()
 
 
 def _verify_archive(path: str, progress: Progress) -> Report:
