@@ -316,10 +316,12 @@ def without_autograd() -> Tensor:
 
 
 IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
+    "update_": lambda td, source: td.update_(source),
     "update_ from a mapping": lambda td, source: td.update_(source.to_dict()),
     "update": lambda td, source: td.update(source, inplace=True),
     "a number at an index": lambda td, source: td.__setitem__(slice(0, 2), 1),
     "a mapping at an index": lambda td, source: td.__setitem__(0, source[0].to_dict()),
+    "a collection at an index": lambda td, source: td.__setitem__(0, source[0]),
     "a number at positions": lambda td, source: td.__setitem__([0, 1], 1),
     "a collection at positions": lambda td, source: td.__setitem__([0, 1], source[[0, 1]]),
     "apply_": lambda td, source: td.apply_(lambda leaf: torch.ones(3)),

@@ -114,9 +114,9 @@ def is_expanded(leaf: Tensor) -> bool:
 
 
 def copied_whole(
-    target: Core, source: Core, non_blocking: bool, view: Callable[[Tensor], Tensor] | None = None
+    target: Core, source: Any, non_blocking: bool, view: Callable[[Tensor], Tensor] | None = None
 ) -> bool:
-    """Copy all leaves in one fused call; False, with nothing written, where that takes more care.
+    """Copy all leaves of a collection or dict in one fused call; False, with nothing written, where that takes more care.
 
     ``view`` gives the part of each leaf of ``target`` that is written.
     """
@@ -124,9 +124,14 @@ def copied_whole(
     values: list[Tensor] = []
     add, add_value = targets.append, values.append
     kind = type(target)
-    todo: list[tuple[Any, Any]] = [(target._children(), source._children())]
+    if type(source) is not kind and type(source) is not dict and not isinstance(source, Core):
+        return False
+    todo: list[tuple[Any, Any]] = [(target, source)]
     while todo:
-        mine, theirs = todo.pop()
+        node, theirs = todo.pop()
+        mine = node._children()
+        if theirs.__class__ is not dict:
+            theirs = theirs._children()
         if mine.__class__ is not dict or theirs.__class__ is not dict:
             return False
         theirs = theirs.copy()
@@ -144,27 +149,32 @@ def copied_whole(
                 add(entry)
                 add_value(value)
             elif type(entry) is kind is type(value) or _both_levels(entry, value):
-                todo.append((entry._children(), value._children()))
+                todo.append((entry, value))
             else:
                 return False
     if not targets:
         return False
     if view is not None:
+        # What is read of a sparse layout is no view.
+        if not all([leaf.layout is torch.strided for leaf in targets]):  # noqa: C419
+            return False
         try:
             targets = list(map(view, targets))
         except RuntimeError:
-            return False  # a sparse layout has no views
+            return False
     if not may_fuse(targets, values):
         return False
-    for each in attachments(target):
-        if each.written(target, source, targets, values, non_blocking):
+    for each in () if type(source) is dict else attachments(target):
+        if each.written(target, source, targets, values, non_blocking):  # type: ignore[arg-type]
             return True
     return copied_fused(targets, values, non_blocking)
 
 
 def _both_levels(entry: Any, value: Any) -> bool:
-    """Tell whether two entries are collections with entries of their own."""
-    return all([isinstance(each, Core) and not each._opaque for each in (entry, value)])  # noqa: C419
+    """Tell whether an entry is a collection with entries of its own, and a value such a collection or a dict."""
+    if not isinstance(entry, Core) or entry._opaque:
+        return False
+    return type(value) is dict or (isinstance(value, Core) and not value._opaque)
 
 
 def may_fuse(targets: list[Tensor], values: list[Tensor]) -> bool:
@@ -173,8 +183,10 @@ def may_fuse(targets: list[Tensor], values: list[Tensor]) -> bool:
         return False
     if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
         return False
-    # Leaves are made in one mode, most often: torch would write them all and raise then.
-    if targets and is_sealed(targets[0]):
+    # torch would write them all, and raise then.
+    if not (torch.compiler.is_compiling() or torch.is_inference_mode_enabled()) and any(
+        map(Tensor.is_inference, targets)
+    ):
         return False
     if any(map(_REQUIRES_GRAD, values)) and shares_grad(targets, values):
         return False

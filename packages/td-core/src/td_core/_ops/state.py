@@ -174,8 +174,6 @@ def _loaded_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
     if not leaves == len(targets) == len(state_dict) or len(levels) != len(metadata):
         return False
     held, values = list(targets.values()), [state_dict.get(name) for name in targets]
-    if not torch.compiler.is_compiling() and any(map(Tensor.is_inference, held)):
-        return False
     with torch.no_grad():
         return may_fuse(held, values) and copied_fused(held, values)  # type: ignore[arg-type]
 

@@ -91,11 +91,15 @@ class Updating(Entries):
                     **kwargs,
                 )
         if (
-            not (clone or inplace or update_batch_size or kwargs)
+            not (update_batch_size or kwargs)
             and keys_to_update is None
             and is_leaf is None
             and input_dict_or_td is not self
-            and merged_at_once(self, input_dict_or_td)
+            and (
+                copied_whole(self, input_dict_or_td, non_blocking)
+                if inplace
+                else not clone and merged_at_once(self, input_dict_or_td)
+            )
         ):
             return self
         if self._locked and not inplace:
@@ -139,12 +143,7 @@ class Updating(Entries):
         >>> td.update_({"a": torch.ones(2)})["a"]
         tensor([1., 1.])
         """
-        whole = keys_to_update is None and not kwargs
-        if (
-            whole
-            and (type(input_dict_or_td) is type(self) or isinstance(input_dict_or_td, Core))
-            and copied_whole(self, input_dict_or_td, non_blocking)
-        ):
+        if keys_to_update is None and not kwargs and copied_whole(self, input_dict_or_td, non_blocking):
             return self
         plan = UpdatePlan(self, False, True, non_blocking, None, False, strict=True)
         if input_dict_or_td is not None and input_dict_or_td is not self:
@@ -364,9 +363,14 @@ class Updating(Entries):
         size = self.batch_size
         plan = plan_index(index, size)
         if (
-            (type(value) is type(self) or isinstance(value, Core))
-            and is_basic(plan.index)
-            and value.batch_size == (*plan.lead, *size[plan.n :])
+            is_basic(plan.index)
+            and (
+                type(value) is dict
+                or (
+                    (type(value) is type(self) or isinstance(value, Core))
+                    and value.batch_size == (*plan.lead, *size[plan.n :])
+                )
+            )
             and copied_whole(self, value, non_blocking, plan.leaf)
         ):
             return
