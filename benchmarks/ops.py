@@ -531,7 +531,9 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="regular expression of the rows to measure")
     parser.add_argument("--shapes", nargs="*", default=SHAPES, choices=SHAPES)
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--device", type=torch.device, default="cpu", help="where the leaves lie: cpu or cuda")
+    parser.add_argument(
+        "--device", type=torch.device, default="cpu", help="where the leaves lie: cpu or cuda"
+    )
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -29,6 +29,7 @@ LAYERS = [
         "_components",
         "_ragged",
         "_nodes",
+        "_labels",
         "_locking",
         "_coerce",
         "_views",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -20,7 +21,7 @@ def sample() -> TensorDict:
             "nested": {"b": torch.rand(3, 2, 4, generator=generator), "deep": {"c": torch.ones(3, 2)}},
         },
         batch_size=[3, 2],
-    )
+    ).to(os.environ.get("TD_TEST_DEVICE"))
 
 
 class TestTensorDict(CollectionTests):

@@ -7,6 +7,7 @@ members of a stack may differ in keys and shapes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from torch import Tensor
 from td_core import LazyStackedTensorDict, TensorDict
 from td_core.errors import TensorDictError
 
+DEVICE = os.environ.get("TD_TEST_DEVICE", "cpu")
 Draw = Callable[..., Any]
 Element = dict[tuple[str, ...], Tensor]
 
@@ -61,7 +63,7 @@ def varied(draw: Draw, spec: dict[str, Any]) -> dict[str, Any]:
 
 def element(spec: dict[str, Any], numbers: Any) -> TensorDict:
     entries = {
-        key: element(value, numbers) if isinstance(value, dict) else torch.full(value, next(numbers))
+        key: element(value, numbers) if isinstance(value, dict) else torch.full(value, next(numbers), device=DEVICE)
         for key, value in spec.items()
     }
     return TensorDict(entries)

@@ -201,7 +201,7 @@ def test_layout_of_plain_and_types(value: Any, plain: Any, types: Any) -> None:
         float("nan"),
         {"a": float("-inf")},
         complex(float("nan"), -0.0),
-        np.datetime64("NaT"),
+        np.datetime64("NaT", "s"),
         np.timedelta64("NaT", "s"),
         np.datetime64("2020-01-01"),
         np.arange(6, dtype=">i2").reshape(2, 3),

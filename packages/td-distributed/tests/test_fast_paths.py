@@ -283,5 +283,25 @@ def test_on_a_gpu() -> None:
     same(in_band(moved, 5).cpu(), tree)
     assert storage_of(nested().consolidate(pin_memory=True)).is_pinned()
     direct = nested().consolidate(device="cuda")
-    assert direct.device.type == "cuda"
+    assert direct.device == direct["a"].device and direct.device.type == "cuda"
     same(direct.cpu(), tree)
+    assert moved.pin_memory()["a"].device.type == "cuda"  # as of a tree that is not consolidated
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(
+    "options", [{}, {"num_threads": 4}, {"return_early": True}, {"device": "cpu", "num_threads": 4}], ids=str
+)
+def test_consolidating_waits_for_the_stream_of_its_caller(options: dict[str, Any]) -> None:
+    side = torch.cuda.Stream()
+    for number in (3.0, 5.0):
+        big = torch.randn(4096, 4096, device="cuda")
+        td = TensorDict({str(i): torch.zeros(1 << 18, device="cuda") for i in range(8)})
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            for _ in range(60):
+                big = torch.mm(big, big).clamp_(-1, 1)
+            td += number + big[0, 0] * 0
+            found: Any = td.consolidate(**options)
+            found = found.result() if "return_early" in options else found
+            assert all((leaf == number).all() for leaf in found._leaves())

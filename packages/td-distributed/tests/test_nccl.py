@@ -67,3 +67,49 @@ def test_point_to_point(gpus: Any) -> None:
     if gpus.world % 2:
         pytest.skip("needs an even number of GPUs")
     assert gpus.run(ring) == [None] * gpus.world
+
+
+def over_gloo(rank: int) -> None:
+    for make in (tree, lambda value: tree(value).consolidate()):
+        mine = make(rank + 1.0)
+        mine.all_reduce()
+        same(mine, 3)
+        for options in ({}, {"consolidated": True}, {"wire": "reference"}):
+            if rank == 0:
+                make(7).send(1, **options)
+            else:
+                target = tree(-1)
+                target.recv(0, **options)
+                same(target, 7)
+        # Messages of gloo lie on the host, and what arrives says so.
+        found = [*make(rank).all_gather(), TensorDict().scatter(0, [make(0), make(1)] if rank == 0 else None)]
+        found += [make(rank).broadcast(1)] if rank == 0 else [make(rank).broadcast(1).cpu()]
+        if rank == 0:
+            make(4).init_remote(1)
+        else:
+            found.append(TensorDict.from_remote_init(0))
+        for item in found:
+            assert item.device is not None and item.device.type == item["n"].device.type == "cpu"
+            assert item["a"].device.type == item["n", "b"].device.type == "cpu"
+        same(make(rank).broadcast(1, device="cuda"), 1)
+
+
+def test_leaves_on_a_gpu_travel_over_gloo(two: Any) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+    assert two.run(over_gloo) == [None, None]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("backend", [None, "cpu:gloo,cuda:nccl"])
+def test_a_group_of_several_backends_or_of_none_that_was_named(backend: str | None) -> None:
+    store = dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    try:
+        mine = tree(3)
+        mine.all_reduce()
+        same(mine, 3)
+        assert mine.all_gather()[0]["a"].tolist() == [3] * 3
+        assert TensorDict().scatter(0, [mine])["a"].tolist() == [3] * 3
+    finally:
+        dist.destroy_process_group()

@@ -978,6 +978,35 @@ def test_leaves_on_a_gpu(prefix: Path, same: Any) -> None:
     same(loaded.cpu(), td)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    "options", [{}, {"num_threads": 4}, {"num_threads": 4, "return_early": True}], ids=str
+)
+def test_a_save_waits_for_the_stream_of_its_caller(tmp_path: Path, options: dict[str, Any]) -> None:
+    side = torch.cuda.Stream()
+    for number in (3.0, 5.0):
+        big = torch.randn(4096, 4096, device="cuda")
+        td = TensorDict({str(i): torch.zeros(1 << 18, device="cuda") for i in range(8)})
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            for _ in range(60):
+                big = torch.mm(big, big).clamp_(-1, 1)
+            td += number + big[0, 0] * 0
+            saved: Any = td.memmap(tmp_path / str(number), **options)
+            saved = saved.result() if "return_early" in options else saved
+            assert all((leaf == number).all() for leaf in saved._leaves())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_leaves_on_a_gpu_are_saved_where_it_is_the_default_device(prefix: Path, same: Any) -> None:
+    with torch.device("cuda"):
+        td = TensorDict({"a": torch.arange(10), "b": torch.ones(3, 4).t()})
+        same(td.memmap(prefix), td.cpu())
+        same(TensorDict.load_memmap(prefix), td.cpu())
+        td.save(f"{prefix}.tdz")
+        same(TensorDict.load(f"{prefix}.tdz"), td.cpu())
+
+
 @st.composite
 def leaves(draw: st.DrawFn, batch: tuple[int, ...]) -> Any:
     shape = (*batch, *draw(st.lists(st.integers(0, 3), max_size=2)))

@@ -89,27 +89,74 @@ def _reader(index: Any) -> Callable[[Tensor], Any]:
     """
     rows = index[0] if type(index) is tuple and len(index) == 1 else index
     read = itemgetter(rows)
-    if (
-        type(rows) is not Tensor
-        or rows.ndim != 1
-        or not rows.is_cpu
-        or torch.compiler.is_compiling()
-        or functorch_level() is not None
-    ):
+    if not _on_host(rows) or torch.compiler.is_compiling() or functorch_level() is not None:
         return read
-    selects = True
+    placed = Placed(rows)
+    selects = type(rows) is Tensor and rows.ndim == 1
 
     def read_rows(leaf: Tensor) -> Any:
         nonlocal selects
-        if selects and type(leaf) in PLAIN and leaf.is_cpu:
+        if type(leaf) in PLAIN:
+            if not leaf.is_cpu:
+                return leaf[placed.on(leaf)]
             try:
-                if leaf.is_contiguous():
+                if selects and leaf.is_contiguous():
                     return leaf.index_select(0, rows)
             except (IndexError, RuntimeError):
                 selects = False
         return read(leaf)
 
     return read_rows
+
+
+class Placed:
+    """A parsed index whose tensors are sent to the GPU of the leaves: once, where torch would send them again for each.
+
+    Args:
+        index: the index.
+    """
+
+    __slots__ = ("index", "sent")
+
+    def __init__(self, index: Any) -> None:
+        self.index = index
+        self.sent: dict[torch.device, Any] = {}
+
+    def on(self, leaf: Tensor) -> Any:
+        """Return the index on the device of a leaf.
+
+        Raises:
+            CollectionIndexError: it is out of range. A kernel that finds out ends all use of the GPU by this process.
+        """
+        if leaf.is_cpu or leaf.is_meta or type(leaf) not in PLAIN or not _on_host(self.index):
+            return self.index
+        device = leaf.device
+        if device not in self.sent:
+            whole = type(self.index) is tuple
+            dim, sent = 0, []
+            for item in self.index if whole else (self.index,):
+                sent.append(_sent(item, leaf, dim) if _on_host(item) else item)
+                dim += item is not None and type(item) is not bool
+            self.sent[device] = tuple(sent) if whole else sent[0]
+        return self.sent[device]
+
+
+def _on_host(index: Any) -> bool:
+    """Tell whether a parsed index has tensors with dims in the memory of the host."""
+    items = index if type(index) is tuple else (index,)
+    return any(type(item) is Tensor and item.is_cpu and item.ndim > 0 for item in items)
+
+
+def _sent(item: Tensor, leaf: Tensor, dim: int) -> Tensor:
+    size = leaf.shape[dim]
+    if item.numel():
+        low, high = map(int, item.aminmax())
+        if low < -size or high >= size:
+            raise CollectionIndexError(
+                f"index {high if high >= size else low} is out of bounds for batch dim {dim} of size {size}"
+            )
+    # What is not pinned has been read when the call returns.
+    return item.to(leaf.device, non_blocking=not item.is_pinned())
 
 
 def _mask_reader(index: tuple[Tensor, ...], dims: tuple[int, ...]) -> Callable[[Tensor], Any]:

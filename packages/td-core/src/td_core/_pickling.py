@@ -16,6 +16,7 @@ from torch import Tensor
 from ._attachments import attachments
 from ._buffers import Leaves
 from ._collection import Core
+from ._labels import arrived
 from ._nodes import Encoded, decode, encode
 
 SelfT = TypeVar("SelfT", bound="Pickling")
@@ -28,7 +29,8 @@ def rebuild(
 
     ``classes`` are the subclasses that the nodes name; listing them makes pickle import them first.
     """
-    return decode(Encoded(nodes, leaves.tensors if isinstance(leaves, Leaves) else leaves, values))
+    leaves = leaves.tensors if isinstance(leaves, Leaves) else leaves
+    return arrived(decode(Encoded(nodes, leaves, values)), leaves)
 
 
 def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
@@ -97,7 +99,7 @@ class Pickling(Core):
         if _foreign is not None and isinstance(state, dict):
             decoded = _foreign(type(self), state)
         else:
-            decoded = decode(Encoded(*state))
+            decoded = arrived(decode(Encoded(*state)), state[1])
         names = [name for base in type(decoded).__mro__ for name in getattr(base, "__slots__", ())]
         for name in [*names, *getattr(decoded, "__dict__", ())]:
             if name != "__weakref__":

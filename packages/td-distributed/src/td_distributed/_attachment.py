@@ -15,8 +15,8 @@ from torch import Tensor
 from td_core import decode, encode
 from td_core._attachments import Attachment
 from td_core._buffers import Leaves
+from td_core._labels import arrived, relabel
 from td_core._nodes import KINDS, Encoded
-from td_core._ops.moving import relabel
 from td_core._torch_private import looks
 from td_core.errors import StructureError
 
@@ -187,7 +187,7 @@ class Consolidated(Attachment):
 
     def pinned(self, node: Any) -> Any:
         """Return ``node`` in pinned memory, with one copy."""
-        return self._elsewhere(node, Tensor.pin_memory)
+        return None if self.storage.is_cuda else self._elsewhere(node, Tensor.pin_memory)
 
     def written(
         self, node: Any, source: Any, targets: Sequence[Tensor], values: Sequence[Tensor], non_blocking: bool
@@ -228,7 +228,7 @@ def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], clas
     (data,) = storage.tensors if isinstance(storage, Leaves) else storage
     nodes, columns = json.loads(schema)
     leaves = _storage.Views(data).leaves(_storage.from_columns(columns))
-    result = decode(Encoded(nodes, leaves, values))
+    result = arrived(decode(Encoded(nodes, leaves, values)), leaves)
     return attach(result, Consolidated(data))
 
 

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from td_core import decode, encode
+from td_core._devices import as_device, wait_for
+from td_core._labels import relabel
 from td_core._locking import refuse_if_locked
 from td_core._nodes import Encoded
-from td_core._ops.moving import put_back, relabel
+from td_core._ops.moving import put_back
 from td_core.errors import StructureError
 
 from . import _file, _storage
@@ -68,6 +70,7 @@ def consolidate(
     """
     options = {name: given for name, given in locals().items() if name not in _NO_OPTIONS}
     if return_early:
+        wait_for({leaf.device for leaf in self._leaves()})
         pool = ThreadPoolExecutor(1)
         future: Future[Any] = pool.submit(consolidate, self, filename, inplace=inplace, **options)
         pool.shutdown(wait=False)
@@ -81,10 +84,12 @@ def consolidate(
     trailer = _file.trailer(self, encoded, layout) if filename is not None or metadata else b""
     devices = {leaf.device for leaf in encoded.leaves}
     shared = devices.copy().pop() if len(devices) == 1 else torch.device("cpu")
-    where = shared if device is None else torch.device(device)
+    where = shared if device is None else as_device(device)
     path = None if filename is None else Path(filename)
 
     size = layout.nbytes + (len(trailer) if metadata else 0)
+    if num_threads > 1:
+        wait_for(devices)
     if path is not None and where.type == "cpu" and not (use_buffer or share_memory or pin_memory):
         parts = _storage.payload(layout, encoded.leaves)
         storage = _file.write(path, layout.nbytes, parts, trailer, num_threads)[:size]
@@ -94,8 +99,10 @@ def consolidate(
         pieces = _storage.Views(storage).pieces(layout)
         room = storage[: layout.nbytes]
         _storage.fill(room, layout, pieces, encoded.leaves, num_threads, non_blocking)
-        if any(each.type == "cuda" for each in (where, *devices)):
-            torch.cuda.synchronize()
+        if num_threads > 1 or (non_blocking and path is not None):
+            for each in {where, *devices}:
+                if each.type == "cuda":
+                    torch.cuda.synchronize(each)  # threads have streams of their own
         if metadata:
             storage[layout.nbytes :] = vector(trailer)
         if path is not None:

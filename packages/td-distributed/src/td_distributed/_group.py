@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from td_core._devices import as_device
 from td_core.errors import FormatError, StructureError
 
 from ._memory import bytes_of, room, vector
@@ -20,12 +21,12 @@ FAILED = -1
 
 def device_of(group: Any) -> torch.device:
     """Return where messages have to lie for the backend of a group."""
-    # A group that was made by hand is a backend, which torch.distributed does not know.
-    known = group is None or isinstance(group, dist.ProcessGroup)
-    backend = dist.get_backend(group) if known else group.name()
-    if backend == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        # A group that was made by hand is a backend, which torch.distributed does not know.
+        return as_device("cuda" if group.name() == "nccl" else "cpu")
+    # Such as "cpu:gloo,cuda:nccl"; where no backend was asked for, the machine decides.
+    served = [part.split(":")[0] for part in dist.get_backend_config(group).split(",")]
+    return as_device("cpu" if "cpu" in served else served[0])
 
 
 class Group:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from td_core import decode, encode
+from td_core._labels import arrived
 from td_core._nodes import Encoded
 
 from . import _file, _paths, _storage
@@ -180,7 +181,7 @@ def assemble(message: Message, storage: Tensor) -> Any:
     with _file.damaged("a message"):
         _storage.check(message.layout, len(storage))
         leaves = list(map(_storage.check_rows, _storage.Views(storage).leaves(message.layout)))
-        result = decode(Encoded(message.nodes, leaves, message.values))
+        result = arrived(decode(Encoded(message.nodes, leaves, message.values)), leaves)
         _file.check_shapes(result)
     if message.consolidated:
         with contextlib.suppress(FrozenInstanceError):  # what is frozen keeps the lock of its class

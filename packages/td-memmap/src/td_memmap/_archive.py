@@ -432,6 +432,7 @@ class ArchiveTree:
             NotImplementedError,
             RuntimeError,
             struct.error,
+            UnicodeDecodeError,
         ) as error:
             raise FormatError(f"{where} is damaged: {error}") from error
         except Exception as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["TensorDictFuture"]
+from td_core._devices import wait_for
+
+__all__ = ["TensorDictFuture", "in_background"]
 
 
 class TensorDictFuture:
@@ -30,3 +32,12 @@ class TensorDictFuture:
         """Wait for the save to be complete and return the collection; raise what it raised."""
         results = [future.result() for future in self.futures]
         return results[-1] if self.resulting_td is None and results else self.resulting_td
+
+
+def in_background(data: Any, work: Callable[[], Any]) -> TensorDictFuture:
+    """Run the save of a collection in a thread of its own."""
+    wait_for({leaf.device for leaf in data._leaves()})
+    pool = ThreadPoolExecutor(1, "td-memmap-save")
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    return TensorDictFuture([future], None)

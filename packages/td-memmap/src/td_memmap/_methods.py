@@ -96,8 +96,10 @@ def memmap(
     if prefix is not None and packed:
         from ._archive import save_archive
 
-        return _run(save_archive(data, os.fspath(prefix), options, compression), num_threads, return_early)
-    return _run(_mapping(data, prefix, options, return_early), num_threads, return_early)
+        return _run(
+            data, save_archive(data, os.fspath(prefix), options, compression), num_threads, return_early
+        )
+    return _run(data, _mapping(data, prefix, options, return_early), num_threads, return_early)
 
 
 save = memmap
@@ -144,7 +146,7 @@ def memmap_(
         inplace=True,
     )
     work = _mapping(data, prefix, options, return_early)
-    return _run(_locked(data, work) if return_early else work, num_threads, return_early)
+    return _run(data, _locked(data, work) if return_early else work, num_threads, return_early)
 
 
 def memmap_like(
@@ -206,7 +208,7 @@ def memmap_like(
         from ._like import like_directory
 
         work = like_directory(data, os.fspath(prefix), options)
-    return _run(work, num_threads, return_early)
+    return _run(data, work, num_threads, return_early)
 
 
 def load_memmap(
@@ -511,17 +513,12 @@ def _locked(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:
     return run
 
 
-def _run(work: Callable[[], Any], num_threads: int, return_early: bool) -> Any:
+def _run(data: Any, work: Callable[[], Any], num_threads: int, return_early: bool) -> Any:
     if not (return_early and num_threads > 0):
         return work()
-    from concurrent.futures import ThreadPoolExecutor
+    from ._future import in_background
 
-    from ._future import TensorDictFuture
-
-    pool = ThreadPoolExecutor(1, "td-memmap-save")
-    future = pool.submit(work)
-    pool.shutdown(wait=False)
-    return TensorDictFuture([future], None)
+    return in_background(data, work)
 
 
 def _add(

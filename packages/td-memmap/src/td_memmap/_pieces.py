@@ -51,7 +51,9 @@ def _blocks(leaf: Tensor) -> Iterator[Tensor]:
 
 
 def _from_cuda(leaf: Tensor) -> Iterator[Any]:
-    buffers = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    room = min(PIECE, leaf.nbytes)
+    # Said, since the default device may be the GPU.
+    buffers = [torch.empty(room, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2)]
     stream = torch.cuda.current_stream(leaf.device)
     waiting: tuple[Tensor, Any] | None = None
     for position, part in enumerate(_blocks(leaf.detach())):

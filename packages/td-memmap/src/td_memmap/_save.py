@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from td_core._collection import Core, show_path
+from td_core._devices import wait_for
 
 from . import _fs, _names
 from ._anonymous import AnonymousFile, align
@@ -134,6 +135,7 @@ class _Writer:
         with contextlib.ExitStack() as stack:
             pool = None
             if self.options.num_threads > 0:
+                wait_for({file.tensor.device for file in self.plan.leaves})
                 pool = stack.enter_context(ThreadPoolExecutor(self.options.num_threads, "td-memmap"))
             running: list[tuple[LeafFile, Future[Any]]] = []
             for file in self.plan.leaves:

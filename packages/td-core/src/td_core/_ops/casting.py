@@ -15,10 +15,11 @@ from .._attachments import attachments
 from .._collection import Core, lazy_stack_of
 from .._devices import as_device
 from .._foreach import foreach, op
+from .._labels import relabel
 from .._nodes import dense
 from .._plans import Along, Shape, ShapePlan
 from ..typing import NO_DEFAULT, DeviceType, NoDefault
-from .moving import Moving, relabel
+from .moving import Moving
 from .operands import leaves_of, where
 
 SelfT = TypeVar("SelfT", bound="Casting")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._coerce import NUMBERS, coerce
 from .._collection import Child, Core, lined_up, show_path
-from .._indexing import IndexPlan
+from .._indexing import IndexPlan, Placed
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._nodes import dense
@@ -239,18 +239,21 @@ class IndexedWrite:
 
     def apply(self) -> None:
         """Do what was listed."""
-        index, targets, values = self.index, self.targets, self.values
+        targets, values = self.targets, self.values
         if self.basic and not any(isinstance(value, NUMBERS) for value in values):
             copy_all(targets, values, self.non_blocking)
         else:
-            place = () if self.basic else index
+            place = Placed(() if self.basic else self.index)
             for target, value in zip(targets, values, strict=True):
                 # torch casts and moves what it writes through a view, but not what it scatters.
                 if isinstance(value, Tensor) and (
                     value.dtype != target.dtype or value.device != target.device
                 ):
                     value = value.to(target.device, target.dtype, non_blocking=self.non_blocking)
-                target[place] = value
+                elif target.is_cuda and not self.basic and isinstance(value, NUMBERS):
+                    # torch would make it on the host, and wait for the copy.
+                    value = torch.full((), value, dtype=target.dtype, device=target.device)  # type: ignore[arg-type]
+                target[place.on(target)] = value
         for row, value in self.rows:
             row[...] = value
         for write in self.members:
@@ -258,7 +261,7 @@ class IndexedWrite:
         for node, key, made in self.made:
             node._set_child(key, made)
         for node, key, level, entry in self.others:
-            written = level._written_at(index, entry)
+            written = level._written_at(self.index, entry)
             if written is not level:
                 node._set_child(key, written)
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .._attachments import attachments
 from .._collection import Core
-from .._devices import as_device
+from .._devices import as_device, wait_for
+from .._labels import relabel
 from .._locking import refuse_if_locked
 from ..typing import DeviceType
 from .dtypes import CASTS, Dtypes, cast_some
@@ -99,7 +100,8 @@ def move(
         found = {leaf.device for leaf in leaves}
         if dtype is None and memory_format is None and found <= {device}:
             return leaves
-        waiting = {one for one in [waits_for(source, device) for source in found] if one is not None}
+        if not torch.compiler.is_compiling():  # a graph has no host that reads in between
+            waiting = {one for one in [waits_for(source, device) for source in found] if one is not None}
         if non_blocking is None:
             overlap = bool(waiting)
     to = _call_to(device, dtype, bool(overlap))
@@ -113,8 +115,7 @@ def move(
             for leaf in leaves
         ]
     if non_blocking is None:
-        for one in waiting:
-            torch.cuda.current_stream(one).synchronize()
+        wait_for(waiting)
     return result
 
 
@@ -144,15 +145,6 @@ def pinned(leaves: list[Tensor], threads: int | None) -> list[Tensor]:
         return list(map(pin, leaves))
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(pin, leaves))
-
-
-def relabel(node: Core, device: torch.device | None) -> None:
-    """Store the device label at every level."""
-    todo = [node]
-    while todo:
-        level = todo.pop()
-        level._set_device(device)
-        todo.extend(level._nested())
 
 
 def put_back(target: Any, source: Any) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .._collection import Core
 from .._devices import as_device
+from .._labels import relabel
 from .joining import cat, stack
-from .moving import relabel
 
 Handler = Callable[..., Any]
 

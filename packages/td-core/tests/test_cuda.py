@@ -1,0 +1,240 @@
+"""What only a GPU shows: who waits for whom, what is sent how often, and that results lie where they should."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
+from td_core._labels import relabel
+from td_core.errors import CollectionIndexError
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+def sample(device: str = "cuda") -> TensorDict:
+    leaves = {"a": torch.arange(12.0).view(3, 4), "n": {"b": torch.arange(6.0).view(3, 2)}}
+    return TensorDict(leaves, [3]).to(device)
+
+
+def same(found: Any, expected: Any, device: str = "cuda") -> None:
+    assert found.batch_size == expected.batch_size
+    for key, leaf in expected.items(True, True):
+        assert found[key].device.type == device
+        torch.testing.assert_close(found[key].cpu(), leaf.cpu(), rtol=0, atol=0)
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[Callable[[], None]]:
+    """Return a function after which every wait for the GPU is an error."""
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
+
+
+HOST = torch.tensor([2, 0])
+# No operation on the content has to wait, and a mask only if it is turned into positions.
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "number": lambda td, rows: td + 1,
+    "two": lambda td, rows: td * td,
+    "unary": lambda td, rows: td.exp(),
+    "in place": lambda td, rows: td.mul_(2),
+    "compare": lambda td, rows: td == td,
+    "clone": lambda td, rows: td.clone(),
+    "stack": lambda td, rows: torch.stack([td, td], 1),
+    "cat": lambda td, rows: torch.cat([td, td]),
+    "int": lambda td, rows: td[1],
+    "slice": lambda td, rows: td[1:],
+    "positions": lambda td, rows: td[rows],
+    "positions of the host": lambda td, rows: td[HOST],
+    "list": lambda td, rows: td[[2, 0]],
+    "two lists": lambda td, rows: td.unsqueeze(0)[[0, 0], [2, 0]],
+    "write a row": lambda td, rows: td.__setitem__(0, td[1]),
+    "write positions": lambda td, rows: td.__setitem__(rows, td[rows]),
+    "write a list": lambda td, rows: td.__setitem__([2, 0], td[1:]),
+    "write a number": lambda td, rows: td.__setitem__(rows, 1.0),
+    "write a number at a list": lambda td, rows: td.__setitem__([2, 0], 1),
+    "update": lambda td, rows: td.update(td.clone()),
+    "update_": lambda td, rows: td.update_(td + 1),
+    "where": lambda td, rows: td.where(td["a"].sum(-1) > 3, td + 1),
+    "where a number": lambda td, rows: td.where(td["a"].sum(-1) > 3, 0),
+    "masked_fill": lambda td, rows: td.masked_fill(td["a"].sum(-1) > 3, 0),
+    "gather": lambda td, rows: td.gather(0, rows),
+    "reshape": lambda td, rows: td.reshape(1, 3).permute(1, 0).flip(0),
+    "sum": lambda td, rows: (td.sum(), td.mean(0), td.norm()),
+    "one sum": lambda td, rows: td.sum(reduce=True),
+    "half": lambda td, rows: td.half(),
+    "zeros": lambda td, rows: (torch.zeros_like(td), td.new_zeros(2), td.clone().zero_()),
+    "state_dict": lambda td, rows: td.load_state_dict(td.state_dict()),
+    "lazy stack": lambda td, rows: lazy_stack([td, td])["n", "b"],
+    "lazy stack at positions": lambda td, rows: lazy_stack([td, td])[:, rows],
+    "to itself": lambda td, rows: td.to("cuda"),
+}
+
+
+@CUDA
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_nothing_waits_for_the_gpu(name: str, no_waiting: Callable[[], None]) -> None:
+    td, rows = sample(), HOST.cuda()
+    OPERATIONS[name](td.clone(), rows)  # the first call loads kernels
+    torch.cuda.synchronize()
+    no_waiting()
+    found = OPERATIONS[name](td, rows)
+    torch.cuda.set_sync_debug_mode("default")
+    on_host = sample("cpu")
+    expected = OPERATIONS[name](on_host, HOST)
+    torch.testing.assert_close(td.cpu().to_dict(), on_host.to_dict())
+    if isinstance(found, (TensorDict, LazyStackedTensorDict)):
+        torch.testing.assert_close(found.cpu().to_dict(), expected.to_dict())
+
+
+@CUDA
+def test_a_functional_call_waits_for_nothing(no_waiting: Callable[[], None]) -> None:
+    module = nn.Linear(4, 2).cuda()
+    params, x = TensorDict.from_module(module).data * 2, torch.ones(3, 4, device="cuda")
+    module(x)
+    torch.cuda.synchronize()
+    no_waiting()
+    with params.to_module(module):
+        found = module(x)
+    torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(found, module(x) * 2)
+
+
+INDICES: dict[str, Any] = {
+    "list": [2, -1, 0],
+    "tensor": torch.tensor([0, 2, 2]),
+    "int32": torch.tensor([0, 2], dtype=torch.int32),
+    "mask": torch.tensor([True, False, True]),
+    "tuple": (torch.tensor([[0], [1]]), torch.tensor([0, 1])),
+    "none and list": (None, [0, 1]),
+    "slice and mask": (slice(None), [True, False]),
+    "array": torch.tensor([1, 0]).numpy(),
+    "twice the same": (HOST // 2, HOST // 2),
+}
+
+
+@CUDA
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("name", INDICES)
+def test_indices_of_host_and_gpu_agree(name: str, on_gpu: bool) -> None:
+    def moved(item: Any) -> Any:
+        if isinstance(item, tuple):
+            return tuple(map(moved, item))
+        return item.cuda() if on_gpu and isinstance(item, torch.Tensor) else item
+
+    host = TensorDict({"a": torch.arange(24).view(3, 2, 4), "n": {"b": torch.rand(3, 2)}}, [3, 2])
+    there = host.cuda()
+    index = INDICES[name]
+    same(there[moved(index)], host[index])
+    there[moved(index)] = 0
+    host[index] = 0
+    same(there, host)
+    there[moved(index)] = there[moved(index)] + 1
+    host[index] = host[index] + 1
+    same(there, host)
+
+
+@CUDA
+@pytest.mark.parametrize("index", [[5], torch.tensor([0, -4]), ([0], [2])])
+def test_an_index_out_of_range_is_refused_before_the_gpu_sees_it(index: Any) -> None:
+    td = TensorDict({"a": torch.zeros(3, 2)}, [3, 2]).cuda()
+    for use in (lambda: td[index], lambda: td.__setitem__(index, 1)):
+        with pytest.raises(CollectionIndexError, match="out of bounds for batch dim"):
+            use()
+    assert td.sum(reduce=True).item() == 0  # the GPU still works
+
+
+@CUDA
+def test_a_program_is_captured_by_a_cuda_graph() -> None:
+    td, other = sample(), sample() + 1
+
+    def step() -> Any:
+        result = (td * 2 + other).clamp(0, 20)
+        result["n", "c"] = result["a"].sum(-1)
+        td.update_(result.exclude(("n", "c")))
+        return torch.stack([result, result])[0].reshape(-1)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    td.update_(sample())
+    graph.replay()
+    expected = (sample() * 2 + other).clamp(0, 20)
+    same(td, expected)
+    same(out.select("a", ("n", "b")), expected)
+
+
+@CUDA
+def test_memory_is_freed_at_once() -> None:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for make in (
+        sample,
+        lambda: sample()[0],
+        lambda: lazy_stack([sample()] * 2) + 1,
+        lambda: sample().lock_().clone(),
+    ):
+        td = make()
+        assert torch.cuda.memory_allocated() > before
+        del td
+        assert torch.cuda.memory_allocated() == before
+
+
+@CUDA
+def test_leaves_of_host_and_gpu_side_by_side() -> None:
+    td = TensorDict({"a": torch.ones(2), "b": torch.ones(2, device="cuda")}, [2])
+    assert td.device is None
+    for result in (
+        td + 1,
+        td * td * 2,
+        td.clone().add_(1),
+        torch.stack([td, td])[0] * 2,
+        td.update_(td.clone()) + td,
+    ):
+        assert [leaf.device.type for leaf in result.values()] == ["cpu", "cuda"]
+        assert [leaf.tolist() for leaf in result.values()] == [[2.0, 2.0]] * 2
+
+
+@CUDA
+def test_what_was_saved_on_the_gpu_is_loaded_where_it_is_wanted() -> None:
+    for td in (sample(), lazy_stack([sample(), sample()]), TensorDictParams(sample())):
+        file = io.BytesIO()
+        torch.save(td, file)
+        for place in ("cpu", "cuda"):
+            file.seek(0)
+            found = torch.load(file, map_location=place, weights_only=not isinstance(td, TensorDictParams))
+            assert found.device.type == place
+            same(found, td, place)
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_a_device_label_follows_the_leaves_that_are_loaded(weights_only: bool) -> None:
+    there = torch.device("cuda", 0)  # only the label: this machine may have none
+    for td in (sample("cpu"), lazy_stack([sample("cpu"), sample("cpu")]), TensorDict({"n": sample("cpu")})):
+        relabel(td, there)
+        file = io.BytesIO()
+        torch.save(td, file)
+        file.seek(0)
+        found = torch.load(file, weights_only=weights_only)
+        assert found.device == torch.device("cpu") and found["n"].device == torch.device("cpu")
+        found["new"] = torch.zeros(found.batch_size)
+
+
+@CUDA
+def test_the_default_device_changes_nothing() -> None:
+    with torch.device("cuda"):
+        td = TensorDict({"a": [1.0, 2.0], "n": {"b": torch.ones(2)}}, [2])
+        assert td["a"].device.type == "cuda" and td.device is None
+        assert td[[1]]["a"].tolist() == [2.0]
+        assert td.cpu()[[1]]["a"].tolist() == [2.0]
+        assert td[td["a"] > 1]["a"].tolist() == [2.0]
