@@ -325,6 +325,8 @@ IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
     "a number at positions": lambda td, source: td.__setitem__([0, 1], 1),
     "a collection at positions": lambda td, source: td.__setitem__([0, 1], source[[0, 1]]),
     "apply_": lambda td, source: td.apply_(lambda leaf: torch.ones(3)),
+    "add_": lambda td, source: td.add_(source),
+    "masked_fill_": lambda td, source: td.masked_fill_(torch.ones(3, dtype=torch.bool), 1),
 }
 REFUSED_BY_TORCH: dict[str, Callable[[], Tensor]] = {
     "inference": without_autograd,
@@ -509,7 +511,7 @@ class TestAssign:
             write(TensorDict({"a": (first := torch.zeros(3)), "n": {"w": make()}}, [3]), source)
         assert not first.any()
 
-    @pytest.mark.parametrize("write", [*IN_PLACE.values(), lambda td, source: td.add_(source)])
+    @pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE)
     def test_leaves_made_in_inference_mode_are_written_in_that_mode_only(self, write: Any) -> None:
         source = TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
         with torch.inference_mode():

@@ -184,8 +184,10 @@ def may_fuse(targets: list[Tensor], values: list[Tensor]) -> bool:
     if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
         return False
     # torch would write them all, and raise then.
-    if not (torch.compiler.is_compiling() or torch.is_inference_mode_enabled()) and any(
-        map(Tensor.is_inference, targets)
+    if (
+        not torch.compiler.is_compiling()
+        and any(map(Tensor.is_inference, targets))
+        and not torch.is_inference_mode_enabled()
     ):
         return False
     if any(map(_REQUIRES_GRAD, values)) and shares_grad(targets, values):

@@ -17,7 +17,7 @@ from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show
 from .._foreach import Op, foreach, op, shares_grad
 from .._plans import broadcast_shape
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import check_writable, contiguous, is_sealed, refuse_grad
+from .leaf_writes import check_writable, contiguous, refuse_grad
 
 Operand = Any  # Core | Tensor | numpy array | number
 
@@ -147,7 +147,9 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
     # Tracing runs on tensors without data, so it fails before anything is written.
     if not torch.compiler.is_compiling():
         # A fused kernel asks autograd about all leaves before it writes one, and what is contiguous is not expanded.
-        if this.fused is None or not contiguous(leaves) or (leaves and is_sealed(leaves[0])):
+        free = this.fused is not None or not any([leaf.requires_grad for leaf in leaves])  # noqa: C419
+        sealed = any(map(Tensor.is_inference, leaves)) and not torch.is_inference_mode_enabled()
+        if sealed or not (free and contiguous(leaves)):
             for i, leaf in enumerate(leaves):
                 try:
                     check_writable(leaf, ())
@@ -176,6 +178,11 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
 
 
 def _check_shapes(name: str, node: Core, leaves: list[Tensor], operand: list[Tensor]) -> None:
+    try:
+        list(map(Tensor.expand_as, operand, leaves))
+        return
+    except RuntimeError:
+        pass  # found below, with its key
     for leaf, other in zip(leaves, operand, strict=True):
         if leaf.shape != other.shape and broadcast_shape(leaf.shape, other.shape) != leaf.shape:
             raise StructureError(
