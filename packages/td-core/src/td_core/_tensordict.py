@@ -27,6 +27,7 @@ from ._collection import (
 )
 from ._components import chained_components, of_components
 from ._devices import as_device
+from ._foreach import PLAIN
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
 from ._names import Names, check_names, move_names
@@ -308,10 +309,24 @@ class TensorDict(TensorDictBase):
         **kwargs: Any,
     ) -> SelfT:
         """Store an entry, making the nested levels it needs; see :meth:`TensorCollection.set`."""
+        if inplace and not kwargs and type(key) is str and key in self._data:
+            return self.set_(key, item, non_blocking=non_blocking)
         if inplace or kwargs:
             return super().set(key, item, inplace, non_blocking=non_blocking, **kwargs)
         self._set_path(key, item, non_blocking=non_blocking)
         return self
+
+    def set_(self: SelfT, key: NestedKey, item: Any, *, non_blocking: bool = False) -> SelfT:
+        """Copy a value into an existing entry, in place; see :meth:`TensorCollection.set_`."""
+        held = self._data.get(key) if type(key) is str else None
+        if type(held) in PLAIN and type(item) in PLAIN:
+            try:
+                if item.shape == held.shape:  # type: ignore[union-attr]
+                    held.copy_(item, non_blocking)  # type: ignore[union-attr]
+                    return self
+            except RuntimeError:
+                pass  # the general way says which entry it is
+        return super().set_(key, item, non_blocking=non_blocking)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Store an entry by key, or write ``value`` into all entries at an index."""
