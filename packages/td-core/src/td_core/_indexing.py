@@ -21,6 +21,7 @@ from torch import Tensor
 from ._foreach import PLAIN
 from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, positions, remembered
 from ._torch_private import functorch_level
+from ._traced import bounds
 from .errors import CollectionIndexError
 
 _FULL = slice(None)
@@ -75,7 +76,7 @@ class IndexPlan(ShapePlan):
         if type(item) is slice:
             if _scattered(items) != _scattered(rest):
                 return None
-            picks = None if _is_full(item) else range(*item.indices(self.batch_size[stack_dim]))
+            picks = None if _is_full(item) else range(*bounds(item, self.batch_size[stack_dim]))
         elif len(advanced) != 1 or item.ndim != 1 or (picks := positions(item)) is None:
             return None
         return Along(picks, inner, self.kept.index(stack_dim))
@@ -403,7 +404,7 @@ def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _slice_length(item: slice, size: int) -> int:
-    start, stop, step = item.indices(size)
+    start, stop, step = bounds(item, size)
     if step == 1:
         return max(stop - start, 0)
     if step < 0:

@@ -35,13 +35,12 @@ from ._nodes import set_dense
 from ._ops.batch_size import as_batch_size
 from ._ops.join_levels import rows, why_not_joined
 from ._pytree import register_mapping
+from ._traced import new_object
 from ._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, LevelKeys, stores_what_is_shown
 from .errors import KeyTakenError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="TensorDict")
-
-_new = object.__new__
 
 
 def _node(
@@ -52,7 +51,7 @@ def _node(
     names: Names | None,
 ) -> SelfT:
     """Return a new node of a class around checked entries; walks call this, for a class method takes longer."""
-    node = _new(cls)
+    node = new_object(cls)
     node._data = data
     node._batch_size = batch_size
     node._device = device

@@ -21,6 +21,7 @@ from td_core._devices import as_device
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, check_names, move_names
 from td_core._ops.batch_size import as_batch_size
+from td_core._traced import new_object
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NoDefault
 
@@ -30,8 +31,6 @@ from ._trees import register_data
 from ._values import same_value
 
 SelfT = TypeVar("SelfT", bound="NonTensorDataBase")
-
-_new = object.__new__
 
 
 @dataclasses.dataclass
@@ -163,7 +162,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
 
     def _made(self: SelfT, batch_size: torch.Size, device: torch.device | None, names: Names | None) -> SelfT:
         """Return a node with the same value."""
-        node = _new(type(self))
+        node = new_object(type(self))
         node._own = self._value
         node._metadata = self._metadata
         node._batch_size = batch_size

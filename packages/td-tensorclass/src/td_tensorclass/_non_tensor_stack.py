@@ -22,6 +22,7 @@ from td_core._locking import refuse_if_locked
 from td_core._names import Names, check_names, move_names
 from td_core._ops.batch_size import as_batch_size
 from td_core._shape_plans import Join, expand_plan, stack_plan, unbind_plan
+from td_core._traced import new_object
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
@@ -33,8 +34,6 @@ from ._trees import register_stack
 from ._values import equal_values, same_value
 
 SelfT = TypeVar("SelfT", bound="NonTensorStack")
-
-_new = object.__new__
 
 
 class NonTensorStack(ValueNode, TensorDictBase):
@@ -121,7 +120,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         names: Names | None = None,
     ) -> SelfT:
         """Return a stack of checked values in the order of the batch."""
-        node = _new(cls)
+        node = new_object(cls)
         node._fill(values, batch_size, device, names)
         return node
 

@@ -18,6 +18,7 @@ from td_core._names import Names
 from td_core._ops.batch_size import as_batch_size
 from td_core._pytree import register
 from td_core._repr import short_dtype
+from td_core._traced import new_object
 from td_core._views import SHOWN
 from td_core.errors import StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
@@ -27,8 +28,6 @@ from ._trees import Held
 from ._values import same_value
 
 SelfT = TypeVar("SelfT", bound="UnbatchedNode")
-
-_new = object.__new__
 
 
 class UnbatchedTensor(Tensor):
@@ -103,7 +102,7 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
 
     def _with(self: SelfT, payload: Tensor, batch_size: torch.Size | None = None) -> SelfT:
         """Return a node around another payload."""
-        node = _new(type(self))
+        node = new_object(type(self))
         if isinstance(payload, UnbatchedTensor):
             payload = payload.as_subclass(Tensor)
         UnbatchedNode.__init__(

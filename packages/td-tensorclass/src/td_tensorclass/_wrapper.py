@@ -16,12 +16,12 @@ from td_core import TensorCollection
 from td_core._collection import Child, Core
 from td_core._names import Names
 from td_core._ops.batch_size import as_batch_size
+from td_core._traced import new_object
 from td_core.errors import StructureError
 from td_core.typing import BatchSize, NestedKey
 
 SelfT = TypeVar("SelfT", bound="Wrapper")
 
-_new = object.__new__
 _set = object.__setattr__
 
 
@@ -37,14 +37,14 @@ class Wrapper(TensorCollection):
     @classmethod
     def _bare(cls: type[SelfT], td: Any) -> SelfT:
         """Return an instance around anything, as it was: nothing is checked, locked or run."""
-        node = _new(cls)
+        node = new_object(cls)
         _set(node, "_tensordict", td)
         return node
 
     @classmethod
     def _wrap(cls: type[SelfT], td: Any) -> SelfT:
         """Return an instance around a collection whose keys are fields, unchecked."""
-        node = _new(cls)
+        node = new_object(cls)
         _set(node, "_tensordict", td)
         if cls._finishes:
             node._finish()
