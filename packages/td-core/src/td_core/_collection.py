@@ -194,6 +194,9 @@ class Core(ABC):
         """Return nodes, this one first, as one lazy stack of the right kind."""
         return lazy_stack_of(items, dim)
 
+    def _read_from(self, stack: Core, key: str) -> None:  # noqa: B027 -- most kinds share what they were made of
+        """Take notice that a lazy stack made this node to show ``key``, so that what is written here can go there."""
+
     def _fit(self: SelfT, batch_size: torch.Size) -> SelfT:
         """Return this node, or a copy that shares its leaves, whose batch size starts with ``batch_size``.
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ._collection import Core
-from ._lazy_stack import LazyStackedTensorDict, unbind_members
+from ._lazy_stack import LazyStackedTensorDict
+from ._ops.member_writes import unbind_members
 from ._pytree import register
 from ._torch_private import are_followed, before_transforms, functorch_level
 from .errors import StructureError

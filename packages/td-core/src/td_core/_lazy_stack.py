@@ -20,11 +20,11 @@ from ._indexing import plan_index
 from ._locking import refuse_if_locked
 from ._names import Names, check_names
 from ._nodes import dense
-from ._ops.member_writes import member_parts
+from ._ops.member_writes import member_parts, unbind_members
 from ._ops.uneven import uneven_index
 from ._ops.update_plan import UpdatePlan
 from ._ragged import distinct_members, entry_in, in_form, ragged_error, refuse_hidden
-from ._shape_plans import stack_plan, unbind_plan
+from ._shape_plans import stack_plan
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
 
@@ -330,6 +330,7 @@ class LazyStackedTensorDict(TensorDictBase):
             )
         else:
             value = first._keep_together(entries, dim)
+            value._read_from(self, key)
             if self._stack_dim_name is not None:
                 names = value._names or (None,) * len(value.batch_size)
                 value._names = (*names[:dim], self._stack_dim_name, *names[dim + 1 :])
@@ -693,11 +694,6 @@ class LazyStackedTensorDict(TensorDictBase):
         ['a']
         """
         return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
-
-
-def unbind_members(value: Core, dim: int) -> tuple[Any, ...]:
-    """Return the parts of a collection along one of its batch dims; a lazy stack gives its members."""
-    return value._explode(unbind_plan(value.batch_size, dim))
 
 
 set_lazy_stack(LazyStackedTensorDict._of)

@@ -657,11 +657,7 @@ def is_mount(path: str) -> bool:
 
 
 def status(path: str | int, dir_fd: int | None = None) -> os.stat_result | None:
-    """Return the status of a path, of what it links to; None where nothing is there.
-
-    Raises:
-        FormatError: it is a link that leads back to itself.
-    """
+    """Return the status of a path, of what it links to; None where nothing is there; FormatError for a circle of links."""
     try:
         return os.stat(path, dir_fd=dir_fd)
     except (FileNotFoundError, NotADirectoryError):

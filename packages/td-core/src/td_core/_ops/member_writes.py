@@ -12,12 +12,18 @@ from .._coerce import NUMBERS, coerce, nest
 from .._collection import Core
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
+from .._shape_plans import unbind_plan
 from ..errors import BatchSizeError, StructureError
 from .leaf_writes import check_fits
 from .uneven import uneven_plans
 
 Part = tuple[Any, Any, Any]
 Path = tuple[str, ...]
+
+
+def unbind_members(value: Core, dim: int) -> tuple[Any, ...]:
+    """Return the parts of a collection along one of its batch dims; a lazy stack gives its members."""
+    return value._explode(unbind_plan(value.batch_size, dim))
 
 
 def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
