@@ -127,3 +127,15 @@ def test_values_survive(name: str, tmp_path: Path, installed: set[str]) -> None:
     if "lazy" in before:
         assert [member.x.shape[0] for member in after["lazy"].unbind(0)] == [1, 2]
         assert [member.tags for member in after["lazy"].unbind(0)] == [["r"], ["r"]]
+
+
+def test_what_is_written_through_a_view_reaches_the_save(tmp_path: Path) -> None:
+    pytest.importorskip("td_memmap", reason="td-memmap is not installed")
+    mapped = TensorDict({"k": NonTensorStack("a", "b", "c"), "one": "x"}, batch_size=[3]).memmap(tmp_path)
+    mapped[1:]["k"][0] = "y"
+    mapped.clone(recurse=False).set_("one", "z")
+    last = mapped[2]
+    del mapped
+    last.update_({"k": "w"})
+    loaded = TensorDict.load_memmap(tmp_path)
+    assert (loaded["k"], loaded["one"]) == (["a", "y", "w"], "z")

@@ -262,7 +262,9 @@ def shown(value: Any) -> Any:
         return shown(value._asdict())
     if isinstance(value, (list, tuple, set)):
         return [shown(item) for item in value]
-    if type(value).__name__.endswith("View") or type(value).__name__.startswith(("Collection", "Level", "dict_")):
+    if type(value).__name__.endswith("View") or type(value).__name__.startswith(
+        ("Collection", "Level", "dict_")
+    ):
         return [shown(item) for item in value]
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
-from td_core import TensorDict
+from td_core import TensorDict, lazy_stack
 from td_core._shape_plans import cat_plan, stack_plan
 from td_core.errors import BatchSizeError, KeyPathError, LockedError, StructureError
 from td_tensorclass import NonTensorData, NonTensorStack
@@ -188,7 +189,7 @@ def test_writes(data: st.DataObject) -> None:
     array = things(shape)
     index = indices(data, shape)
     stack, copy = stack_of(array), stack_of(array)
-    other = stack[...]
+    view, clone = stack[...], stack.clone()
     chosen = array[index]
     if isinstance(chosen, np.ndarray):
         new: Any = things(chosen.shape, 1000)
@@ -199,8 +200,94 @@ def test_writes(data: st.DataObject) -> None:
     wanted = array.copy()
     wanted[index] = new
     check(stack, wanted)
-    check(other, array)
+    check(view, wanted)
+    check(clone, array)
     check(copy, array)
+
+
+VIEWS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+    (lambda s: s.clone(False), lambda a: a),
+    (lambda s: s.unsqueeze(0), lambda a: a[None]),
+    (lambda s: s.flatten(), lambda a: a.reshape(-1)),
+    (lambda s: s.permute(*reversed(range(s.ndim))), lambda a: a.transpose()),
+    (lambda s: s.unbind(0)[-1] if s.ndim > 1 else s, lambda a: a[-1] if a.ndim > 1 else a),
+    (lambda s: s.split(1, 0)[0], lambda a: a[:1]),
+    (lambda s: s.view(*s.shape, 1).squeeze(-1), lambda a: a),
+]
+
+
+@given(st.data())
+def test_a_view_and_what_it_shows_are_written_together(data: st.DataObject) -> None:
+    array = things(data.draw(shapes))
+    stack = stack_of(array)
+    view, seen = stack, array
+    for of_stack, of_array in data.draw(st.lists(st.sampled_from(VIEWS), max_size=3)):
+        view, seen = of_stack(view), of_array(seen)
+    index = indices(data, seen.shape)
+    chosen = seen[index]
+    if isinstance(chosen, np.ndarray) and chosen.ndim:
+        new: Any = things(chosen.shape, 1000)
+        view[index][...] = stack_of(new)
+    else:
+        new = Thing(1000)
+        view[index].update_(NonTensorData(new))
+    seen[index] = new
+    check(view, seen)
+    check(stack, array)
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [lambda s: s.reshape(4), lambda s: s.flatten(), lambda s: s.contiguous(), lambda s: s.clone()],
+)
+def test_what_was_expanded_gets_values_of_its_own_where_leaves_do(copy: Callable[..., Any]) -> None:
+    stack = NonTensorStack("a", "b")
+    made = copy(stack.expand(2, 2))
+    made[0] = "z"
+    assert stack.tolist() == ["a", "b"]
+    assert made.flatten().tolist() == (["z", "z", "a", "b"] if made.ndim > 1 else ["z", "b", "a", "b"])
+
+
+def test_views_keep_what_a_stack_had_before_it_grew() -> None:
+    stack = NonTensorStack("a", "b", "c")
+    view = stack[1:]
+    stack.insert(0, "n")
+    view[0] = stack[1] = "z"
+    assert (stack.tolist(), view.tolist()) == (["n", "z", "b", "c"], ["z", "c"])
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("locked", [False, True])
+def test_what_a_lazy_stack_gives_writes_to_the_members(dims: int, locked: bool) -> None:
+    rows = [TensorDict({"n": {"k": name}, "x": torch.zeros(3)}, [3][: dims - 1]) for name in "abc"]
+    lazy = lazy_stack(rows, dims - 1)
+    if locked:
+        lazy.lock_()
+    at = (1,) * dims
+    shown = lazy["n", "k"]
+    for i in at[:-1]:
+        shown = shown[i]
+    shown[at[-1]] = "z"
+    assert lazy[at]["n", "k"] == lazy.tensordicts[1][at[1:]]["n", "k"] == "z"
+    lazy.get(("n", "k"))[at] = 5
+    assert lazy[at]["n", "k"] == 5
+
+
+def test_parts_of_a_lazy_stack_write_to_the_members() -> None:
+    lazy = lazy_stack([TensorDict({"k": name, "x": torch.zeros(2)}) for name in "abcd"])
+    lazy[1:]["k"][0] = "y"
+    lazy[2:][0] = TensorDict({"k": "p", "x": torch.ones(2)})
+    lazy[:, None][3].update_({"k": "z"})
+    assert lazy["k"] == ["a", "y", "p", "z"]
+
+
+def test_one_value_for_a_batch_is_no_storage_that_a_part_could_write_to() -> None:
+    td = TensorDict({"k": "a"}, batch_size=[3])
+    part, whole = td[1:], td.clone(recurse=False)
+    part.set_("k", "b")
+    assert (td["k"], part["k"]) == ("a", "b")
+    whole.set_("k", "c")
+    assert (td["k"], part["k"], whole["k"]) == ("c", "b", "c")
 
 
 def test_a_raw_value_is_written_to_each_element() -> None:

@@ -58,6 +58,11 @@ class IndexPlan(ShapePlan):
         self.kept = kept
         self.batch_size = batch_size
 
+    @property
+    def shares(self) -> bool:  # type: ignore[override]
+        items = self.index if type(self.index) is tuple else (self.index,)
+        return all(_is_scalar(item) or not isinstance(item, (Tensor, bool)) for item in items)
+
     def dims(self) -> tuple[int | None, ...]:
         return self.kept
 

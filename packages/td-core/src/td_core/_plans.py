@@ -61,11 +61,13 @@ class ShapePlan(ABC):
         n: how many leading dims they replace.
         invents: whether elements of the result come from nowhere, so that values which are no numbers cannot
             follow.
+        shares: whether the result is a view, as far as strides allow it.
     """
 
     __slots__ = ("lead", "leaf", "n")
 
     invents: ClassVar[bool] = False
+    shares: ClassVar[bool] = False
 
     leaf: Callable[[Any], Any]
     lead: Shape

@@ -29,6 +29,8 @@ class Reshape(ShapePlan):
 
     __slots__ = ("_copy", "_kept", "_old")
 
+    shares = True
+
     def __init__(
         self,
         old: Shape,
@@ -102,6 +104,8 @@ class Permute(ShapePlan):
 
     __slots__ = ("order",)
 
+    shares = True
+
     def __init__(self, lead: Shape, order: Shape, leaf: Callable[[Tensor], Tensor]) -> None:
         self.leaf = leaf
         self.lead = lead
@@ -123,6 +127,8 @@ class Unsqueeze(ShapePlan):
     """A new dim of size one."""
 
     __slots__ = ("_batch", "_dim")
+
+    shares = True
 
     def __init__(self, batch: Shape, dim: int) -> None:
         # Indexing with None is the cheaper spelling, at the front only.
@@ -146,6 +152,8 @@ class Squeeze(ShapePlan):
 
     __slots__ = ("_batch", "_dims")
 
+    shares = True
+
     def __init__(self, batch: Shape, dims: Shape) -> None:
         self.leaf = methodcaller("squeeze", dims[0] if len(dims) == 1 else dims)
         self.n = max(dims) + 1 if dims else 0
@@ -168,6 +176,8 @@ class Expand(ShapePlan):
     """Dims of size one, and new ones at the front, repeated without copying."""
 
     __slots__ = ("_old",)
+
+    shares = True
 
     def __init__(self, old: Shape, new: Shape) -> None:
         n = len(old)
@@ -194,6 +204,8 @@ class Unbind(ExplodePlan):
 
     __slots__ = ("_batch", "_dim")
 
+    shares = True
+
     def __init__(self, batch: Shape, dim: int) -> None:
         self.leaf = torch.unbind if dim == 0 else methodcaller("unbind", dim)
         self.lead = batch[:dim]
@@ -218,6 +230,8 @@ class Split(ExplodePlan):
     """Consecutive parts of one dim."""
 
     __slots__ = ("_batch", "_dim", "_sizes")
+
+    shares = True
 
     def __init__(self, batch: Shape, dim: int, sizes: Sequence[int]) -> None:
         self.leaf = methodcaller("split_with_sizes", sizes, dim)

@@ -54,7 +54,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     True
     """
 
-    __slots__ = ("_metadata", "_own")
+    __slots__ = ("_link", "_metadata", "_own")
 
     _is_non_tensor: ClassVar[bool] = True
 
@@ -63,17 +63,28 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         register_data(cls)
 
     _own: Any
+    #: What this shows: another node, or a stack of one value. What is written here is written there.
+    _link: Any
     _metadata: dict[str, Any] | None
 
     @property
     def _value(self) -> Any:
+        if self._link is not None:
+            value = self._link._value
+            if self._attachments is None:
+                return value
+            # What a sibling keeps is no view any more.
+            self._own, self._link = value, None
         if self._attachments is not None:
             self._own = latest(self)._own
         return self._own
 
     @_value.setter
     def _value(self, value: Any) -> None:
-        self._own = value
+        if self._link is None:
+            self._own = value
+        else:
+            self._link._replace_value(value)
 
     def __init__(
         self,
@@ -94,7 +105,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
                 f"{type(self).__name__} holds one value for the whole batch, and a {type(data).__name__} has "
                 "one for each element already; set it as it is"
             )
-        self._value = data
+        self._own, self._link = data, None
         self._metadata = _metadata
         self._batch_size = size = as_batch_size(batch_size)
         self._device = None if device is None else as_device(device)
@@ -163,11 +174,22 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def _made(self: SelfT, batch_size: torch.Size, device: torch.device | None, names: Names | None) -> SelfT:
         """Return a node with the same value."""
         node = new_object(type(self))
-        node._own = self._value
+        node._own, node._link = self._value, None
         node._metadata = self._metadata
         node._batch_size = batch_size
         node._device = device
         node._names = names
+        node._locked = False
+        node._lock_parents = node._attachments = node._undo = None
+        return node
+
+    @classmethod
+    def _of_stack(cls: type[SelfT], stack: Any) -> SelfT:
+        """Return the node that shows the value of a stack without dims."""
+        node = new_object(cls)
+        node._own, node._link = None, stack
+        node._metadata = None
+        node._batch_size, node._device, node._names = stack._batch_size, stack._device, None
         node._locked = False
         node._lock_parents = node._attachments = node._undo = None
         return node
@@ -224,12 +246,22 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         return self._made(self._batch_size, self._device, self._names)
 
+    def _shallow(self: SelfT) -> SelfT:
+        node = self._made(self._batch_size, self._device, self._names)
+        node._link = self if self._link is None else self._link
+        return node
+
     def _transform(self: SelfT, plan: Any) -> SelfT:
-        return self._made(
+        node = self._made(
             torch.Size(plan.lead + self._batch_size[plan.n :]),
             self._device,
             None if self._names is None else move_names(self._names, plan.dims(), plan.n),
         )
+        root = self if self._link is None else self._link
+        # Of one value for a whole batch, there is nothing that a part of the batch could write to.
+        if plan.shares and not root._batch_size:
+            node._link = root
+        return node
 
     def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         tail = self._batch_size[plan.n :]

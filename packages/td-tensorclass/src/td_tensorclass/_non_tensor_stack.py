@@ -2,7 +2,7 @@
 
 The values stand in one flat list, in the order of the batch. A shape plan acts on tensors, so it is applied to
 the tensor of their positions, and the values are picked by what comes out: whatever is right for a leaf is right
-for them.
+for them. What is a view for a leaf is a view for them: it has the cells of the stack, and places in them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from td_core._indexing import plan_index
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, check_names, move_names
 from td_core._ops.batch_size import as_batch_size
-from td_core._shape_plans import Join, expand_plan, stack_plan, unbind_plan
+from td_core._shape_plans import Join, Reshape, expand_plan, stack_plan, unbind_plan
 from td_core._traced import new_object
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
-from ._arrangement import Arrangement, arrangements, positions
+from ._arrangement import Arrangement, arrangements, position, positions
 from ._non_tensor import NonTensorData, NonTensorDataBase, latest, set_joiner
 from ._opaque import ValueNode, value_against_node
 from ._settings import list_to_stack
@@ -38,6 +38,9 @@ SelfT = TypeVar("SelfT", bound="NonTensorStack")
 
 class NonTensorStack(ValueNode, TensorDictBase):
     """One Python value for each element of a batch.
+
+    As for tensors, ``stack[1:]`` and other views share the values: what is written to one is written to both. So does a
+    stack that a lazy stack of collections gives for a key: it writes to the members.
 
     Args:
         *args: the values along the new dim. Nodes of non-tensor data of one batch size give their values; anything
@@ -57,22 +60,68 @@ class NonTensorStack(ValueNode, TensorDictBase):
     torch.Size([2, 2])
     """
 
-    __slots__ = ("_own", "_values_size")
+    __slots__ = ("_cells", "_origin", "_places", "_root", "_values_size")
 
-    _own: list[Any]
+    #: One list, in which a write puts another: so views share the cells, and copies the list until one of them is written.
+    _cells: list[list[Any]]
+    #: Of a view: where its values stand in the cells, and whose they are.
+    _places: Sequence[int] | None
+    _root: NonTensorStack | None
+    #: The lazy stack, and the key, that the values were read from: it gathered them from its members.
+    _origin: tuple[Core, str] | None
     _values_size: torch.Size
 
     @property
     def _values(self) -> list[Any]:
-        if self._attachments is not None:
-            found = latest(self)
-            if len(found._own) == len(self._own):
-                self._own = found._own
-        return self._own
+        values, places = self._settled()._read(self._cells), self._places
+        return values if places is None else [values[i] for i in places]
 
-    @_values.setter
-    def _values(self, values: list[Any]) -> None:
-        self._own = values
+    @property
+    def _value(self) -> Any:
+        return self._values[0]
+
+    def _replace_value(self, value: Any) -> None:
+        self._assign((), NonTensorData(value))
+
+    def _settled(self) -> NonTensorStack:
+        """Return the stack that this is a view of, or itself; a view that a sibling keeps has cells of its own."""
+        if self._root is not None and self._attachments is not None:
+            values = self._root._read(self._cells)
+            self._own([values[i] for i in self._places or ()])
+        return self if self._root is None else self._root
+
+    def _read(self, cells: list[list[Any]]) -> list[Any]:
+        """Return what is in cells: of this stack, and written by another process meanwhile, or older ones."""
+        if self._attachments is not None:
+            found: list[Any] = latest(self)._cells[0]
+            if len(found) == len(self._cells[0]):
+                self._cells[0] = found
+        return cells[0]
+
+    def _own(self, values: list[Any]) -> None:
+        """Store values in cells that no other node has."""
+        self._cells = [values]
+        self._places = self._root = self._origin = None
+
+    def _store(self, cells: list[list[Any]], places: Sequence[int], new: Sequence[Any]) -> None:
+        """Write values into cells: of this stack, to where they came from and siblings keep them, or older ones."""
+        values = cells[0].copy()
+        for place, value in zip(places, new, strict=True):
+            values[place] = value
+        if cells is self._cells and self._origin is not None:
+            stack, key = self._origin
+            for place, value in zip(places, new, strict=True):
+                stack._assign(position(place, self._values_size), {key: NonTensorData(value)})  # type: ignore[attr-defined]
+        old, cells[0] = cells[0], values
+        try:
+            for attachment in attachments(self) if cells is self._cells else ():
+                attachment.changed(self)
+        except BaseException:
+            cells[0] = old
+            raise
+
+    def _read_from(self, stack: Core, key: str) -> None:
+        self._origin = (stack, key)
 
     def __init__(
         self,
@@ -104,7 +153,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
     def _fill(
         self, values: list[Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> None:
-        self._values = values
+        self._own(values)
         self._values_size = self._batch_size = batch_size
         self._device = device
         self._names = names
@@ -274,8 +323,16 @@ class NonTensorStack(ValueNode, TensorDictBase):
             node._names = names
         return node
 
+    def _view(self: SelfT, places: Sequence[int], size: tuple[int, ...]) -> SelfT:
+        """Return a node that shows some of the values of this one: what is written to one is written to both."""
+        node = self._of([], torch.Size(size), self._device)
+        node._cells = self._cells
+        node._places = places if self._places is None else [self._places[i] for i in places]
+        node._root = self if self._root is None else self._root
+        return node
+
     def _same(self: SelfT, device: torch.device | NoDefault | None = NO_DEFAULT) -> SelfT:
-        """Return a node with the same values; the list is shared, for a write replaces it."""
+        """Return a copy; the list is shared, for a write replaces it."""
         node = self._of(
             self._values, self._values_size, self._device if device is NO_DEFAULT else device, self._names
         )
@@ -305,20 +362,30 @@ class NonTensorStack(ValueNode, TensorDictBase):
 
     def _picked(self, plan: Any) -> list[Any]:
         """Return the parts that a plan gives: stacks, or one value each where no dim is left."""
-        values, device = self._values, self._device
         names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
-        return [
-            self._of([values[i] for i in places], torch.Size(size), device, names)
-            if size
-            else NonTensorData(values[places[0]], device=device)
-            for places, size in self._arranged(plan)
-        ]
+        # What was expanded has values that stand in several places, and is a copy where torch makes one too.
+        known = self._places if isinstance(plan, Reshape) and self._places is not None else ()
+        shares = plan.shares and len(set(known)) == len(known)
+        values, result = self._values, []
+        for places, size in self._arranged(plan):
+            if shares:
+                part = self._view(places, size)
+            else:
+                part = self._of([values[i] for i in places], torch.Size(size), self._device)
+            part._names = names
+            result.append(part if size else NonTensorData._of_stack(part))
+        return result
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         return self._same()
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         return self._same()
+
+    def _shallow(self: SelfT) -> SelfT:
+        node = self._view(range(self._values_size.numel()), self._values_size)
+        node._batch_size, node._names = self._batch_size, self._names
+        return node
 
     def _transform(self, plan: Any) -> Any:
         if plan.invents:
@@ -358,16 +425,9 @@ class NonTensorStack(ValueNode, TensorDictBase):
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         ((places, size),) = self._arranged(plan_index(index, self._batch_size))
-        values = self._values.copy()
-        for place, new in zip(places, spread(value, torch.Size(size)), strict=True):
-            values[place] = new
-        old, self._values = self._values, values
-        try:
-            for attachment in attachments(self):
-                attachment.changed(self)
-        except BaseException:
-            self._values = old
-            raise
+        root, mine = self._settled(), self._places
+        at = places if mine is None else [mine[i] for i in places]
+        root._store(self._cells, at, spread(value, torch.Size(size)))
 
     def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
         return compare_values(self, other, single)
@@ -438,7 +498,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
             min(max(index + self._batch_size[0] if index < 0 else index, 0), self._batch_size[0])
             * tail.numel()
         )
-        self._values = [*self._values[:position], *new, *self._values[position:]]
+        self._own([*self._values[:position], *new, *self._values[position:]])
         self._values_size = self._batch_size = torch.Size((self._batch_size[0] + len(items), *tail))
 
     def get_nestedtensor(self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: Any = None) -> Any:
