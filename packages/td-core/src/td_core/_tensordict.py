@@ -16,15 +16,7 @@ from torch import Tensor
 
 from ._base import TensorDictBase
 from ._coerce import WRAPPED, nest
-from ._collection import (
-    Child,
-    Core,
-    Plan,
-    Walked,
-    changed_meanwhile,
-    check_same_leaves,
-    leaf_against_node,
-)
+from ._collection import Child, Core, Plan, Walked, changed_meanwhile, check_same_leaves, leaf_against_node
 from ._components import chained_components, of_components
 from ._devices import as_device
 from ._foreach import PLAIN

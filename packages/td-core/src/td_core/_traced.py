@@ -23,7 +23,12 @@ def _bounds(item: slice, size: int) -> tuple[int, int, int]:
     return found.start, found.stop, found.step
 
 
+def _indices(item: slice, size: int) -> tuple[int, int, int]:
+    # As a method of a slice it is followed, as a function of the class it is not.
+    return item.indices(size)
+
+
 #: ``object.__new__``
 new_object: Callable[[type[T]], T] = _new if _OLD else object.__new__
 #: ``slice.indices``, as a function of a slice and a size
-bounds: Callable[[slice, int], tuple[int, int, int]] = _bounds if _OLD else slice.indices
+bounds: Callable[[slice, int], tuple[int, int, int]] = _bounds if _OLD else _indices
