@@ -146,7 +146,7 @@ MAPS: dict[str, tuple[Callable[[Any], Any], Callable[[Tensor], Tensor]]] = {
     "keys": (lambda td: td.flatten_keys("/").unflatten_keys("/"), lambda leaf: leaf),
     "keys in place": (lambda td: td.clone().flatten_keys("/", inplace=True).unflatten_keys("/"), lambda leaf: leaf),
     "state": (lambda td: td.clone().zero_().load_state_dict(td.state_dict()), lambda leaf: leaf),
-    "where": (lambda td: td.where(torch.zeros(td.batch_size, dtype=torch.bool), td * 2), lambda leaf: leaf * 2),
+    "where": (lambda td: td.where(torch.zeros(td.batch_size, dtype=torch.bool, device=DEVICE), td * 2), lambda leaf: leaf * 2),
 }  # fmt: skip
 
 

@@ -253,14 +253,16 @@ def nest(
     todo: list[tuple[Mapping[Any, Any], Any, dict[str, Child], tuple[str, ...]]] = [
         (source, root, entries, path)
     ]
-    seen: set[int] = set()
+    # The tracer of torch.compile ends no less by a mapping that contains itself, and asks for no identities.
+    seen: set[int] | None = None if torch.compiler.is_compiling() else set()
     ndim = len(batch_size)
     fitting: torch.Size | None = None
     while todo:
         mapping, node, entries, at = todo.pop()
-        if id(mapping) in seen and _contains_itself(mapping):
-            raise StructureError(f"{show_path(at)} holds a mapping that contains itself")
-        seen.add(id(mapping))
+        if seen is not None:
+            if id(mapping) in seen and _contains_itself(mapping):
+                raise StructureError(f"{show_path(at)} holds a mapping that contains itself")
+            seen.add(id(mapping))
         for key, value in mapping.items():
             if type(key) is not str:
                 node._set_path(key, value, at)

@@ -7,8 +7,7 @@ would turn every result into that subclass) nor the transforms of ``torch.func``
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +21,7 @@ __all__ = ["PLAIN", "Op", "foreach", "op", "shares_grad"]
 PLAIN = frozenset({Tensor, Parameter})
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """An operation on leaves.
 
     Attributes:

@@ -21,7 +21,6 @@ from torch import Tensor
 from ._foreach import PLAIN
 from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, positions, remembered
 from ._torch_private import functorch_level
-from ._traced import bounds
 from .errors import CollectionIndexError
 
 _FULL = slice(None)
@@ -81,7 +80,7 @@ class IndexPlan(ShapePlan):
         if type(item) is slice:
             if _scattered(items) != _scattered(rest):
                 return None
-            picks = None if _is_full(item) else range(*bounds(item, self.batch_size[stack_dim]))
+            picks = None if _is_full(item) else range(self.batch_size[stack_dim])[item]
         elif len(advanced) != 1 or item.ndim != 1 or (picks := positions(item)) is None:
             return None
         return Along(picks, inner, self.kept.index(stack_dim))
@@ -409,12 +408,9 @@ def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _slice_length(item: slice, size: int) -> int:
-    start, stop, step = bounds(item, size)
-    if step == 1:
-        return max(stop - start, 0)
-    if step < 0:
+    if item.step is not None and item.step < 0:
         raise ValueError(f"the step of a slice must be greater than zero; got {item}")
-    return len(range(start, stop, step))
+    return len(range(size)[item])
 
 
 def _is_scalar(item: Any) -> bool:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ._plans import Along, ExplodePlan, Shape, ShapePlan, Sizes, remembered, without, wrap_dim
-from ._traced import bounds
 from .errors import BatchSizeError, DimError
 
 
@@ -513,12 +512,12 @@ def tensor_split_plan(batch: Shape, indices_or_sections: int | Sequence[int] | T
         least, longer = divmod(size, sections)
         return Split(batch, dim, [least + 1] * longer + [least] * (sections - longer))
     slices = zip([0, *indices_or_sections], [*indices_or_sections, size], strict=True)
-    limits = [bounds(slice(start, stop), size)[:2] for start, stop in slices]
-    if sum(max(stop - start, 0) for start, stop in limits) != size:
+    parts = [len(range(size)[start:stop]) for start, stop in slices]
+    if sum(parts) != size:
         raise BatchSizeError(
             f"tensor_split: the positions must not decrease; got {list(indices_or_sections)}"
         )
-    return Split(batch, dim, [max(stop - start, 0) for start, stop in limits])
+    return Split(batch, dim, parts)
 
 
 @remembered

@@ -19,6 +19,8 @@ from ._mapping import buffer
 __all__ = ["pieces"]
 
 PIECE = 8 << 20
+#: For so few bytes from a GPU to prepare pinned memory takes longer than to wait for them.
+_SMALL = 1 << 16
 
 
 def pieces(leaf: Tensor) -> Iterable[Any]:
@@ -29,7 +31,7 @@ def pieces(leaf: Tensor) -> Iterable[Any]:
     """
     if leaf.is_nested:
         return itertools.chain.from_iterable(map(pieces, leaf.unbind()))
-    if leaf.is_cuda:
+    if leaf.is_cuda and leaf.nbytes > _SMALL:
         return _from_cuda(leaf)
     if leaf.is_cpu and leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg():
         return (buffer(leaf),)

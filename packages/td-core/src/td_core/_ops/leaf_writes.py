@@ -130,9 +130,9 @@ def copied_whole(
     while todo:
         node, theirs = todo.pop()
         mine = node._children()
-        if theirs.__class__ is not dict:
+        if type(theirs) is not dict:  # torch.compile takes a __class__ for that of its own stand-in
             theirs = theirs._children()
-        if mine.__class__ is not dict or theirs.__class__ is not dict:
+        if type(mine) is not dict or type(theirs) is not dict:
             return False
         theirs = theirs.copy()
         if (

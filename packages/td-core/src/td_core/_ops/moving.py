@@ -95,8 +95,6 @@ def move(
     waiting: set[torch.device] = set()
     overlap = non_blocking
     if device is not None:
-        if pin and device.type != "cpu":
-            leaves = pinned(leaves, threads)
         found = {leaf.device for leaf in leaves}
         if dtype is None and memory_format is None and found <= {device}:
             return leaves
@@ -105,6 +103,9 @@ def move(
         if non_blocking is None:
             overlap = bool(waiting)
     to = _call_to(device, dtype, bool(overlap))
+    if pin and device is not None and device.type != "cpu":
+        # Without threads each leaf travels while the next one is copied to pinned memory.
+        leaves = pinned(leaves, threads) if threads else map(_pin, leaves)  # type: ignore[assignment]
     if memory_format is None:
         result = list(map(to, leaves))
     else:
@@ -137,14 +138,14 @@ def _same(leaf: Tensor) -> Tensor:
 
 def pinned(leaves: list[Tensor], threads: int | None) -> list[Tensor]:
     """Return the leaves of the host in pinned memory; ``threads`` of them at a time."""
-
-    def pin(leaf: Tensor) -> Tensor:
-        return leaf.pin_memory() if leaf.device.type == "cpu" else leaf
-
     if not threads:
-        return list(map(pin, leaves))
+        return list(map(_pin, leaves))
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(pin, leaves))
+        return list(pool.map(_pin, leaves))
+
+
+def _pin(leaf: Tensor) -> Tensor:
+    return leaf.pin_memory() if leaf.is_cpu else leaf
 
 
 def put_back(target: Any, source: Any) -> None:

@@ -16,14 +16,17 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, show_path
+from .._foreach import foreach, op
 from .._nodes import dense
 from .._plans import ShapePlan, wrap_dim
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, NestedKey, NoDefault
 from .dim_plans import Pair, Reduce, Scan, caller, caller_of_one, features
-from .operands import LEAF_ERRORS, named, raise_at_entry, write_out
+from .operands import LEAF_ERRORS, leaves_of, named, raise_at_entry, write_out
 
 SelfT = TypeVar("SelfT", bound="Reductions")
+
+_NORM = op("norm", torch.linalg.vector_norm)
 F = TypeVar("F", bound=Callable[..., Any])
 Dims = Any  # int | str | tuple[int | str, ...] | None | NO_DEFAULT
 KeyTransform = Callable[[NestedKey], NestedKey]
@@ -214,6 +217,15 @@ def _planned(node: SelfT, name: str, plan: ShapePlan) -> SelfT:
         return node._transform(plan)
     except LEAF_ERRORS as error:
         raise_at_entry(error, name, node, plan.leaf)
+
+
+def _norms(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return what gives the norm of a leaf: those of all of them are computed in one fused call, if that is possible."""
+    try:
+        found = dict(zip(map(id, leaves), foreach(_NORM, leaves), strict=True))
+    except LEAF_ERRORS:
+        return _NORM.single  # and find the leaf to name
+    return lambda leaf: found[id(leaf)] if id(leaf) in found else _NORM.single(leaf)
 
 
 def _pair(node: Any, name: str, plan: ShapePlan, joined: Any, result_type: Any) -> Any:
@@ -418,7 +430,9 @@ class Reductions(Core):
         >>> TensorDict({"a": torch.tensor([3.0, 4.0])}).norm()["a"]
         tensor(5.)
         """
-        leaf = partial(torch.linalg.vector_norm, dtype=dtype)
+        leaf: Callable[[Tensor], Tensor] = partial(torch.linalg.vector_norm, dtype=dtype)
+        if dtype is None and self._stacked() is None and not torch.compiler.is_compiling():
+            leaf = _norms(leaves_of(self))
         result = _planned(self, "norm", Reduce(tuple(self.batch_size), None, False, lambda dims: leaf))
         if key_transform is not None:
             result = _with_keys(result, key_transform)

@@ -166,7 +166,7 @@ class CollectionTests:
             pytest.skip("the keys of this kind are fixed")
         collection = self.make()
         before = list(collection.keys())
-        leaf = torch.zeros(collection.batch_size)
+        leaf = next(iter(self.leaves(collection).values())).new_zeros(collection.batch_size)
         collection.set(self.new_key, leaf)
         assert list(collection.keys()) == [*before, self.new_key]
         torch.testing.assert_close(collection.get(self.new_key), leaf)
@@ -328,7 +328,8 @@ class CollectionTests:
         )
         moved = collection.to("cpu")
         assert moved.device == torch.device("cpu")
-        self.check(moved, self.leaves(collection), collection.batch_size)
+        there = {key: leaf.cpu() for key, leaf in self.leaves(collection).items()}
+        self.check(moved, there, collection.batch_size)
 
     def test_applying_a_function(self) -> None:
         """``apply`` calls the function on each leaf and keeps the kind."""
