@@ -63,7 +63,9 @@ def varied(draw: Draw, spec: dict[str, Any]) -> dict[str, Any]:
 
 def element(spec: dict[str, Any], numbers: Any) -> TensorDict:
     entries = {
-        key: element(value, numbers) if isinstance(value, dict) else torch.full(value, next(numbers), device=DEVICE)
+        key: element(value, numbers)
+        if isinstance(value, dict)
+        else torch.full(value, next(numbers), device=DEVICE)
         for key, value in spec.items()
     }
     return TensorDict(entries)
