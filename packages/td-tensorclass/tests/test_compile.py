@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from td_core import TensorDict
-from td_tensorclass import NonTensorStack, TensorClass
+from td_tensorclass import NonTensorStack, TensorClass, UnbatchedTensor
 
 
 class Point(TensorClass):
@@ -80,6 +80,12 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "clone": lambda p: p.clone(),
     "nested": lambda p: TensorDict({"p": p, "t": "text"}, [3])[0],
     "construct with a list": lambda p: TensorDict({"s": ["a", "b", "c"], "x": p.x}, [3]),
+    "construct with an unbatched tensor": lambda p: TensorDict(
+        {"u": UnbatchedTensor(p.x[0] * 2), "x": p.x}, [3]
+    )[1:],
+    "set an unbatched tensor": lambda p: (
+        TensorDict({"x": p.x}, [3]).set("u", UnbatchedTensor(torch.ones(4))) + 1
+    ),
     "hasattr": lambda p: p if hasattr(p, "nothing") else p + 1,
 }
 
@@ -92,6 +98,8 @@ def columns() -> TensorDict:
 def written(td: Any) -> Any:
     td = td.clone()
     td[0] = td[1]
+    td[:, 1:][0, 0].update_({"s": "view"})
+    td["s"][1][0] = "list"
     return td
 
 
@@ -138,7 +146,7 @@ def same(a: Any, b: Any) -> None:
 def test_one_graph(name: str) -> None:
     program = PROGRAMS[name]
     torch._dynamo.reset()
-    compiled = torch.compile(program, fullgraph=True, backend="eager")
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
     same(compiled(point()), program(point()))
 
 

@@ -55,8 +55,8 @@ class UnbatchedTensor(Tensor):
         result._size = as_batch_size(batch_size)
         return result
 
-    # Nothing is left for the constructor of torch.Tensor, which takes no batch size.
-    def __init__(self, data: Any, *, batch_size: BatchSize | None = None) -> None:
+    # Nothing is left for the constructor of torch.Tensor, which takes no batch size; torch.compile calls this without any.
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     @property
@@ -104,7 +104,7 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
         """Return a node around another payload."""
         node = new_object(type(self))
         if isinstance(payload, UnbatchedTensor):
-            payload = payload.as_subclass(Tensor)
+            payload = _plain(payload)
         UnbatchedNode.__init__(
             node, payload, self._batch_size if batch_size is None else batch_size, self._device
         )
@@ -214,6 +214,15 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
         )
 
 
+def _plain(tensor: Tensor) -> Tensor:
+    """Return a tensor of this class as a plain one, around the same memory."""
+    if not torch.compiler.is_compiling():
+        return tensor.as_subclass(Tensor)
+    # A graph cannot take the class away from a tensor, but an operation can give a plain one.
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.view(tensor.shape)
+
+
 def _payload_of(node: Any) -> Tensor:
     if not isinstance(node, UnbatchedNode):
         raise StructureError(f"the structures differ: an UnbatchedTensor there, a {type(node).__name__} here")
@@ -226,7 +235,7 @@ def to_unbatched(value: Any, batch_size: torch.Size, device: torch.device | None
     >>> to_unbatched(UnbatchedTensor(torch.zeros(3)), torch.Size([2]), None).batch_size
     torch.Size([2])
     """
-    payload = value.as_subclass(Tensor)
+    payload = _plain(value)
     if not payload.requires_grad:
         payload = payload.detach()  # no view, which could not be detached in place
     return UnbatchedNode(payload if device is None else payload.to(device), batch_size, device)
