@@ -523,6 +523,15 @@ class TestAssign:
             write(td, source)
         assert td["a"].any() and td["n", "w"].any()
 
+    @pytest.mark.parametrize("index", [[2, 0], torch.tensor([True, False, True]), slice(0, 3, 2)], ids=str)
+    def test_each_value_is_cast_to_its_leaf_after_leaves_that_need_no_cast(self, index: Any) -> None:
+        td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3, dtype=torch.int64)}}, [3])
+        td[index] = TensorDict({"a": torch.ones(2), "n": {"b": torch.tensor([2.5, 3.5])}}, [2])
+        expected = torch.zeros(3, dtype=torch.int64)
+        expected[index] = torch.tensor([2, 3])
+        assert td["n", "b"].tolist() == expected.tolist()
+        assert td["a"].tolist() == [1, 0, 1]
+
     def test_a_number_that_one_leaf_cannot_hold_is_written_to_none(self) -> None:
         td = TensorDict({"a": torch.zeros(3), "b": torch.zeros(3, dtype=torch.uint8)}, batch_size=[3])
         with pytest.raises(StructureError, match="key 'b' at an index: .*overflow"):

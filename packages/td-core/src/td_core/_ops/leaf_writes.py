@@ -13,6 +13,7 @@ from .._attachments import attachments
 from .._collection import Core, show_path
 from .._components import same_components
 from .._foreach import PLAIN, foreach, op, shares_grad
+from .._indexing import IndexPlan, Placed
 from .._torch_private import base_of, functorch_level
 from ..errors import StructureError
 
@@ -120,12 +121,58 @@ def copied_whole(
 
     ``view`` gives the part of each leaf of ``target`` that is written.
     """
+    targets, values = _beside(target, source)
+    if not targets:
+        return False
+    if view is not None:
+        # What is read of a sparse layout is no view.
+        if not all([leaf.layout is torch.strided for leaf in targets]):  # noqa: C419
+            return False
+        try:
+            targets = list(map(view, targets))
+        except RuntimeError:
+            return False
+    if not may_fuse(targets, values):
+        return False
+    for each in () if type(source) is dict else attachments(target):
+        if each.written(target, source, targets, values, non_blocking):
+            return True
+    return copied_fused(targets, values, non_blocking)
+
+
+def scattered_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
+    """Write all leaves at positions or a mask; False, with nothing written, where that takes more care."""
+    targets, values = _beside(target, source)
+    lead, n = plan.lead, plan.n
+    if (
+        torch.compiler.is_compiling()
+        or not PLAIN.issuperset(map(type, values))
+        or not contiguous(targets)
+        or any(map(_REQUIRES_GRAD, targets))
+        or any(map(Tensor.is_inference, targets))
+        or not targets
+    ):
+        return False
+    place = Placed(plan.index)
+    try:
+        shapes = {(value.shape, leaf.shape) for value, leaf in zip(values, targets)}
+        if any(theirs != (*lead, *mine[n:]) for theirs, mine in shapes):
+            return False
+        for leaf, value in zip(targets, values):
+            leaf[place.on(leaf)] = value
+    except RuntimeError:
+        return False  # torch moves and casts nothing that it scatters: the careful way does, and writes all of them
+    return True
+
+
+def _beside(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
+    """Return the leaves of a collection that a collection or dict has values for, and these; none where all takes more care."""
     targets: list[Tensor] = []
-    values: list[Tensor] = []
+    values: list[Any] = []
     add, add_value = targets.append, values.append
     kind = type(target)
     if type(source) is not kind and type(source) is not dict and not isinstance(source, Core):
-        return False
+        return [], []
     todo: list[tuple[Any, Any]] = [(target, source)]
     while todo:
         node, theirs = todo.pop()
@@ -133,7 +180,7 @@ def copied_whole(
         if type(theirs) is not dict:  # torch.compile takes a __class__ for that of its own stand-in
             theirs = theirs._children()
         if type(mine) is not dict or type(theirs) is not dict:
-            return False
+            return [], []
         theirs = theirs.copy()
         if (
             len(theirs) > _FEW
@@ -151,23 +198,8 @@ def copied_whole(
             elif type(entry) is kind is type(value) or _both_levels(entry, value):
                 todo.append((entry, value))
             else:
-                return False
-    if not targets:
-        return False
-    if view is not None:
-        # What is read of a sparse layout is no view.
-        if not all([leaf.layout is torch.strided for leaf in targets]):  # noqa: C419
-            return False
-        try:
-            targets = list(map(view, targets))
-        except RuntimeError:
-            return False
-    if not may_fuse(targets, values):
-        return False
-    for each in () if type(source) is dict else attachments(target):
-        if each.written(target, source, targets, values, non_blocking):  # type: ignore[arg-type]
-            return True
-    return copied_fused(targets, values, non_blocking)
+                return [], []
+    return targets, values
 
 
 def _both_levels(entry: Any, value: Any) -> bool:

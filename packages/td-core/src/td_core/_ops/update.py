@@ -22,7 +22,7 @@ from ..typing import NestedKey
 from .entries import NOT_GIVEN, Entries
 from .indexed_write import IndexedWrite, is_basic
 from .key_trees import only, shallow, wanted_tree
-from .leaf_writes import copied_whole
+from .leaf_writes import copied_whole, scattered_whole
 from .member_writes import member_parts
 from .operands import write_leaves
 from .update_plan import UpdatePlan, merged_at_once
@@ -363,15 +363,15 @@ class Updating(Entries):
         size = self.batch_size
         plan = plan_index(index, size)
         if (
-            is_basic(plan.index)
-            and (
-                type(value) is dict
-                or (
-                    (type(value) is type(self) or isinstance(value, Core))
-                    and value.batch_size == (*plan.lead, *size[plan.n :])
-                )
+            type(value) is dict
+            or (
+                (type(value) is type(self) or isinstance(value, Core))
+                and value.batch_size == (*plan.lead, *size[plan.n :])
             )
-            and copied_whole(self, value, non_blocking, plan.leaf)
+        ) and (
+            copied_whole(self, value, non_blocking, plan.leaf)
+            if is_basic(plan.index)
+            else scattered_whole(self, value, plan)
         ):
             return
         write = IndexedWrite(plan, size, non_blocking)
