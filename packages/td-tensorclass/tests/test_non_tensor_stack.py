@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -271,6 +272,29 @@ def test_what_a_lazy_stack_gives_writes_to_the_members(dims: int, locked: bool) 
     assert lazy[at]["n", "k"] == lazy.tensordicts[1][at[1:]]["n", "k"] == "z"
     lazy.get(("n", "k"))[at] = 5
     assert lazy[at]["n", "k"] == 5
+
+
+@pytest.mark.parametrize("kind", [torch.stack, lazy_stack])
+@pytest.mark.parametrize(
+    "share",
+    [
+        lambda td: td.clone(False),
+        copy.copy,
+        lambda td: td.detach(),
+        lambda td: td.data,
+        lambda td: td.narrow(0, 0, 2),
+    ],
+)
+def test_what_shares_leaves_shares_values(kind: Callable[..., Any], share: Callable[..., Any]) -> None:
+    td = kind([TensorDict({"n": {"k": name}, "x": torch.zeros(2)}) for name in "ab"])
+    nest = TensorDict({"td": td}, [2])
+    shared = share(nest)
+    shared["td"][0] = TensorDict({"n": {"k": "z"}, "x": torch.ones(2)})
+    shared[1].update_({("td", "n", "k"): "y"})
+    assert td["n", "k"] == shared["td", "n", "k"] == ["z", "y"] and td["x"][0, 0] == 1
+    copied = nest.clone()
+    copied["td", "n", "k"][0] = "w"
+    assert td["n", "k"] == ["z", "y"]
 
 
 def test_parts_of_a_lazy_stack_write_to_the_members() -> None:

@@ -425,6 +425,20 @@ def same(leaf: Tensor) -> Tensor:
     return leaf
 
 
+def data_of(leaf: Tensor) -> Tensor:
+    """Return a leaf without its gradient."""
+    return leaf.data
+
+
+def keeps_memory(fn: Callable[[Tensor], Tensor]) -> bool:
+    """Tell whether a function gives leaves around the same memory, so that what is no leaf has to be shared too.
+
+    >>> keeps_memory(same), keeps_memory(torch.exp)
+    (True, False)
+    """
+    return fn is same or fn is Tensor.detach or fn is data_of
+
+
 _lazy: list[Callable[[Sequence[Core], int], Core]] = []
 
 

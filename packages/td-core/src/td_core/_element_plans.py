@@ -163,8 +163,16 @@ class Take(ShapePlan):
             picks = self._picks()
             return None if picks is None else Along(picks, None, stack_dim)
         dim = self._dim - (stack_dim < self._dim)
-        inner = Take(without(self._batch, stack_dim), dim, self.lead[-1], self._method, self._picks)
+        inner = type(self)(without(self._batch, stack_dim), dim, self.lead[-1], self._method, self._picks)
         return Along(None, inner, stack_dim)
+
+
+class Narrow(Take):
+    """The elements at neighbouring positions of one dim: views."""
+
+    __slots__ = ()
+
+    shares = True
 
 
 class Gather(ShapePlan):
@@ -338,7 +346,7 @@ def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Tak
         raise BatchSizeError(
             f"start ({begin}) + length ({length}) exceeds the size of batch dim {dim}, {size}"
         )
-    return Take(
+    return Narrow(
         batch,
         dim,
         length,

@@ -243,9 +243,6 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         return self._made(self._batch_size, self._device, self._names)
 
-    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
-        return self._made(self._batch_size, self._device, self._names)
-
     def _shallow(self: SelfT) -> SelfT:
         node = self._made(self._batch_size, self._device, self._names)
         node._link = self if self._link is None else self._link

@@ -379,9 +379,6 @@ class NonTensorStack(ValueNode, TensorDictBase):
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         return self._same()
 
-    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
-        return self._same()
-
     def _shallow(self: SelfT) -> SelfT:
         node = self._view(range(self._values_size.numel()), self._values_size)
         node._batch_size, node._names = self._batch_size, self._names

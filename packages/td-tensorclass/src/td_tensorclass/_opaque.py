@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from td_core import LinkedList
-from td_core._collection import Child, Core
+from td_core._collection import Child, Core, keeps_memory
 from td_core._locking import refuse_if_locked
 from td_core._ops.batch_size import as_batch_size
 from td_core._shape_plans import stack_plan
@@ -90,6 +90,9 @@ class ValueNode(OpaqueNode):
 
     def _collect(self, out: list[Tensor]) -> None:
         pass
+
+    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+        return self._shallow() if keeps_memory(fn) else self._rebuild(iter(()))
 
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         if not other._opaque:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._attachments import attachments
-from .._collection import Core, lazy_stack_of
+from .._collection import Core, data_of, lazy_stack_of
 from .._devices import as_device
 from .._foreach import foreach, op
 from .._labels import relabel
@@ -116,7 +116,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).data["a"].requires_grad
         False
         """
-        return self._map(attrgetter("data"))
+        return self._map(data_of)
 
     @property
     def requires_grad(self) -> bool:
