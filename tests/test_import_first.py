@@ -58,6 +58,8 @@ td.masked_select(mask), td.where(mask, 0), td.sum(0), td.gather(0, rows[:, None]
 td[0], td[rows, rows] = td[1], 1
 torch.stack([td, td]), lazy_stack([td, td])["a"], td.reshape(-1).split(2), td.to(torch.float64), td.apply(abs)
 td.load_state_dict(td.state_dict()), td.update_(td + 1), copy.deepcopy(td), repr(td)
+lazy_stack([td, td])[torch.ones(2, 2, dtype=torch.bool)] = 0
+lazy_stack([TensorDict({"a": torch.zeros(2, i)}, [2]) for i in (1, 2)]).reshape(4)
 TensorDict.from_module(torch.nn.Linear(1, 1)).to_module(torch.nn.Linear(1, 1))
 print(*[name for name in ("sympy", "torch._dynamo", "torch._inductor") if name in sys.modules])
 """

@@ -23,6 +23,7 @@ from ._nodes import dense
 from ._ops.member_writes import member_parts, unbind_members
 from ._ops.uneven import uneven_index
 from ._ops.update_plan import UpdatePlan
+from ._plans import coordinates
 from ._ragged import distinct_members, entry_in, in_form, ragged_error, refuse_hidden
 from ._shape_plans import stack_plan
 from .errors import BatchSizeError, CollectionIndexError, StructureError
@@ -510,13 +511,13 @@ class LazyStackedTensorDict(TensorDictBase):
     def _rearranged(self, plan: Any) -> Any:
         """Return the result of a plan on members that cannot be stacked: their elements, side by side."""
         old = self.batch_size[: plan.n]
-        return self._built(plan.leaf(torch.arange(old.numel(), device="cpu").view(old)), old)
+        return self._built(plan.leaf(torch.arange(old.numel(), device="cpu").view(old)).tolist(), old)
 
-    def _built(self, positions: Tensor, size: torch.Size) -> Any:
-        """Return the elements at some positions of a batch of ``size``, side by side."""
-        if positions.ndim:
+    def _built(self, positions: Any, size: torch.Size) -> Any:
+        """Return the elements at some positions, in nested lists, of a batch of ``size``, side by side."""
+        if isinstance(positions, list):
             return self._of([self._built(row, size) for row in positions], 0)
-        where = [int(i) for i in torch.unravel_index(positions, size)]
+        where = list(coordinates(positions, size))
         member = self._members[where.pop(self._stack_dim)]
         return member._index(tuple(where)) if where else member
 

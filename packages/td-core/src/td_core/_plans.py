@@ -194,6 +194,21 @@ def broadcast_shape(*shapes: Shape) -> Shape | None:
     return tuple(result)
 
 
+def coordinates(position: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
+    """Return where in a batch an element stands that has this position in the flattened one; ints or int tensors.
+
+    The first call of :func:`torch.unravel_index` imports sympy too.
+
+    >>> coordinates(5, (2, 3))
+    (1, 2)
+    """
+    where = []
+    for size in reversed(sizes):
+        where.append(position % size)
+        position = position // size
+    return tuple(reversed(where))
+
+
 def wrap_dim(dim: int, ndim: int) -> int:
     """Return a dim as a non-negative int.
 

@@ -12,6 +12,7 @@ from .._coerce import NUMBERS, coerce, nest
 from .._collection import Core
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
+from .._plans import coordinates
 from .._shape_plans import unbind_plan
 from ..errors import BatchSizeError, StructureError
 from .leaf_writes import check_fits
@@ -53,7 +54,7 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
     if along is None:
         # The positions that the index names tell which member, and where in it, each element of the value belongs.
         chosen = plan.leaf(torch.arange(size.numel(), device="cpu").view(size))
-        coordinates = torch.unravel_index(chosen, size)
+        places = coordinates(chosen, size)
     for each in _fitted(value, stack, lead, index):
         if along is not None:
             parts = each.unbind(along.stack_dim) if isinstance(each, Core) else [each] * len(picked)  # type: ignore[attr-defined]
@@ -61,11 +62,11 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
                 yield member, inner, part
             continue
         for i, member in enumerate(members):
-            here = coordinates[dim] == i
+            here = places[dim] == i
             # A graph cannot ask, and need not where the member itself is indexed: by no positions, if so.
-            if (torch.compiler.is_compiling() and len(coordinates) > 1) or bool(here.any()):
+            if (torch.compiler.is_compiling() and len(places) > 1) or bool(here.any()):
                 part = each._index(here) if isinstance(each, Core) else each
-                inner = tuple(where[here] for j, where in enumerate(coordinates) if j != dim)
+                inner = tuple(where[here] for j, where in enumerate(places) if j != dim)
                 yield member, inner, part if inner or not isinstance(part, Core) else part._index(-1)
 
 
