@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -139,3 +140,16 @@ def test_what_is_written_through_a_view_reaches_the_save(tmp_path: Path) -> None
     last.update_({"k": "w"})
     loaded = TensorDict.load_memmap(tmp_path)
     assert (loaded["k"], loaded["one"]) == (["a", "y", "w"], "z")
+
+
+def test_a_shorter_value_is_a_modification_and_a_cut_file_is_none(tmp_path: Path) -> None:
+    td_memmap = pytest.importorskip("td_memmap", reason="td-memmap is not installed")
+    mapped = TensorDict({"k": "a long value"}).memmap(tmp_path)
+    os.utime(tmp_path / "%manifest.json", ns=(0, 0))
+    mapped.update_({"k": ""})
+    report = td_memmap.verify(tmp_path)
+    assert [(each.file, each.kind) for each in report.problems] == [("k/meta.json", "modified")]
+    TensorDict.load_memmap(tmp_path, verify=True)
+    os.truncate(tmp_path / "k" / "meta.json", 20)
+    report = td_memmap.verify(tmp_path)
+    assert [(each.file, each.kind) for each in report.problems] == [("k/meta.json", "damaged")]
