@@ -17,6 +17,7 @@ from td_core._attachments import Attachment
 from td_core._buffers import Leaves
 from td_core._labels import arrived, relabel
 from td_core._nodes import KINDS, Encoded
+from td_core._ops.moving import Target, move
 from td_core._torch_private import looks
 from td_core.errors import StructureError
 
@@ -180,7 +181,8 @@ class Consolidated(Attachment):
 
     def moved(self, node: Any, device: torch.device, non_blocking: bool | None) -> Any:
         """Return ``node`` on another device, with one copy."""
-        result = self._elsewhere(node, lambda storage: storage.to(device, non_blocking=bool(non_blocking)))
+        target = Target(device, None, non_blocking, None)
+        result = self._elsewhere(node, lambda storage: move([storage], target)[0])
         if result is not None:
             relabel(result, device)
         return result

@@ -98,7 +98,11 @@ def consolidate(
         storage = _allocate(size, where, share_memory, pin_memory)
         pieces = _storage.Views(storage).pieces(layout)
         room = storage[: layout.nbytes]
-        _storage.fill(room, layout, pieces, encoded.leaves, num_threads, non_blocking)
+        if len(devices) == 1 and where != shared and layout.nbytes <= _storage.SMALL * len(encoded.leaves):
+            # One copy between devices, not one for each small leaf.
+            room.copy_(_storage.gathered(layout, encoded.leaves), non_blocking=non_blocking)
+        else:
+            _storage.fill(room, layout, pieces, encoded.leaves, num_threads, non_blocking)
         if num_threads > 1 or (non_blocking and path is not None):
             for each in {where, *devices}:
                 if each.type == "cuda":
