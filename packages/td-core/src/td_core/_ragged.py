@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ._collection import Child, Core, show_path
+from ._foreach import PLAIN
 from ._keys import unravel_key_to_tuple
+from ._torch_private import functorch_level
 from .errors import KeyMismatchError, StructureError
 from .typing import NO_DEFAULT, NestedKey
 
@@ -128,6 +130,11 @@ def padded_tensor(leaves: list[Tensor], dim: int, value: float, side: str) -> Te
         )
     if side not in ("left", "right"):
         raise ValueError(f"padding_side is 'left' or 'right'; got {side!r}")
+    alike = {(leaf.dtype, leaf.device, leaf.shape[1:]) for leaf in leaves}
+    if dim == 0 and side == "right" and len(alike) == 1 and PLAIN.issuperset(map(type, leaves)):
+        # One tensor is made and filled, where pad() makes one of each leaf for stack() to copy.
+        if leaves[0].ndim and functorch_level() is None:
+            return torch.nn.utils.rnn.pad_sequence(leaves, batch_first=True, padding_value=value)
     shape = [max(sizes) for sizes in zip(*[leaf.shape for leaf in leaves])]
     padded = []
     for leaf in leaves:
