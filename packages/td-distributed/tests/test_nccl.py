@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from td_core import TensorDict
+from td_distributed._group import Group
 
 
 def tree(value: float) -> Any:
@@ -107,8 +108,15 @@ def test_a_group_of_several_backends_or_of_none_that_was_named(backend: str | No
     dist.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
         mine = tree(3)
+        assert Group(None).own_device() == mine["a"].device  # not by way of the host
         mine.all_reduce()
         same(mine, 3)
+        mixed = TensorDict({"gpu": torch.ones(2, device="cuda"), "host": torch.ones(2)})
+        mixed.reduce(0)
+        assert [(leaf.device.type, leaf.tolist()) for leaf in mixed.values()] == [
+            ("cuda", [1, 1]),
+            ("cpu", [1, 1]),
+        ]
         assert mine.all_gather()[0]["a"].tolist() == [3] * 3
         assert TensorDict().scatter(0, [mine])["a"].tolist() == [3] * 3
     finally:

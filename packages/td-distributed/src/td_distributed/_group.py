@@ -24,9 +24,14 @@ def device_of(group: Any) -> torch.device:
     if group is not None and not isinstance(group, dist.ProcessGroup):
         # A group that was made by hand is a backend, which torch.distributed does not know.
         return as_device("cuda" if group.name() == "nccl" else "cpu")
-    # Such as "cpu:gloo,cuda:nccl"; where no backend was asked for, the machine decides.
-    served = [part.split(":")[0] for part in dist.get_backend_config(group).split(",")]
-    return as_device("cpu" if "cpu" in served else served[0])
+    served = _backends(group)
+    return as_device("cpu" if "cpu" in served else next(iter(served)))
+
+
+def _backends(group: Any) -> dict[str, str]:
+    """Return the backend for each type of device; where none was asked for, the machine decides."""
+    parts = dist.get_backend_config(group).split(",")  # such as "cpu:gloo,cuda:nccl"
+    return dict(part.split(":")[:2] for part in parts)
 
 
 class Group:
@@ -64,6 +69,15 @@ class Group:
     def numbers(self, *values: int) -> Tensor:
         """Return int64 numbers where messages have to lie."""
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def own_device(self) -> torch.device:
+        """Return the accelerator for which the group has a backend of its own, else where messages have to lie."""
+        if self.group is None or isinstance(self.group, dist.ProcessGroup):
+            served = _backends(self.group)
+            for kind, backend in served.items():
+                if backend != served.get("cpu", backend):
+                    return as_device(kind)
+        return self.device
 
     def bytes(self, size: int) -> Tensor:
         """Return room for a message."""

@@ -100,9 +100,9 @@ def all_reduce(
     >>> dist.destroy_process_group()
     """
     among, op = Group(group), dist.ReduceOp.SUM if op is None else op
-    leaves = _agree(self, among, op, f"all_reduce with bucket_bytes={bucket_bytes}")
+    leaves, place = _agree(self, among, op, f"all_reduce with bucket_bytes={bucket_bytes}")
     buckets = [
-        _start(bucket, among, lambda flat: dist.all_reduce(flat, op, group, async_op=True), True)
+        _start(bucket, place, lambda flat: dist.all_reduce(flat, op, group, async_op=True), True)
         for bucket in _buckets(leaves, bucket_bytes)
     ]
     if async_op:
@@ -144,11 +144,11 @@ def reduce(
     """
     among, op = Group(group), dist.ReduceOp.SUM if op is None else op
     receives = among.rank == among.rank_of(dst)
-    leaves = _agree(self, among, op, f"reduce to rank {dst} with bucket_bytes={bucket_bytes}")
+    leaves, place = _agree(self, among, op, f"reduce to rank {dst} with bucket_bytes={bucket_bytes}")
     buckets = []
     for bucket in _buckets(leaves, bucket_bytes):
         buckets.append(
-            _start(bucket, among, lambda flat: dist.reduce(flat, dst, op, group, async_op=True), receives)
+            _start(bucket, place, lambda flat: dist.reduce(flat, dst, op, group, async_op=True), receives)
         )
         if not async_op:
             buckets[-1].wait()
@@ -163,12 +163,12 @@ def _finish(buckets: list[Reducing]) -> list[Reducing] | None:
     return None
 
 
-def _start(leaves: list[Tensor], among: Group, call: Any, receives: bool) -> Reducing:
+def _start(leaves: list[Tensor], place: torch.device, call: Any, receives: bool) -> Reducing:
     first = leaves[0]
-    if receives and len(leaves) == 1 and first.device.type == among.device.type and _storage.is_plain(first):
+    if receives and len(leaves) == 1 and first.device == place and _storage.is_plain(first):
         flat = first.as_strided((first.numel(),), (1,))
         return Reducing(call(flat), flat, [])
-    flat = torch.cat([leaf.reshape(-1).to(among.device) for leaf in leaves])
+    flat = torch.cat([leaf.reshape(-1).to(place) for leaf in leaves])
     return Reducing(call(flat), flat, leaves if receives else [])
 
 
@@ -195,28 +195,38 @@ def _buckets(leaves: list[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
             yield bucket
 
 
-def _agree(collection: Any, among: Group, op: Any, call: str) -> list[Tensor]:
-    """Return the leaves in an order that is the same on all ranks, once all ranks know that it is.
+def _agree(collection: Any, among: Group, op: Any, call: str) -> tuple[list[Tensor], torch.device]:
+    """Return the leaves in an order that is the same on all ranks, once all ranks know that it is, and where to reduce them.
 
     Raises:
         StructureError: on every rank, naming the first key that differs.
         FormatError: a rank makes another call.
     """
-    leaves: list[Tensor] = []
+    leaves: dict[_paths.Path, Tensor] = {}
     outline: _wire.Outline = {}
     problem = ""
+    place, ready = among.own_device(), 1
     by = getattr(op, "op", op).name
     try:
-        outline, leaves = _look(collection, among, by)
+        outline, leaves = _look(collection)
+        if {leaf.device for leaf in leaves.values()} == {place}:
+            ready = 2
     except Exception as error:  # whatever it is, the other ranks wait for a message
-        problem = str(error)
+        problem, ready = str(error), 0
     text = json.dumps({json.dumps(path): found for path, found in outline.items()}, sort_keys=True)
     digest = hashlib.sha256(text.encode()).digest()
     words = [int.from_bytes(digest[i : i + 8], "little", signed=True) for i in range(0, 32, 8)]
     message = text_to_bytes(problem or text)
-    fronts = among.all_numbers(f"{call} by {by}", int(not problem), len(message), *words)
+    fronts = among.all_numbers(f"{call} by {by}", ready, len(message), *words)
     if all(front[0] and front[2:] == words for front in fronts):
-        return leaves
+        if any(front[0] != 2 for front in fronts):
+            place = among.device
+        for path, leaf in leaves.items() if place.type == "cpu" else ():
+            if not _gloo_takes(by, leaf.dtype):
+                raise StructureError(
+                    f"{show_path(path)} is of dtype {leaf.dtype}, which gloo cannot reduce by {by}"
+                )
+        return list(leaves.values()), place
     every = among.all_bytes(message, [front[1] for front in fronts])
     for rank, front in enumerate(fronts):
         if not front[0]:
@@ -233,12 +243,12 @@ def _agree(collection: Any, among: Group, op: Any, call: str) -> list[Tensor]:
     raise StructureError("cannot reduce: the structures of the ranks differ")
 
 
-def _look(collection: Any, among: Group, op: str) -> tuple[_wire.Outline, list[Tensor]]:
+def _look(collection: Any) -> tuple[_wire.Outline, dict[_paths.Path, Tensor]]:
     """Return what the ranks must agree on, and the leaves sorted by key path, tied ones once."""
     encoded = encode(collection)
     layout = _storage.plan(encoded)
     outline = _wire.outline(encoded.nodes, layout)
-    leaves = []
+    leaves = {}
     owners: dict[int, _paths.Path] = {}
     for path, i in sorted((path, leaf) for path, leaf in _paths.walk(encoded.nodes) if isinstance(leaf, int)):
         leaf, *fixed = _storage.pieces_of(encoded.leaves[i])[0]
@@ -246,17 +256,13 @@ def _look(collection: Any, among: Group, op: str) -> tuple[_wire.Outline, list[T
             raise StructureError(
                 f"{show_path(path)} is expanded, so its elements share memory; clone() it first"
             )
-        if among.device.type == "cpu" and not _gloo_takes(op, leaf.dtype):
-            raise StructureError(
-                f"{show_path(path)} is of dtype {leaf.dtype}, which gloo cannot reduce by {op}"
-            )
         if fixed:
             outline[path] += f" with rows at {[piece.tolist() for piece in fixed]}"
         owner = owners.setdefault(layout.leaves[i].spans[0].start, path) if leaf.numel() else path
         if owner is not path:
             outline[path] += f", the same tensor as {show_path(owner)}"
         elif leaf.numel():
-            leaves.append(leaf.detach())
+            leaves[path] = leaf.detach()
     return outline, leaves
 
 
