@@ -533,3 +533,34 @@ def test_an_entry_is_popped_as_get_gives_it() -> None:
     assert td.popitem()[1].tolist() == ["c", "d"]
     assert td.pop("one").data == "x"
     assert list(td.keys()) == ["t", "n"]
+
+
+CONTEXTS: dict[str, Callable[[Any], Any]] = {
+    "view": lambda td: td.view(2, 2),
+    "unsqueeze": lambda td: td.unsqueeze(0),
+    "transpose": lambda td: td.transpose(0, 0),
+    "permute": lambda td: td.permute(0),
+    "unflatten": lambda td: td.unflatten(0, (2, 2)),
+    "flip": lambda td: td.flip(0),
+    "roll": lambda td: td.roll(1, 0),
+    "select": lambda td: td.select("k", "each", ("n", "k")),
+    "exclude": lambda td: td.exclude("x"),
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+@pytest.mark.parametrize("kind", ["dense", "lazy", "locked"])
+def test_a_context_writes_values_back(name: str, kind: str) -> None:
+    rows = [TensorDict({"k": "a", "each": each, "n": {"k": "b"}, "x": torch.zeros(2)}) for each in "wxyz"]
+    td: Any = lazy_stack(rows)
+    if kind != "lazy":
+        td = TensorDict({"k": "a", "each": td["each"], "n": {"k": "b"}, "x": torch.zeros(4, 2)}, [4])
+    if kind == "locked":
+        td.lock_()
+    with CONTEXTS[name](td) as part:
+        # What is replaced there is written here, however the context lays it out.
+        part.set("k", "z")
+        part.set_(("n", "k"), "y")
+        part["each"] = part.get("each").flatten().reshape(part.batch_size)
+    assert td[1]["k"] == td[2]["k"] == "z" and td[3]["n", "k"] == "y"
+    assert td["each"] == ["w", "x", "y", "z"]

@@ -32,6 +32,16 @@ def default_is_leaf(cls: type) -> bool:
     return not issubclass(cls, Core) or cls._shows_tensor
 
 
+def holds_no_entries(cls: type) -> bool:
+    """Tell whether entries of a class are leaves or values: everything that has no entries of its own.
+
+    >>> from td_core import TensorDict
+    >>> holds_no_entries(Tensor), holds_no_entries(TensorDict)
+    (True, False)
+    """
+    return not issubclass(cls, Core) or cls._opaque
+
+
 def _level(node: Core) -> Iterator[tuple[str, Child]]:
     children = node._children()
     # A dict is the storage itself, read in one go: a writer in another thread does not disturb the walk.

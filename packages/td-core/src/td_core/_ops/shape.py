@@ -24,6 +24,7 @@ from .._locking import refuse_if_locked
 from .._nodes import dense
 from .._ragged import nested_tensor, refuse_hidden
 from .._torch_private import base_of, functorch_level
+from .._views import holds_no_entries
 from ..errors import DepthError, StructureError
 from .entries import Entries
 from .locking import Locking, source_of
@@ -515,16 +516,15 @@ def _write_permuted(source: weakref.ref[Any], order: tuple[int, ...], result: An
 
 
 def write_back(owner: Any, result: Any) -> None:
-    """Write the leaves that are not views of the owner's own; a locked owner gets them in place."""
-    for key, value in result.items(True, True):
-        mine = owner.get(key)
-        if isinstance(mine, Tensor) and isinstance(value, Tensor):
-            if _same_memory(mine, value):
-                continue
-            if owner.is_locked:
-                owner.set_(key, value)
-                continue
-        owner.set(key, value)
+    """Write the entries that are no views of the owner's own leaves; a locked owner gets them in place."""
+    for key, value in result.items(True, True, holds_no_entries):
+        mine = owner.get(key, None)
+        if isinstance(mine, Tensor) and isinstance(value, Tensor) and _same_memory(mine, value):
+            continue
+        if owner.is_locked and mine is not None:
+            owner.set_(key, value)
+        else:
+            owner.set(key, value)
 
 
 def _same_memory(mine: Tensor, value: Tensor) -> bool:

@@ -20,7 +20,7 @@ from .._locking import refuse_if_locked
 from .._names import check_names
 from .._nodes import dense
 from .._ragged import distinct_members
-from .._views import IsLeaf
+from .._views import IsLeaf, holds_no_entries
 from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .batch_size import as_batch_size
@@ -574,7 +574,7 @@ def _write_back_selection(source: weakref.ref[Any], keys: tuple[NestedKey, ...],
 
 def _write_back_rest(source: weakref.ref[Any], result: Any) -> None:
     owner = source_of(result, source)
-    present = [key for key in result.keys(True, True) if key in owner.keys(True)]
+    present = [key for key in result.keys(True, True, holds_no_entries) if key in owner.keys(True)]
     _write_back(owner, result.select(*present))
 
 
