@@ -124,15 +124,16 @@ def copied_whole(
     targets, values = _beside(target, source)
     if not targets:
         return False
+    plain = contiguous(targets)
     if view is not None:
         # What is read of a sparse layout is no view.
-        if not all([leaf.layout is torch.strided for leaf in targets]):  # noqa: C419
+        if not (plain or all(leaf.layout is torch.strided for leaf in targets)):
             return False
         try:
             targets = list(map(view, targets))
         except RuntimeError:
             return False
-    if not may_fuse(targets, values):
+    if not may_fuse(targets, values, plain):
         return False
     for each in () if type(source) is dict else attachments(target):
         if each.written(target, source, targets, values, non_blocking):
@@ -209,8 +210,11 @@ def _both_levels(entry: Any, value: Any) -> bool:
     return type(value) is dict or (isinstance(value, Core) and not value._opaque)
 
 
-def may_fuse(targets: list[Tensor], values: list[Tensor]) -> bool:
-    """Tell whether one fused call copies each value into its plain target, or refuses before it writes the first."""
+def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -> bool:
+    """Tell whether one fused call copies each value into its plain target, or refuses before it writes the first.
+
+    ``plain`` says that the targets are known to be contiguous, or parts of such.
+    """
     if COPY.fused is None or functorch_level() is not None:
         return False
     if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
@@ -225,7 +229,7 @@ def may_fuse(targets: list[Tensor], values: list[Tensor]) -> bool:
     if any(map(_REQUIRES_GRAD, values)) and shares_grad(targets, values):
         return False
     # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
-    return contiguous(targets) or not any(map(_takes_care, targets))
+    return plain or contiguous(targets) or not any(map(_takes_care, targets))
 
 
 def contiguous(leaves: list[Tensor]) -> bool:
