@@ -564,3 +564,20 @@ def test_a_context_writes_values_back(name: str, kind: str) -> None:
         part["each"] = part.get("each").flatten().reshape(part.batch_size)
     assert td[1]["k"] == td[2]["k"] == "z" and td[3]["n", "k"] == "y"
     assert td["each"] == ["w", "x", "y", "z"]
+
+
+def renamed(td: Any) -> Any:
+    names = [f"{name}{number}" for name, number in zip(td["each"], td["x"].tolist())]
+    return TensorDict({"k": "new", "each": NonTensorStack(*names), "x": td["x"] + 1}, td.batch_size)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 1, "mp_start_method": "fork"}])
+def test_map_writes_values_where_they_are_wanted(shared: bool, workers: dict[str, Any]) -> None:
+    td = TensorDict({"k": "old", "each": NonTensorStack("a", "b", "c"), "x": torch.arange(3)}, [3])
+    out = td.clone()
+    if shared:
+        out.share_memory_()
+    td.map(renamed, chunksize=2, out=out, **workers)
+    assert out["each"] == ["a0", "b1", "c2"]
+    assert (out[0]["k"], out[2]["k"], out["x"].tolist()) == ("new", "new", [1, 2, 3])

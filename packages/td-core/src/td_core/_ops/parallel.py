@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from .._collection import Core
+from .._views import holds_no_entries
 from .._workers import run, run_task
 from .joining import cat, stack
 
@@ -71,11 +72,11 @@ class Parallel(Core):
         dim = _batch_dim(self, dim)
         workers = _workers(num_workers, pool)
         positions = _positions(self.batch_size[dim], chunksize, num_chunks, workers)
-        in_workers = out is not None and (out.is_shared() or (hasattr(out, "is_memmap") and out.is_memmap()))
-        targets: list[Any] = (
-            [_part(out, dim, position) for position in positions]
-            if out is not None
-            else [None] * len(positions)
+        # What is no tensor is in no memory that a worker could write to.
+        in_workers = (
+            out is not None
+            and (out.is_shared() or (hasattr(out, "is_memmap") and out.is_memmap()))
+            and all(isinstance(entry, torch.Tensor) for entry in out.values(True, True, holds_no_entries))
         )
         chunks: Iterable[Any] = (_part(self, dim, position) for position in positions)
         if not index_with_generator:
@@ -83,7 +84,7 @@ class Parallel(Core):
         results = _run(
             fn,
             chunks,
-            targets if in_workers else None,
+            [_part(out, dim, position) for position in positions] if in_workers else None,
             len(positions),
             workers=workers,
             pool=pool,
@@ -94,9 +95,9 @@ class Parallel(Core):
             start_method=mp_start_method,
         )
         if out is not None:
-            for target, result in zip(targets, results, strict=True):
+            for position, result in zip(positions, results, strict=True):
                 if not in_workers and result is not None:
-                    target.update_(result)
+                    out.update_at_(result, _at(dim, position))
             return out
         found = [result for result in results if result is not None]
         if not found:
@@ -210,7 +211,11 @@ def _positions(size: int, chunksize: int | None, num_chunks: int | None, workers
 
 
 def _part(td: Any, dim: int, position: Any) -> Any:
-    return td._index((slice(None),) * dim + (position,))
+    return td._index(_at(dim, position))
+
+
+def _at(dim: int, position: Any) -> tuple[Any, ...]:
+    return (slice(None),) * dim + (position,)
 
 
 def _run(
