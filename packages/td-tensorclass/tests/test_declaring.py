@@ -630,3 +630,15 @@ def test_from_tensordict_gives_nested_levels_the_classes_of_their_fields(locked:
     assert type(Journey.from_tensordict(unfit).first) is TensorDict
     unknown = TensorDict({"third": {"x": torch.ones(3)}}, [3])
     assert Journey.from_tensordict(unknown, safe=False).get(("third", "x")) is unknown["third", "x"]
+
+
+def test_nested_keys_are_written_at_an_index() -> None:
+    class Point(TensorClass):
+        x: Tensor
+        y: TensorDict
+
+    point = Point(torch.zeros(2), TensorDict({"c": torch.zeros(2)}, [2]), batch_size=[2])
+    point[0] = {("y", "c"): 1.0, ("x",): 2.0}
+    assert point.y["c"].tolist() == [1, 0] and point.x.tolist() == [2, 0]
+    with pytest.raises(UnknownFieldError, match="Point has no field .*'w', 'c'"):
+        point[0] = {("w", "c"): 1.0}

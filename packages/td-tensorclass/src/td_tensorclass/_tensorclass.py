@@ -274,7 +274,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     def _check_keys(cls, keys: Mapping[str, Any]) -> None:
         names = cls._schema.names
         if not keys.keys() <= names.keys():
-            raise cls._schema.unknown(key for key in keys if key not in names)
+            unknown = [key for key in keys if unravel_key_to_tuple(key)[0] not in names]
+            if unknown:
+                raise cls._schema.unknown(unknown)
 
     @classmethod
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
