@@ -246,7 +246,12 @@ def merged_at_once(root: Core, source: Any) -> bool:
         leaves = dict(theirs)
         for key, value in leaves.items():
             if type(key) is not str:
-                return False
+                # A leaf one level below, which no other entry of the source is about.
+                if type(key) is not tuple or len(key) != 2 or type(key[1]) is not str or key[0] in leaves:
+                    return False
+                if not isinstance(value, Tensor):
+                    return False
+                value = {key[1]: value}
             if isinstance(value, Tensor):
                 if type(value) in WRAPPED:
                     return False
@@ -255,7 +260,7 @@ def merged_at_once(root: Core, source: Any) -> bool:
                     if not (shape and shape[0] == one) if ndim == 1 else shape[:ndim] != size:
                         return False
                 continue
-            current = mine.get(key)
+            current = mine.get(key if type(key) is str else key[0])
             if current is None or isinstance(current, Tensor) or current._opaque:
                 return False
             todo.append((current, value))
