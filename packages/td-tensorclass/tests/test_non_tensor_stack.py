@@ -297,6 +297,16 @@ def test_what_shares_leaves_shares_values(kind: Callable[..., Any], share: Calla
     assert td["n", "k"] == ["z", "y"]
 
 
+def test_rows_that_were_written_still_write_back() -> None:
+    td = TensorDict({"k": NonTensorStack.from_list([["a", "b"], ["c", "d"], ["e", "f"]])}, [3, 2])
+    shown = td["k"]
+    shown[0] = ["p", "q"]
+    shown[0][1] = "z"
+    shown[1:] = [["r", "s"], ["t", "u"]]
+    shown[2][0] = "y"
+    assert shown == td["k"] == [["p", "z"], ["r", "s"], ["y", "u"]]
+
+
 def test_parts_of_a_lazy_stack_write_to_the_members() -> None:
     lazy = lazy_stack([TensorDict({"k": name, "x": torch.zeros(2)}) for name in "abcd"])
     lazy[1:]["k"][0] = "y"

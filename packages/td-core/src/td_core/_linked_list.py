@@ -35,7 +35,23 @@ class LinkedList(list[Any]):
     def __setitem__(self, index: SupportsIndex | slice, value: Any) -> None:
         if self._td is not None:
             self._td[index] = value
-        super().__setitem__(index, value)
+        self._show(index, value)
+
+    def _show(self, index: SupportsIndex | slice, value: Any) -> None:
+        """Put a value where it was written to; a list there that writes back stays, with other items."""
+        if isinstance(index, slice):
+            items, places = list(value), range(len(self))[index]
+            if len(items) != len(places):
+                super().__setitem__(index, items)
+                return
+            for place, item in zip(places, items):
+                self._show(place, item)
+            return
+        held = self[index]
+        if isinstance(held, LinkedList) and isinstance(value, list) and len(value) == len(held):
+            held._show(slice(None), value)
+        else:
+            super().__setitem__(index, value)
 
     def __repr__(self) -> str:
         return f"LinkedList({super().__repr__()})"
