@@ -336,6 +336,34 @@ REFUSED_BY_TORCH: dict[str, Callable[[], Tensor]] = {
 }
 
 
+ONE, TWO = torch.ones(3), torch.full((3,), 2.0)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {("n", "b"): ONE, ("n", "c"): TWO, "a": TWO},
+        {("n", "b"): ONE, "n": {"b": TWO}},
+        {"n": {"b": TWO}, ("n", "b"): ONE},
+        {("n", "new"): ONE, ("m", "b"): TWO},
+        {("n", "m", "b"): ONE, ("n", "m"): {"b": TWO}},
+        {("n", ("m", "b")): ONE, ("n", "m"): {"b": TWO}},
+        {("n", ("b",)): ONE, ("n", "b"): TWO},
+    ],
+    ids=str,
+)
+def test_entries_under_nested_keys_are_merged_in_their_order(source: Any) -> None:
+    td, expected = [TensorDict({"a": ONE, "n": {"b": ONE * 0, "m": {"b": ONE}}}, [3]) for _ in range(2)]
+    for key, value in source.items():
+        expected.update({key: value})
+    assert dict(td.update(source).items(True, True)).keys() == dict(expected.items(True, True)).keys()
+    assert (td == expected).all()
+    written, expected = td.apply(torch.zeros_like), td.apply(torch.zeros_like)
+    for key, value in source.items():
+        expected.update_({key: value})
+    assert (written.update_(source) == expected).all()
+
+
 class TestAssign:
     @pytest.mark.parametrize("index", INDICES, ids=str)
     def test_matches_torch_on_each_leaf(self, index: Any) -> None:

@@ -595,11 +595,11 @@ def spread(value: Any, size: torch.Size) -> list[Any]:
     """
     if isinstance(value, list) and size and list_to_stack():
         value = NonTensorStack.from_list(value, len(size))
-    if isinstance(value, NonTensorStack) and value.batch_size == size:
-        value._check_whole()
-        return value._values
     if not isinstance(value, NonTensorStack):
         return [value._value if isinstance(value, NonTensorDataBase) else value] * size.numel()
+    if value.batch_size == size:
+        value._check_whole()
+        return value._values
     try:
         plan = expand_plan(value.batch_size, size)
     except BatchSizeError as error:

@@ -95,6 +95,7 @@ class UpdatePlan:
                 items = source._children()
             if not self.inplace and node._locked:
                 refuse_if_locked(node, f"update {show_path(at)}")
+            levels: list[tuple[Any, Any, Any, Path]] = []
             for key, value in list(items.items()):
                 if type(key) is not str:
                     key, *rest = unravel_key_to_tuple(key)
@@ -112,7 +113,9 @@ class UpdatePlan:
                 else:
                     level = self._read_entry(node, key, value, below, at, size)
                     if level is not None:
-                        todo.append((level, value, below, (*at, key)))
+                        levels.append((level, value, below, (*at, key)))
+            # In their order: of several values for one entry the last is kept.
+            todo += levels[::-1]
 
     def _read_entry(self, node: Any, key: str, value: Any, below: Any, at: Path, size: torch.Size) -> Any:
         """List what is to be done with one entry, or return the level that it is to be merged into."""
@@ -172,7 +175,7 @@ class UpdatePlan:
         targets: list[Tensor] = []
         values: list[Tensor] = []
         others: list[tuple[Core, str, Child]] = []
-        copies = self.copies
+        copies = self.copies[::-1]
         while copies:
             node, key, value, path = copies.pop()
             stacked = node._stacked()
