@@ -1,0 +1,140 @@
+"""Measure what happens between the host, a GPU and files: ours, the reference implementation, and a loop over a dict.
+
+Each number is the median of rounds in which the contestants take turns, until the GPU is done. Nothing here passes or fails.
+Operations on the GPU alone: ``ops.py --device cuda``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import td_core
+import td_distributed  # noqa: F401 - it and the next give collections their methods
+import td_memmap  # noqa: F401
+
+try:
+    import tensordict
+except ModuleNotFoundError:
+    tensordict = None
+
+Leaves = dict[str, torch.Tensor]
+Call = Callable[[Any], Any]
+
+TREES = {
+    "200 leaves of 16 floats": lambda: {str(i): torch.randn(16) for i in range(200)},
+    "20 leaves of 4 MB": lambda: {str(i): torch.randn(1 << 20) for i in range(20)},
+}
+ROWS = 4096
+
+
+def moves(folder: Path) -> Iterator[tuple[str, Call, Call, Callable[[Leaves], Any] | None]]:
+    """Yield name, what is prepared of a collection of the host, what is timed of that, and the loop over a dict."""
+
+    def there(td: Any) -> Any:
+        return td.to("cuda")
+
+    def pair(td: Any) -> Any:
+        return there(td), there(td)
+
+    def saved(td: Any) -> tuple[Any, str]:
+        at = there(td), tempfile.mkdtemp(dir=folder)
+        at[0].memmap(at[1])
+        return at
+
+    def to_dict(d: Leaves) -> Any:
+        return {k: v.to("cuda") for k, v in d.items()}
+
+    yield "to the GPU", lambda td: td, there, to_dict
+    yield "pinned, to the GPU", lambda td: td.pin_memory(), there, None
+    yield "to the host", there, lambda td: td.cpu(), None
+    yield "consolidate there", there, lambda td: td.consolidate(), None
+    yield "consolidate onto the GPU", lambda td: td, lambda td: td.consolidate(device="cuda"), None
+    yield "consolidate onto the host", there, lambda td: td.consolidate(device="cpu"), None
+    yield "consolidated, to the GPU", lambda td: td.consolidate(), there, None
+    yield "update_ from the GPU", pair, lambda two: two[0].update_(two[1]), None
+    yield "norm", there, lambda td: td.norm(), None
+    yield "memmap", saved, lambda at: at[0].memmap(at[1]), None
+    yield "memmap, 4 threads", saved, lambda at: at[0].memmap(at[1], num_threads=4), None
+    yield "load_memmap", saved, lambda at: at[0].load_memmap(at[1], device=torch.device("cuda")), None
+
+
+def indices() -> dict[str, Any]:
+    """Return indices of rows by what they are."""
+    rows, mask = torch.randint(0, ROWS, (256,)), torch.rand(ROWS) < 0.1
+    return {
+        "a list": rows.tolist(),
+        "positions of the host": rows,
+        "positions of the GPU": rows.cuda(),
+        "a mask of the host": mask,
+        "a mask of the GPU": mask.cuda(),
+    }
+
+
+def measured(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
+    """Return the median milliseconds of each call."""
+    samples: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()
+    for _ in range(rounds):
+        for call, found in zip(calls, samples, strict=True):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            result = call()
+            torch.cuda.synchronize()
+            found.append(time.perf_counter() - start)
+            del result
+    return [statistics.median(found) * 1e3 for found in samples]
+
+
+def show(name: str, calls: list[Callable[[], Any] | None], rounds: int) -> None:
+    """Print one row: ours, the reference if it is there, the loop if there is one."""
+    times = iter(measured([call for call in calls if call is not None], rounds))
+    ours, reference, loop = (float("nan") if call is None else next(times) for call in calls)
+    print(f"{name:40}{loop:10.3f}{ours:10.3f}{reference:10.3f}{reference / ours:12.2f}", flush=True)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--folder", help="where files are written; a temporary folder by default")
+    options = parser.parse_args()
+    rounds = options.rounds
+    if not torch.cuda.is_available():
+        sys.exit("torch finds no CUDA device on this machine")
+    libraries = [td_core] if tensordict is None else [td_core, tensordict]
+    folder = Path(tempfile.mkdtemp(dir=options.folder))
+    try:
+        for title, make in TREES.items():
+            print(f"\n{title}\n{'':40}{'loop ms':>10}{'ours ms':>10}{'ref ms':>10}{'ref / ours':>12}")
+            for name, prepare, call, loop in moves(folder):
+                made = [prepare(lib.TensorDict(make())) for lib in libraries]
+                calls: list[Any] = [lambda x=x: call(x) for x in made] + [None] * (2 - len(made))  # noqa: B023
+                d = make()
+                show(name, [*calls, None if loop is None else lambda: loop(d)], rounds)  # noqa: B023
+    finally:
+        shutil.rmtree(folder)
+    print(f"\n256 of {ROWS} rows of 20 leaves on the GPU")
+    d = {str(i): torch.randn(ROWS, 32, device="cuda") for i in range(20)}
+    made = [lib.TensorDict(d, [ROWS]) for lib in libraries]
+    for name, index in indices().items():
+        calls = [lambda x=x: x[index] for x in made] + [None] * (2 - len(made))  # noqa: B023
+        show(f"read by {name}", [*calls, lambda: {k: v[index] for k, v in d.items()}], rounds)  # noqa: B023
+        calls = [lambda x=x: x.__setitem__(index, 1.0) for x in made] + [None] * (2 - len(made))  # noqa: B023
+        show(f"write by {name}", [*calls, None], rounds)
+
+
+if __name__ == "__main__":
+    main()
