@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from ._collection import Core
 
 T = TypeVar("T")
+
+_IS_CPU = attrgetter("is_cpu")
 
 
 def relabel(node: Core, device: torch.device | None) -> None:
@@ -22,26 +25,34 @@ def relabel(node: Core, device: torch.device | None) -> None:
         todo.extend(level._nested())
 
 
-def arrived(result: T, leaves: Sequence[Tensor]) -> T:
+def arrived(result: T, nodes: Iterable[dict[str, Any]], leaves: Iterable[Tensor]) -> T:
     """Return a collection that was taken apart elsewhere, its labels made true.
-
-    Its leaves may lie on another device than they did there: ``torch.load`` takes a ``map_location``, and a message comes to
-    where the backend receives.
 
     Args:
         result: the collection.
+        nodes: its tree, as it was encoded.
         leaves: all its leaves.
     """
-    found = {leaf.device for leaf in leaves}
-    todo: list[Any] = [result]
-    while todo and found:
+    labels = {node["meta"].get("device") for node in nodes} - {None}
+    if labels and (labels != {"cpu"} or not all(map(_IS_CPU, leaves))):
+        correct(result)
+    return result
+
+
+def correct(result: Any) -> None:
+    """Make the labels of a collection true.
+
+    Leaves may lie on another device than where they were taken apart: ``torch.load`` takes a ``map_location``, a message comes
+    to where the backend receives, a file is mapped.
+    """
+    todo = [result]
+    while todo:
         level = todo.pop()
         if level.device is None:
             todo.extend(level._nested())
-        elif found != {level.device}:
-            here: list[Tensor] = []
-            level._collect(here)
-            places = {leaf.device for leaf in here}
-            if places and places != {level.device}:
-                relabel(level, places.pop() if len(places) == 1 else None)
-    return result
+            continue
+        leaves: list[Tensor] = []
+        level._collect(leaves)
+        places = {leaf.device for leaf in leaves}
+        if places and places != {level.device}:
+            relabel(level, places.pop() if len(places) == 1 else None)

@@ -30,7 +30,7 @@ def rebuild(
     ``classes`` are the subclasses that the nodes name; listing them makes pickle import them first.
     """
     leaves = leaves.tensors if isinstance(leaves, Leaves) else leaves
-    return arrived(decode(Encoded(nodes, leaves, values)), leaves)
+    return arrived(decode(Encoded(nodes, leaves, values)), nodes, leaves)
 
 
 def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
@@ -99,7 +99,7 @@ class Pickling(Core):
         if _foreign is not None and isinstance(state, dict):
             decoded = _foreign(type(self), state)
         else:
-            decoded = arrived(decode(Encoded(*state)), state[1])
+            decoded = arrived(decode(Encoded(*state)), *state[:2])
         names = [name for base in type(decoded).__mro__ for name in getattr(base, "__slots__", ())]
         for name in [*names, *getattr(decoded, "__dict__", ())]:
             if name != "__weakref__":

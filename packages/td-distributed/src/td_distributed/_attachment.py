@@ -230,7 +230,7 @@ def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], clas
     (data,) = storage.tensors if isinstance(storage, Leaves) else storage
     nodes, columns = json.loads(schema)
     leaves = _storage.Views(data).leaves(_storage.from_columns(columns))
-    result = arrived(decode(Encoded(nodes, leaves, values)), leaves)
+    result = arrived(decode(Encoded(nodes, leaves, values)), nodes, leaves)
     return attach(result, Consolidated(data))
 
 

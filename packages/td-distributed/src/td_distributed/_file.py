@@ -26,7 +26,7 @@ from torch import Tensor
 
 from td_core import Record, decode
 from td_core._collection import show_path
-from td_core._labels import arrived
+from td_core._labels import correct
 from td_core._nodes import KINDS, Encoded
 from td_core._values import join, readable, split
 from td_core.errors import BatchSizeError, CodecError, DimNamesError, FormatError, MissingPluginError
@@ -194,9 +194,8 @@ def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor]:
     else:
         tree = _Reader(views, structure.get("size")).node(structure)
     check_shapes(tree)
-    leaves: list[Tensor] = []
-    tree._collect(leaves)
-    return arrived(tree, leaves), storage
+    correct(tree)
+    return tree, storage
 
 
 def check_shapes(tree: Any) -> None:

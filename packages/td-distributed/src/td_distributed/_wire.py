@@ -181,7 +181,7 @@ def assemble(message: Message, storage: Tensor) -> Any:
     with _file.damaged("a message"):
         _storage.check(message.layout, len(storage))
         leaves = list(map(_storage.check_rows, _storage.Views(storage).leaves(message.layout)))
-        result = arrived(decode(Encoded(message.nodes, leaves, message.values)), leaves)
+        result = arrived(decode(Encoded(message.nodes, leaves, message.values)), message.nodes, leaves)
         _file.check_shapes(result)
     if message.consolidated:
         with contextlib.suppress(FrozenInstanceError):  # what is frozen keeps the lock of its class
