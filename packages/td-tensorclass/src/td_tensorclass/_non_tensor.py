@@ -256,7 +256,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         )
         root = self if self._link is None else self._link
         # Of one value for a whole batch, there is nothing that a part of the batch could write to.
-        if plan.shares and not root._batch_size:
+        if not root._batch_size and plan.shares:
             node._link = root
         return node
 
