@@ -209,7 +209,6 @@ def test_writes(data: st.DataObject) -> None:
 VIEWS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
     (lambda s: s.clone(False), lambda a: a),
     (lambda s: s.unsqueeze(0), lambda a: a[None]),
-    (lambda s: s.flatten(), lambda a: a.reshape(-1)),
     (lambda s: s.permute(*reversed(range(s.ndim))), lambda a: a.transpose()),
     (lambda s: s.unbind(0)[-1] if s.ndim > 1 else s, lambda a: a[-1] if a.ndim > 1 else a),
     (lambda s: s.split(1, 0)[0], lambda a: a[:1]),
@@ -247,6 +246,14 @@ def test_what_was_expanded_gets_values_of_its_own_where_leaves_do(copy: Callable
     made[0] = "z"
     assert stack.tolist() == ["a", "b"]
     assert made.flatten().tolist() == (["z", "z", "a", "b"] if made.ndim > 1 else ["z", "b", "a", "b"])
+
+
+def test_a_flat_view_is_written_through() -> None:
+    stack = NonTensorStack.from_list([["a", "b"], ["c", "d"]])
+    stack.flatten()[2] = "z"
+    stack.reshape(4)[3] = "y"
+    stack.view(4)[0] = "x"
+    assert stack.tolist() == [["x", "b"], ["z", "y"]]
 
 
 def test_views_keep_what_a_stack_had_before_it_grew() -> None:
