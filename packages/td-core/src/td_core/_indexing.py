@@ -96,13 +96,14 @@ def _reader(index: Any) -> Callable[[Tensor], Any]:
     read = itemgetter(index)
     if not _on_host(index) or torch.compiler.is_compiling() or functorch_level() is not None:
         return read
-    placed = Placed(index)
+    placed: Placed | None = None
     selects = type(index) is Tensor and index.ndim == 1
 
     def read_rows(leaf: Tensor) -> Any:
-        nonlocal selects
+        nonlocal placed, selects
         if type(leaf) in PLAIN:
             if not leaf.is_cpu:
+                placed = placed or Placed(index)
                 return leaf[placed.on(leaf)]
             try:
                 if selects and leaf.is_contiguous():
@@ -148,8 +149,9 @@ class Placed:
 
 def _on_host(index: Any) -> bool:
     """Tell whether a parsed index has tensors with dims in the memory of the host."""
-    items = index if type(index) is tuple else (index,)
-    return any(type(item) is Tensor and item.is_cpu and item.ndim > 0 for item in items)
+    if type(index) is tuple:
+        return any(map(_on_host, index))
+    return type(index) is Tensor and index.is_cpu and index.ndim > 0
 
 
 def _sent(item: Tensor, leaf: Tensor, dim: int) -> Tensor:
