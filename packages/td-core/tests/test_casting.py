@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -424,6 +425,35 @@ def test_casting_runs_under_vmap() -> None:
 def test_parameters_stay_parameters_when_cast() -> None:
     params = TensorDictParams(nested())
     assert all(leaf.requires_grad for leaf in params.to(torch.float64)._leaves())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [nested, lambda: nested().to("cpu"), MAKE["lazy"]],
+    ids=["none", "cpu", "lazy"],
+)
+def test_to_as_a_context_moves_what_was_written_back(make: Callable[[], TensorDict]) -> None:
+    td = make()
+    before = entries(td.clone())
+    with td.to(torch.float64) as there:
+        there["a"] = there["a"] + 1
+        there["n", "b"] = there["n", "b"] + 1
+        there["new"] = torch.ones(there.batch_size, dtype=torch.int8)
+    assert td["new"].dtype == torch.int8
+    td.del_("new")
+    for key, leaf in entries(td).items():
+        assert leaf.dtype == before[key].dtype
+        torch.testing.assert_close(leaf, before[key] + (key in ("a", ("n", "b"))))
+    with td.to("cpu" if td.device else td.dtype) as same:
+        same["a"] = same["a"] + 1
+    torch.testing.assert_close(td["a"], before["a"] + 2)
+
+
+def test_a_move_that_changes_nothing_keeps_what_a_context_undoes() -> None:
+    td = nested().to("cpu")
+    with td.flatten_keys(".") as flat:
+        flat.to("cpu")["new"] = torch.zeros(td.batch_size)
+    assert "new" in td.keys()
 
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
+
+import torch
 
 from .._collection import Core
 from .._locking import lock, unlock
@@ -14,8 +17,12 @@ from ..errors import StructureError
 SelfT = TypeVar("SelfT", bound="Locking")
 
 
-def _nothing(node: Core) -> None:
+def nothing(node: Core) -> None:
     """Undo an operation that changed nothing."""
+
+
+class Entered(partial[Any]):
+    """What the context that has been entered undoes; operations that change nothing leave it alone."""
 
 
 def source_of(result: Any, source: weakref.ref[Any]) -> Any:
@@ -70,7 +77,7 @@ class Locking(Core):
         """
         was = self._locked
         lock(self)
-        self._undo = _nothing if was else unlock
+        self._undo = nothing if was else unlock
         return self
 
     def unlock_(self: SelfT) -> SelfT:
@@ -90,7 +97,7 @@ class Locking(Core):
         """
         was = self._locked
         unlock(self)
-        self._undo = lock if was else _nothing
+        self._undo = lock if was else nothing
         return self
 
     def _undone_by(self: SelfT, undo: Callable[[Any], Any]) -> SelfT:
@@ -100,6 +107,8 @@ class Locking(Core):
 
     def __enter__(self: SelfT) -> SelfT:
         """Enter the context in which the operation that gave this collection holds."""
+        if self._undo is not None and not torch.compiler.is_compiling():
+            self._undo = Entered(self._undo)
         return self
 
     def __exit__(
@@ -116,7 +125,7 @@ class Locking(Core):
         elif kind is None:
             raise StructureError(
                 f"leaving the context of a {type(self).__name__} that no undoable operation gave: "
-                "use it with lock_(), unlock_(), flatten_keys(), view(), to_module() and the like"
+                "use it with lock_(), unlock_(), flatten_keys(), view(), to(), to_module() and the like"
             )
 
     def clear_refs_for_compile_(self: SelfT) -> SelfT:

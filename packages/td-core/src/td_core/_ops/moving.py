@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,9 +17,11 @@ from .._collection import Core
 from .._devices import as_device, wait_for
 from .._labels import relabel
 from .._locking import refuse_if_locked
-from ..typing import DeviceType
+from ..typing import DeviceType, NestedKey
 from .dtypes import CASTS, Dtypes, cast_some
+from .locking import Entered, nothing, source_of
 from .operands import leaves_of
+from .shape import write_back
 
 SelfT = TypeVar("SelfT", bound="Moving")
 
@@ -169,6 +173,16 @@ def put_back(target: Any, source: Any) -> None:
                 todo.append((mine._get_child(key), child))
 
 
+def _write_moved(source: weakref.ref[Any], result: Any) -> None:
+    owner = source_of(result, source)
+
+    def back(key: NestedKey, leaf: Tensor) -> Tensor:
+        mine = owner.get(key, None)
+        return leaf.to(mine.device, mine.dtype) if isinstance(mine, Tensor) else leaf
+
+    write_back(owner, result.named_apply(back, nested_keys=True))
+
+
 class Moving(Dtypes):
     """``to``, ``cpu``, ``cuda``, pinned and shared memory."""
 
@@ -188,6 +202,8 @@ class Moving(Dtypes):
         num_threads: int | None = None,
     ) -> SelfT:
         """Return the collection on another device or with another dtype; itself where nothing changes.
+
+        As a context (``with td.to(device) as there:``) it moves what was written back on exit, in the dtypes of the entries.
 
         Args:
             *args: ``(device)``, ``(dtype)``, ``(device, dtype)`` or ``(other)``, then ``non_blocking``.
@@ -217,12 +233,17 @@ class Moving(Dtypes):
             source = cast_some(self, methodcaller("to", target.dtype), self._cast_filter)
             target = target._replace(dtype=None)
         elif target.dtype is None and target.memory_format is None and (goal is None or goal == self.device):
-            return self if batch_size is None else self._resized(batch_size)
+            if batch_size is not None:
+                return self._resized(batch_size)
+            if not torch.compiler.is_compiling() and type(self._undo) is not Entered:
+                self._undone_by(nothing)  # type: ignore[attr-defined]
+            return self
         elif goal is not None and not inplace and target.dtype is None and target.memory_format is None:
             for attachment in attachments(self):
                 whole: Any = attachment.moved(self, goal, non_blocking)
                 if whole is not None:
-                    return whole if batch_size is None else whole._resized(batch_size)  # type: ignore[no-any-return]
+                    whole = whole if batch_size is None else whole._resized(batch_size)
+                    return whole._undone_by(partial(_write_moved, weakref.ref(self)))  # type: ignore[no-any-return]
         leaves: list[Tensor] = []
         levels = source._collect(leaves)
         moved = move(leaves, target, pin=non_blocking_pin, threads=num_threads)
@@ -234,7 +255,7 @@ class Moving(Dtypes):
             relabel(result, goal)
         if batch_size is not None:
             result.batch_size = batch_size
-        return result  # type: ignore[no-any-return]
+        return result._undone_by(nothing if inplace else partial(_write_moved, weakref.ref(self)))  # type: ignore[no-any-return]
 
     def _resized(self: SelfT, batch_size: Any) -> SelfT:
         result: Any = self._shallow()
