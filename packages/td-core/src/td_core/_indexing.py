@@ -134,7 +134,7 @@ class Placed:
         Raises:
             CollectionIndexError: it is out of range. A kernel that finds out ends all use of the GPU by this process.
         """
-        if leaf.is_cpu or leaf.is_meta or type(leaf) not in PLAIN or not _on_host(self.index):
+        if leaf.is_cpu or leaf.is_meta or type(leaf) not in PLAIN:
             return self.index
         device = leaf.device
         if device not in self.sent:

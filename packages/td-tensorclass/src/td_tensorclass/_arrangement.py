@@ -55,19 +55,6 @@ def positions(size: tuple[int, ...], device: torch.device | None) -> Tensor:
     return torch.arange(prod(size), device=place).view(size)
 
 
-def position(place: int, size: Sequence[int]) -> tuple[int, ...]:
-    """Return the index of an element of a batch, of which it is number ``place``.
-
-    >>> position(5, (2, 3))
-    (1, 2)
-    """
-    index: list[int] = []
-    for length in reversed(size):
-        place, at = divmod(place, length)
-        index.insert(0, at)
-    return tuple(index)
-
-
 def _by_members(plan: Any, size: tuple[int, ...]) -> list[Arrangement] | None:
     """Return the arrangements; None where only a tensor can say."""
     if isinstance(plan, Reshape):

@@ -21,12 +21,13 @@ from td_core._indexing import plan_index
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, check_names, move_names
 from td_core._ops.batch_size import as_batch_size
+from td_core._plans import coordinates
 from td_core._shape_plans import Join, Reshape, expand_plan, stack_plan, unbind_plan
 from td_core._traced import new_object
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
-from ._arrangement import Arrangement, arrangements, position, positions
+from ._arrangement import Arrangement, arrangements, positions
 from ._non_tensor import NonTensorData, NonTensorDataBase, latest, set_joiner
 from ._opaque import ValueNode, value_against_node
 from ._settings import list_to_stack
@@ -111,7 +112,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         if cells is self._cells and self._origin is not None:
             stack, key = self._origin
             for place, value in zip(places, new, strict=True):
-                stack._assign(position(place, self._values_size), {key: NonTensorData(value)})  # type: ignore[attr-defined]
+                stack._assign(coordinates(place, self._values_size), {key: NonTensorData(value)})  # type: ignore[attr-defined]
         old, cells[0] = cells[0], values
         try:
             for attachment in attachments(self) if cells is self._cells else ():
