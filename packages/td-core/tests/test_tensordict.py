@@ -145,6 +145,23 @@ def test_contexts_restore_the_lock(locked):
     assert td.is_locked is locked
 
 
+def test_contexts_of_one_collection_nest() -> None:
+    td = TensorDict({"a": torch.zeros(2)}).lock_()
+    with td.unlock_():
+        with td.unlock_():
+            td["b"] = 1
+        with td.lock_():
+            assert td.is_locked
+        td["c"] = 1
+    assert td.is_locked and set(td.keys()) == {"a", "b", "c"}
+    with td.unlock_():
+        td.lock_()
+    assert td.is_locked
+    with pytest.raises(ZeroDivisionError), td.unlock_(), td.unlock_():
+        raise ZeroDivisionError
+    assert td.is_locked
+
+
 def test_leaving_a_context_that_nothing_opened_is_an_error():
     with pytest.raises(StructureError, match="no undoable operation"), TensorDict():
         pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -21,8 +20,8 @@ def nothing(node: Core) -> None:
     """Undo an operation that changed nothing."""
 
 
-class Entered(partial[Any]):
-    """What the context that has been entered undoes; operations that change nothing leave it alone."""
+#: By the id of a collection: what the contexts that it has entered undo. A ``with`` keeps it alive.
+_entered: dict[int, list[Callable[[Any], Any] | None]] = {}
 
 
 def source_of(result: Any, source: weakref.ref[Any]) -> Any:
@@ -107,8 +106,9 @@ class Locking(Core):
 
     def __enter__(self: SelfT) -> SelfT:
         """Enter the context in which the operation that gave this collection holds."""
-        if self._undo is not None and not torch.compiler.is_compiling():
-            self._undo = Entered(self._undo)
+        if not torch.compiler.is_compiling():
+            _entered.setdefault(id(self), []).append(self._undo)
+            self._undo = None
         return self
 
     def __exit__(
@@ -119,7 +119,13 @@ class Locking(Core):
         Raises:
             StructureError: the last operation cannot be undone.
         """
-        undo, self._undo = self._undo, None
+        undos = None if torch.compiler.is_compiling() else _entered.get(id(self))
+        if undos is None:
+            undo, self._undo = self._undo, None
+        else:
+            undo = undos.pop()
+            if not undos:
+                del _entered[id(self)]
         if undo is not None:
             undo(self)
         elif kind is None:

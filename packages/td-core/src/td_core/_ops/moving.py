@@ -19,7 +19,7 @@ from .._labels import relabel
 from .._locking import refuse_if_locked
 from ..typing import DeviceType, NestedKey
 from .dtypes import CASTS, Dtypes, cast_some
-from .locking import Entered, nothing, source_of
+from .locking import nothing, source_of
 from .operands import leaves_of
 from .shape import write_back
 
@@ -235,9 +235,7 @@ class Moving(Dtypes):
         elif target.dtype is None and target.memory_format is None and (goal is None or goal == self.device):
             if batch_size is not None:
                 return self._resized(batch_size)
-            if not torch.compiler.is_compiling() and type(self._undo) is not Entered:
-                self._undone_by(nothing)  # type: ignore[attr-defined]
-            return self
+            return self if torch.compiler.is_compiling() else self._undone_by(nothing)  # type: ignore[attr-defined]
         elif goal is not None and not inplace and target.dtype is None and target.memory_format is None:
             for attachment in attachments(self):
                 whole: Any = attachment.moved(self, goal, non_blocking)
