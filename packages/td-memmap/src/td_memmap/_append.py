@@ -20,7 +20,7 @@ from ._errors import AppendError
 from ._fs import Parts, Tree
 from ._load import Loading, Node, read_levels
 from ._manifest import digest_of, file_pieces, read_manifest, verify_tree
-from ._meta import LIMIT, LeafEntry, parse_json
+from ._meta import LIMIT, LeafEntry, manifest_text, parse_json
 from ._pieces import pieces
 from ._plan import LeafFile, make_plan
 
@@ -182,15 +182,11 @@ def _write_manifest(tree: Tree, metas: dict[Parts, bytes], files: list[Parts], a
         status = tree.stat(place[:-1], place[-1])
         assert status is not None
         listed["/".join(place)] = [status.st_size, status.st_mtime_ns]
-    content: dict[str, Any] = {"format": 1, "files": listed}
+    hashes: dict[Parts, str] = {}
     if algorithm is not None:
         hashes = {place: digest_of(algorithm, [text]) for place, text in metas.items()}
         hashes |= {place: digest_of(algorithm, file_pieces(tree, place)) for place in files}
-        content |= {
-            "algorithm": algorithm,
-            "hashes": {"/".join(place): hash for place, hash in hashes.items()},
-        }
-    tree.write((), _names.MANIFEST, json.dumps(content).encode())
+    tree.write((), _names.MANIFEST, manifest_text(listed, algorithm, hashes))
 
 
 def _grow(

@@ -18,7 +18,9 @@ from . import _names
 from ._dtypes import DTYPES
 from ._plan import FORMAT, VERSION
 
-__all__ = ["LeafEntry", "Level", "damaged", "describe", "parse_json", "possible_names", "read_level"]
+__all__ = [
+    "LeafEntry", "Level", "damaged", "describe", "manifest_text", "parse_json", "possible_names", "read_level",
+]  # fmt: skip
 
 #: Longest ``meta.json`` that is read; a level of a million leaves has about 100 MB.
 LIMIT = 1 << 29
@@ -406,3 +408,14 @@ def check_device(value: Any, where: str, key: tuple[str, ...]) -> torch.device:
     except RuntimeError:
         pass
     raise damaged(where, key, "device", value, "the name of a device")
+
+
+def manifest_text(
+    sizes: dict[str, list[Any]], algorithm: str | None, hashes: dict[tuple[str, ...], str]
+) -> bytes:
+    """Return the content of a manifest: by file its size and time, and its hash where there is an algorithm."""
+    content: dict[str, Any] = {"format": 1, "files": sizes}
+    if algorithm is not None:
+        content["algorithm"] = algorithm
+        content["hashes"] = {"/".join(path): value for path, value in hashes.items()}
+    return json.dumps(content).encode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ from ._commit import Staging
 from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._limits import check_mappings
+from ._meta import manifest_text
 from ._pieces import pieces
 from ._plan import LeafFile, Plan, collect, make_plan, take_apart
 from ._progress import Progress, reporter
@@ -279,11 +279,8 @@ class _Writer:
     def _write_manifest(self) -> None:
         # The root's metadata is the last file; the manifest speaks of it before it is there.
         self._note_text(*self.plan.texts[-1])
-        content: dict[str, Any] = {"format": 1, "files": self.sizes}
-        if self.options.checksums:
-            content["algorithm"] = checksum()[0]
-            content["hashes"] = {"/".join(path): value for path, value in self.hashes.items()}
-        self.staging.tree.write((), _names.MANIFEST, json.dumps(content).encode(), sync=self.options.durable)
+        text = manifest_text(self.sizes, checksum()[0] if self.options.checksums else None, self.hashes)
+        self.staging.tree.write((), _names.MANIFEST, text, sync=self.options.durable)
 
 
 def _named(error: OSError, file: LeafFile, path: str) -> OSError:
