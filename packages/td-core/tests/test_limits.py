@@ -7,16 +7,19 @@ import gc
 import pickle
 import sys
 import threading
+import time
 import weakref
 from contextlib import suppress
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from td_core import LazyStackedTensorDict, TensorDict
 from td_core.errors import DepthError, StructureError, TensorDictError
 
 DEPTH = 2_000
+KEYS = 60
 
 
 def chain(depth: int) -> TensorDict:
@@ -139,26 +142,39 @@ READS = {
     "pickle": lambda td: pickle.dumps(td),
     "sum": lambda td: td.sum(),
     "batch size": lambda td: setattr(td, "batch_size", [2]),
+    "update_": lambda td: td.update_(td.clone(False)),
+    "masked_fill_": lambda td: td.masked_fill_(torch.tensor([True, False]), 0),
+    "empty": lambda td: td.empty(recurse=True),
+    "pytree": lambda td: tree_map(torch.neg, td),
+    "load_state_dict": lambda td: td.clone(False).load_state_dict(td.state_dict(), strict=False),
+    "lazy keys": lambda td: list(LazyStackedTensorDict(td, td).keys(True)),
+    "lazy to_dict": lambda td: LazyStackedTensorDict(td, td).to_dict(),
+    "lazy sum": lambda td: LazyStackedTensorDict(td, td).sum(),
 }
+
+
+def let_others_run(phase: str, info: dict[str, int]) -> None:
+    time.sleep(0)
 
 
 def test_threads_that_set_distinct_keys_lose_none_and_readers_raise_nothing_obscure():
     td = TensorDict({f"t{i}": {} for i in range(8)}, batch_size=[2])
     failures: list[str] = []
     start = threading.Barrier(10)
-    done = threading.Event()
 
     def write(i: int) -> None:
         start.wait()
-        for j in range(300):
+        for j in range(KEYS):
             td[f"t{i}", f"k{j}"] = torch.zeros(2)
             td[f"r{i}", f"k{j}"] = torch.zeros(2)
-            td[f"gone{i}"] = torch.zeros(2)
-            del td[f"gone{i}"]
+        # Keys come and go for as long as there are readers.
+        while i < 2 and any(reader.is_alive() for reader in readers):
+            td[f"gone{i}"] = td["t0", f"gone{i}"] = torch.zeros(2)
+            del td[f"gone{i}"], td["t0", f"gone{i}"]
 
     def read(names: list[str]) -> None:
         start.wait()
-        while not done.is_set():
+        for _ in range(10):
             for name in names:
                 try:
                     READS[name](td)
@@ -167,22 +183,24 @@ def test_threads_that_set_distinct_keys_lose_none_and_readers_raise_nothing_obsc
                 except Exception as error:
                     failures.append(f"{name}: {error!r}")
 
-    interval = sys.getswitchinterval()
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(1e-5)
+    # A collection of garbage may start wherever a tuple is made, and lets other threads run where it calls Python.
+    gc.callbacks.append(let_others_run)
+    gc.set_threshold(50, 10**6)
     try:
         writers = [threading.Thread(target=write, args=(i,)) for i in range(8)]
         readers = [threading.Thread(target=read, args=(list(READS)[i::2],)) for i in range(2)]
         for thread in (*writers, *readers):
             thread.start()
-        for thread in writers:
-            thread.join()
-        done.set()
-        for thread in readers:
+        for thread in (*writers, *readers):
             thread.join()
     finally:
         sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(let_others_run)
     assert failures == []
-    assert all(len(td[f"{name}{i}"].keys()) == 300 for i in range(8) for name in "tr")
+    assert all(len(td[f"{name}{i}"].keys()) == KEYS for i in range(8) for name in "tr")
 
 
 RESULTS = {

@@ -1073,3 +1073,35 @@ def test_any_tree_round_trips(tree: Any, tmp_path_factory: pytest.TempPathFactor
     for name in ("directory", "archive.tdz"):
         same(tree.memmap(folder / name), tree)
         same(TensorDict.load_memmap(folder / name), tree)
+
+
+def test_early_saves_keep_the_lock(tmp_path):
+    td = TensorDict({"a": torch.zeros(2)}).lock_()
+    td.memmap(tmp_path / "save", num_threads=1, return_early=True).result()
+    assert TensorDict.load_memmap(tmp_path / "save").is_locked
+
+
+def test_a_save_takes_what_was_there_when_it_began_while_another_thread_writes(tmp_path):
+    td = TensorDict({"n": {f"k{i}": torch.full((2,), i) for i in range(20)}}, [2])
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            td["n", "new"] = torch.zeros(2)
+            del td["n", "new"]
+
+    writer = threading.Thread(target=write)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    writer.start()
+    try:
+        for _ in range(50):
+            with contextlib.suppress(StructureError):  # says that it was changed right then
+                saved = td.memmap(tmp_path / "save")
+                keys = list(saved.keys(True, True))
+                assert sorted(TensorDict.load_memmap(tmp_path / "save").keys(True, True)) == sorted(keys)
+                assert len(set(keys) - {("n", "new")}) == 20
+    finally:
+        done.set()
+        writer.join()
+        sys.setswitchinterval(interval)

@@ -176,7 +176,7 @@ class Core(ABC):
 
     def _nested(self) -> Iterator[Core]:
         """Iterate over the collections directly below, without building entries."""
-        return (child for child in self._children().values() if not isinstance(child, Tensor))
+        return (child for child in list(self._children().values()) if not isinstance(child, Tensor))
 
     def _stacked(self) -> tuple[Sequence[Any], int] | None:
         """Return the members and the dim they are stacked along, for kinds made of members; None for the others."""
@@ -228,7 +228,7 @@ class Core(ABC):
         todo: list[tuple[Core, tuple[str, ...]]] = [(self, path)]
         while todo:
             node, at = todo.pop()
-            for key, child in list(node._children().items()):
+            for key, child in dict(node._children()).items():
                 if isinstance(child, Tensor):
                     if lead_of(child, ndim) != batch_size:
                         raise BatchSizeError(
@@ -252,7 +252,7 @@ class Core(ABC):
 
     def _collect(self, out: list[Tensor]) -> Walked:
         """Append every tensor leaf to ``out``; what is returned is for ``_with_leaves``."""
-        for child in self._children().values():
+        for child in list(self._children().values()):
             if isinstance(child, Tensor):
                 out.append(child)
             else:
@@ -269,7 +269,7 @@ class Core(ABC):
 
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         """Append the leaves of ``other`` in the order in which this node collects its own; see ``_collect_like``."""
-        mine = self._children()
+        mine = dict(self._children())
         theirs = other._children()
         check_same_leaves(mine, theirs, path)
         for key, wanted in mine.items():
@@ -305,7 +305,7 @@ class Core(ABC):
         return self._with_children(
             {
                 key: next(leaves) if isinstance(child, Tensor) else child._rebuild(leaves)
-                for key, child in self._children().items()
+                for key, child in dict(self._children()).items()
             }
         )
 
@@ -335,7 +335,7 @@ class Core(ABC):
         return self._with_children(
             {
                 key: fn(child) if isinstance(child, Tensor) else child._map(fn)
-                for key, child in self._children().items()
+                for key, child in dict(self._children()).items()
             }
         )
 
@@ -345,7 +345,7 @@ class Core(ABC):
         return self._with_children(
             {
                 key: leaf(child) if isinstance(child, Tensor) else child._transform(plan)
-                for key, child in self._children().items()
+                for key, child in dict(self._children()).items()
             },
             batch_size=torch.Size(plan.lead + self.batch_size[plan.n :]),
             names=None if self._names is None else move_names(self._names, plan.dims(), plan.n),
@@ -354,7 +354,7 @@ class Core(ABC):
     def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         """Return the parts of a plan whose ``leaf`` gives one leaf for each part, of leading dims ``plan.leads``."""
         parts: list[dict[str, Child]] = [{} for _ in plan.leads]
-        for key, child in self._children().items():
+        for key, child in dict(self._children()).items():
             pieces = plan.leaf(child) if isinstance(child, Tensor) else child._explode(plan)
             for part, piece in zip(parts, pieces, strict=True):
                 part[key] = piece
@@ -371,7 +371,7 @@ class Core(ABC):
         Raises:
             StructureError: keys differ between items; the message names the first.
         """
-        columns = [item._all_children() for item in items]
+        columns = [dict(item._all_children()) for item in items]
         mine = columns[0]
         for column in columns:
             check_same_keys(mine, column, path)
@@ -466,7 +466,7 @@ def check_same_keys(wanted: Mapping[str, Child], found: Mapping[str, Child], pat
 def check_same_leaves(wanted: Mapping[str, Child], found: Mapping[str, Child], path: tuple[str, ...]) -> None:
     """Raise KeyMismatchError unless two mappings have the same keys, but for values without tensors."""
     for mine, theirs in ((wanted, found), (found, wanted)):
-        for key, child in mine.items():
+        for key, child in dict(mine).items():
             if key not in theirs and (isinstance(child, Tensor) or not child._opaque or child._shows_tensor):
                 check_same_keys(wanted, found, path)
 
@@ -490,5 +490,5 @@ def missing_key(node: Core, key: Any, path: tuple[str, ...] = ()) -> KeyPathErro
     """Return the error for a key that ``node``, found at ``path``, does not have."""
     from_here = f" in {show_path(path)}" if path else ""
     return KeyPathError(
-        f"key {key!r} not found{from_here} in {type(node).__name__}: {closest(str(key), node._children())}"
+        f"key {key!r} not found{from_here} in {type(node).__name__}: {closest(str(key), list(node._children()))}"
     )

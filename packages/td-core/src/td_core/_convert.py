@@ -109,7 +109,7 @@ class Converting(Core):
         )
         levels: list[tuple[Any, Core, Any, str]] = [(result, self, None, "")]
         for node, kind, _, _ in levels:
-            for key, child in list(node._children().items()):
+            for key, child in dict(node._children()).items():
                 other = kind._children().get(key)
                 if (
                     isinstance(child, Core)
@@ -237,7 +237,7 @@ class Converting(Core):
         """
         levels: list[tuple[Core, dict[str, Any], dict[str, Any] | None, str]] = [(self, {}, None, "")]
         for node, out, _, _ in levels:
-            for key, child in list(node._dict_entries().items()):  # type: ignore[attr-defined]
+            for key, child in dict(node._dict_entries()).items():  # type: ignore[attr-defined]
                 out[key] = child
                 if isinstance(child, Core):
                     out[key] = child._unwrap()
@@ -265,7 +265,7 @@ class Converting(Core):
             return self
         levels: list[tuple[Core, dict[str, Any], dict[str, Any] | None, str]] = [(self, {}, None, "")]
         for node, out, _, _ in levels:
-            for key, child in list(node._children().items()):
+            for key, child in dict(node._children()).items():
                 out[key] = child if isinstance(child, Tensor) else child._unwrap()
                 if isinstance(child, Core) and (
                     PYTREE_TYPE in child._children() or key.startswith(NON_STRING_KEY)
@@ -322,7 +322,7 @@ class Converting(Core):
         while todo:
             node, out = todo.pop()
             entries = node._dict_entries() if retain_none else node._all_children()  # type: ignore[attr-defined]
-            for key, child in list(entries.items()):
+            for key, child in dict(entries).items():
                 if isinstance(child, Tensor):
                     out[key] = child.clone()
                 elif child is None:
@@ -357,7 +357,7 @@ def _columns(node: Core, ndim: int) -> tuple[list[Any], list[tuple[tuple[str, ..
     """Return the dtype of a structured array of ``node``, and its columns by path."""
     fields: list[Any] = []
     columns: list[tuple[tuple[str, ...], Any]] = []
-    for key, child in list(node._all_children().items()):
+    for key, child in dict(node._all_children()).items():
         if isinstance(child, Tensor):
             array = child.detach().cpu().numpy()
             fields.append(

@@ -29,7 +29,7 @@ def _flatten_dense(td: Any) -> Record:
         meta["names"] = list(td._names)
     if td._locked:
         meta["locked"] = True
-    return Record(meta, td._children())
+    return Record(meta, dict(td._children()))
 
 
 def _unflatten_dense(record: Record) -> TensorDict:
@@ -61,7 +61,7 @@ def _dense_to_directory(td: Any) -> Record:
     # A collection with attachments is locked because it is mapped or consolidated, not by its owner.
     if td._locked and not td._attachments:
         meta["_locked"] = True
-    return Record(meta, td._children())
+    return Record(meta, dict(td._children()))
 
 
 def _dense_from_directory(record: Record) -> TensorDict:
@@ -164,7 +164,7 @@ def _params_to_directory(params: TensorDictParams) -> Record:
 def _dense_to_buffer(td: Any) -> Record:
     device = None if td.device is None else str(td.device)
     meta = {"device": device, "names": td.names, "batch_size": list(td.batch_size), "is_locked": td._locked}
-    return Record(meta, td._children())
+    return Record(meta, dict(td._children()))
 
 
 def _dense_from_buffer(record: Record) -> TensorDict:

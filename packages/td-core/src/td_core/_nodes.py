@@ -251,7 +251,7 @@ def encode(tree: Core, subclasses: list[type] | None = None) -> Encoded:
         if subclasses is not None and (kind.with_class or type(node) is not kind.type):
             subclasses.append(type(node))
         for place, group in ((row["entries"], record.entries), (row["members"], record.members)):
-            for key, child in list(group.items()):
+            for key, child in dict(group).items():
                 if isinstance(child, Tensor):
                     place.append([key, [len(leaves)]])
                     leaves.append(child)

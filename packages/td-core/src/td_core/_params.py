@@ -292,7 +292,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             todo: list[Any] = [] if self._no_convert else [self._inner_params]
             while todo:
                 node = todo.pop()
-                for key, child in list(node._children().items()):
+                for key, child in dict(node._children()).items():
                     if not isinstance(child, Tensor):
                         todo.append(child)
                     elif (held := _converted(key, child)) is not child:

@@ -137,7 +137,7 @@ def register_mapping(cls: Any) -> None:
     """Register a class whose nodes are made by ``cls._make(children, batch_size, device, names)``."""
 
     def flatten(node: Any) -> tuple[list[Any], Context]:
-        children = node._children()
+        children = dict(node._children())
         values = list(children.values())
         return values, (tuple(children), sizes_of(node, values), node.device, node._names)
 
@@ -175,7 +175,7 @@ def register_kind(kind: NodeKind) -> None:
     bare: dict[str, Any] = {"batch_size": torch.Size(), "device": None, "names": None}
 
     def flatten(node: Any) -> tuple[list[Any], Context]:
-        children = node._children()
+        children = dict(node._children())
         values = list(children.values())
         shell = Shell(node._with_children({}, **bare), kind.flatten(node._with_children(children, **bare)))
         return values, (tuple(children), sizes_of(node, values), node.device, node._names, shell)

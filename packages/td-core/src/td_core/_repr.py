@@ -72,8 +72,8 @@ class Printing(Core):
         """Return the entries to print."""
         stacked = self._stacked()
         if stacked is None:
-            return [_entry(key, child) for key, child in list(self._children().items())]
-        return [_stacked_entry(self, key, stacked) for key in self._children()]
+            return [_entry(key, child) for key, child in dict(self._children()).items()]
+        return [_stacked_entry(self, key, stacked) for key in list(self._children())]
 
 
 def _entry(key: str, child: Any) -> Shown:

@@ -29,7 +29,7 @@ from ._ops.join_levels import rows, why_not_joined
 from ._pytree import register_mapping
 from ._traced import new_object
 from ._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, LevelKeys, stores_what_is_shown
-from .errors import KeyTakenError
+from .errors import KeyPathError, KeyTakenError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="TensorDict")
@@ -221,7 +221,11 @@ class TensorDict(TensorDictBase):
         return self._data
 
     def _get_child(self, key: str) -> Child:
-        return self._data[key]
+        try:
+            return self._data[key]
+        except KeyError:
+            # Also where another thread removed it after this one listed the keys.
+            raise KeyPathError(f"key {key!r} not found in {type(self).__name__}") from None
 
     def _set_child(self, key: str, value: Child) -> None:
         self._data[key] = value

@@ -99,7 +99,7 @@ def memmap(
         return _run(
             data, save_archive(data, os.fspath(prefix), options, compression), num_threads, return_early
         )
-    return _run(data, _mapping(data, prefix, options, return_early), num_threads, return_early)
+    return _run(data, _mapping(data, prefix, options), num_threads, return_early)
 
 
 save = memmap
@@ -145,7 +145,7 @@ def memmap_(
         allow_pickle=allow_pickle,
         inplace=True,
     )
-    work = _mapping(data, prefix, options, return_early)
+    work = _mapping(data, prefix, options)
     return _run(data, _locked(data, work) if return_early else work, num_threads, return_early)
 
 
@@ -194,12 +194,11 @@ def memmap_like(
         like=True,
     )
     work: Callable[[], Any]
-    if return_early:
-        data = _as_it_is(data)
     if prefix is None:
         from ._save import save_anonymous
 
-        work = lambda: save_anonymous(data, inplace=False, like=True)  # noqa: E731
+        tree = data._shallow()
+        work = lambda: save_anonymous(tree, inplace=False, like=True)  # noqa: E731
     elif packed:
         from ._archive import save_archive
 
@@ -475,7 +474,7 @@ def _options(
     return Options(robust_key=robust_key is not False, share_non_tensor=share_non_tensor, **chosen)
 
 
-def _mapping(data: Any, prefix: str | Path | None, options: Options, return_early: bool) -> Callable[[], Any]:
+def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable[[], Any]:
     """Return the work of mapping a collection: to a directory, or to its own files, or to anonymous ones."""
     from ._save import save_anonymous, save_directory
     from ._saved import attach, directory, saved_of
@@ -484,17 +483,11 @@ def _mapping(data: Any, prefix: str | Path | None, options: Options, return_earl
     if prefix is None and saved is not None:
         if options.inplace:
             return lambda: data
-        return lambda: attach(_as_it_is(data), directory(data, saved), saved.robust_key, saved.allow_pickle)
-    if return_early and not options.inplace:
-        data = _as_it_is(data)
+        return lambda: attach(data._shallow(), directory(data, saved), saved.robust_key, saved.allow_pickle)
     if prefix is None:
-        return lambda: save_anonymous(data, inplace=options.inplace)
+        tree = data if options.inplace else data._shallow()
+        return lambda: save_anonymous(tree, inplace=options.inplace)
     return save_directory(data, os.fspath(prefix), options)
-
-
-def _as_it_is(data: Any) -> Any:
-    """Return a collection of the same leaves, which does not change with this one."""
-    return data._map(lambda leaf: leaf)
 
 
 def _locked(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:

@@ -62,7 +62,7 @@ def attrs_of(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
     leaves: list[Tensor] = []
     places: list[tuple[dict[str, Any], str]] = []
     for node, out, _, _ in levels:
-        for key, child in node._children().items():
+        for key, child in dict(node._children()).items():
             out[key] = child
             if isinstance(child, Tensor):
                 leaves.append(child)

@@ -35,7 +35,7 @@ def register_class(cls: Any) -> None:
 
     def flatten_state(node: Any) -> Record:
         # The format keeps values beside the tensors, so a value that would not come back as it is stays a level.
-        children = node._children()
+        children = dict(node._children())
         values = {name: None for name in cls._schema.names if name not in children}
         values.update(
             {

@@ -71,7 +71,7 @@ def assert_close(
                 check_same_keys(left, right, at)
             except StructureError as error:
                 raise KeyPathError(f"{msg}{error}") from None
-        for key, value in list(left.items()):
+        for key, value in dict(left).items():
             if key not in right:
                 continue
             reference, path = right[key], (*at, key)

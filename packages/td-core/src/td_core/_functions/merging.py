@@ -44,7 +44,7 @@ def merge_tensordicts(
         todo: list[tuple[tuple[str, ...], Core]] = [((), td)]
         while todo:
             at, node = todo.pop()
-            for key, child in list(node._children().items()):
+            for key, child in dict(node._children()).items():
                 path = (*at, key)
                 leaf = isinstance(child, Tensor) or child._opaque
                 if path in (levels if leaf else found):

@@ -212,7 +212,7 @@ def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
 def _unpad_row(row: Any, mask: Any, pad_dim: int) -> Any:
     rows: list[tuple[Any, dict[str, Child], Any, Any, str, Path]] = [(row, {}, mask, None, "", ())]
     for node, entries, masks, _, _, at in rows:
-        for key, child in node._children().items():
+        for key, child in dict(node._children()).items():
             path = (*at, key)
             inner = masks.get(key, None) if isinstance(masks, Core) else masks  # type: ignore[attr-defined]
             if isinstance(child, Tensor):

@@ -91,7 +91,7 @@ def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: b
 
 
 def _set_opaque(node: Core, size: torch.Size) -> None:
-    for key, child in list(node._children().items()):
+    for key, child in dict(node._children()).items():
         if not isinstance(child, Tensor) and child._opaque and child.batch_size != size:
             fitted = child._fit(size)
             if fitted is not child:

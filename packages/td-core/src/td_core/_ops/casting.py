@@ -403,7 +403,7 @@ def _new(node: Any, size: tuple[Any, ...], make: Any, device: Any, empty_lazy: b
         dim = min(stacked[1], len(new) - 1)
         inner = torch.Size(new[:dim] + new[dim + 1 :])
         # What the members have need not stack, and only its class matters.
-        levels = {key: node._stand_in(key) for key in node._children()}
+        levels = {key: node._stand_in(key) for key in list(node._children())}
         members = [_without_leaves(levels, inner, label) for _ in range(new[dim])]
         return lazy_stack_of(members, dim)
     result = node._transform(
@@ -424,7 +424,7 @@ def _without_leaves(children: Mapping[str, Any], batch_size: torch.Size, device:
             if not isinstance(child, Tensor) and not child._opaque:
                 level = dense({}, batch_size, device)
                 target._set_child(key, level)
-                todo.append(({below: child._stand_in(below) for below in child._children()}, level))
+                todo.append(({below: child._stand_in(below) for below in list(child._children())}, level))
     return root
 
 

@@ -24,7 +24,7 @@ def flat_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str
     """
     flat: dict[str, Child] = {}
     count = 0
-    stack = [("", iter(list(root._all_children().items())))]
+    stack = [("", iter(dict(root._all_children()).items()))]
     while stack:
         prefix, level = stack[-1]
         for key, child in level:
@@ -33,7 +33,7 @@ def flat_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str
                 flat[name] = child
                 count += 1
             else:
-                stack.append((name + separator, iter(list(child._all_children().items()))))
+                stack.append((name + separator, iter(dict(child._all_children()).items())))
                 break
         else:
             stack.pop()
@@ -47,7 +47,7 @@ def _flat_collision(root: Core, separator: str, is_leaf: IsLeaf | None) -> KeyTa
     todo: list[tuple[tuple[str, ...], Core]] = [((), root)]
     while todo:
         at, node = todo.pop()
-        for key, child in list(node._children().items()):
+        for key, child in dict(node._children()).items():
             path = (*at, key)
             if isinstance(child, Tensor) or child._opaque or (is_leaf is not None and is_leaf(type(child))):
                 other = seen.setdefault(separator.join(path), path)
@@ -72,7 +72,7 @@ def nested_entries(root: Core, separator: str, *, own: bool) -> dict[str, Child]
     # Levels are plain dicts until all keys are placed: no entry of a collection is one.
     top: dict[str, Child] = {}
     levels: list[tuple[dict[str, Child], str, dict[str, Child], Core | None]] = []
-    for key, child in list(root._children().items()):
+    for key, child in dict(root._children()).items():
         if own and not isinstance(child, Tensor) and not child._opaque:
             child = shallow(child)
         if separator not in key:
@@ -108,7 +108,7 @@ def nested_entries(root: Core, separator: str, *, own: bool) -> dict[str, Child]
 
 
 def _add_all(level: dict[str, Child], node: Core, key: str) -> None:
-    for part, child in list(node._children().items()):
+    for part, child in dict(node._children()).items():
         if part in level:
             raise _taken(key, part)
         level[part] = child

@@ -79,7 +79,7 @@ class IndexedWrite:
             node, source, at = todo.pop()
             children = node._children()
             entries = source._children() if isinstance(source, Core) else source
-            for key, entry in list(entries.items()):
+            for key, entry in dict(entries).items():
                 if type(key) is not str:
                     key, *rest = unravel_key_to_tuple(key)
                     for part in reversed(rest):
@@ -113,7 +113,7 @@ class IndexedWrite:
             value = value.item()
         while todo:
             node, at = todo.pop()
-            for key, child in list(node._children().items()):
+            for key, child in dict(node._children()).items():
                 if isinstance(child, Tensor):
                     if child.dtype not in taken and isinstance(value, NUMBERS) and not child.is_quantized:
                         _as_number(value, child.dtype, None, (*at, key))

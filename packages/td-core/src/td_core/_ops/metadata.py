@@ -490,7 +490,7 @@ def _addresses(node: Core, address: Callable[[Tensor], Tensor]) -> Any:
     return dense(
         {
             key: address(child) if isinstance(child, Tensor) else _addresses(child, address)
-            for key, child in children.items()
+            for key, child in dict(children).items()
         },
         torch.Size(()),
         torch.device("cpu"),

@@ -153,7 +153,7 @@ class Modules(Core):
                     "call to_module() with use_state_dict=True"
                 )
             parameters, buffers, modules = owner._parameters, owner._buffers, owner._modules
-            for key, child in node._children().items():
+            for key, child in dict(node._children()).items():
                 if isinstance(child, Tensor):
                     slots: Any = parameters if key in parameters else buffers
                     held = slots.get(key)

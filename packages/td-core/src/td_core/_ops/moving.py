@@ -166,7 +166,7 @@ def put_back(target: Any, source: Any) -> None:
         if stacked is not None:
             todo.extend(zip(stacked[0], theirs._stacked()[0], strict=True))
             continue
-        for key, child in list(theirs._children().items()):
+        for key, child in dict(theirs._children()).items():
             if isinstance(child, Tensor) or child._shows_tensor:
                 mine._set_child(key, child)
             else:

@@ -282,7 +282,7 @@ def _path_of(node: Any, leaf: Tensor) -> tuple[str, ...]:
         if stacked is not None:
             todo.extend((member, at) for member in stacked[0])
             continue
-        for key, child in list(level._children().items()):
+        for key, child in dict(level._children()).items():
             if child is leaf:
                 return (*at, key)
             if isinstance(child, Core):
@@ -388,7 +388,7 @@ def compare_values(result: Any, first: Any, second: Any, single: Callable[..., A
             todo.extend(zip(target._stacked()[0], members, parts_along(theirs, dim), strict=True))
             continue
         check_same_keys(mine._children(), theirs._children(), ())
-        for key, a in list(mine._children().items()):
+        for key, a in dict(mine._children()).items():
             if isinstance(a, Tensor):
                 continue
             if a._opaque:

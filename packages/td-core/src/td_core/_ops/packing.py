@@ -223,7 +223,7 @@ def _padded(node: Any, padding: float) -> Any:
         members, dim = stacked
         return _pad_and_stack([_padded(member, padding) for member in members], dim, padding)
     children: dict[str, Child] = {}
-    for key, child in list(node._children().items()):
+    for key, child in dict(node._children()).items():
         if not isinstance(child, Tensor):
             children[key] = _padded(child, padding)
         else:

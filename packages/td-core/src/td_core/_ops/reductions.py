@@ -257,7 +257,7 @@ def _of_features(node: Any, call: Callable[[Tensor], Any], count: int | None = N
             continue
         if levels[0]._stacked() is None:
             n = len(levels[0].batch_size)
-            for key, child in list(levels[0]._children().items()):
+            for key, child in dict(levels[0]._children()).items():
                 if isinstance(child, Tensor):
                     try:
                         given = call(features(child, n))
@@ -306,7 +306,7 @@ def _apart(node: Any, name: str) -> list[Tensor]:
     todo = [node]
     for level in todo:
         stacked = None if level._opaque else level._stacked()
-        for child in level._children().values() if stacked is None else stacked[0]:
+        for child in list(level._children().values() if stacked is None else stacked[0]):
             if isinstance(child, Tensor):
                 leaves.append(child)
             elif child._shows_tensor:
@@ -349,7 +349,7 @@ def _with_keys(result: Any, key_transform: KeyTransform) -> Any:
     todo = [(result, renamed)]
     while todo:
         source, target = todo.pop()
-        for key, child in list(source._children().items()):
+        for key, child in dict(source._children()).items():
             if isinstance(child, Tensor) or child._opaque:
                 target._set_path(key_transform(key), child)
             else:

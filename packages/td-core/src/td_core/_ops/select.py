@@ -186,7 +186,7 @@ class Selecting(Shaping):
         plan = elements.pad_plan(self.batch_size, pad_size, value)
         if inplace and not safe:
             refuse_if_locked(self, "pad in place")
-            for key, child in list(self._children().items()):
+            for key, child in dict(self._children()).items():
                 self._set_child(
                     key, plan.leaf(child) if isinstance(child, Tensor) else child._transform(plan)
                 )
@@ -301,7 +301,7 @@ def _completed(node: Core, ref: Core, value: float) -> Any:
         sides = zip(parts_along(node, stacked[1]), parts_along(ref, stacked[1]), strict=True)
         return kind._like([_completed(mine, theirs, value) for mine, theirs in sides])
     children = dict(node._children())
-    for key, theirs in list(ref._children().items()):
+    for key, theirs in dict(ref._children()).items():
         mine = children.get(key)
         if mine is None:
             children[key] = fill(theirs) if isinstance(theirs, Tensor) else theirs._map(fill)

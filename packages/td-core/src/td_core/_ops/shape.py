@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import _shape_plans as shapes
-from .._collection import Core
+from .._collection import Core, changed_meanwhile
 from .._indexing import plan_index
 from .._locking import refuse_if_locked
 from .._nodes import dense
@@ -449,7 +449,7 @@ class Shaping(Entries, Locking):
         if stacked is None:
             return self._with_children(entries)
         members, dim = stacked
-        for key in dict.fromkeys(chain(*[member._children() for member in members])):
+        for key in dict.fromkeys(chain(*[list(member._children()) for member in members])):
             if key not in children:
                 entries[key] = nested_tensor(key, _with_gaps(key, members), dim, layout)
         return dense(entries, self.batch_size, self.device, self._names)
@@ -493,7 +493,9 @@ def _shape_of(entry: Any) -> Any:
 def _with_gaps(key: str, members: Sequence[Core]) -> list[Tensor]:
     """Return what members have under a key, with tensors without elements for those that lack it."""
     found = [member._children().get(key) for member in members]
-    first = next(child for child in found if child is not None)
+    first = next((child for child in found if child is not None), None)
+    if first is None:
+        raise changed_meanwhile(members[0])
     if not isinstance(first, Tensor) or not first.ndim:
         refuse_hidden([member._children().keys() for member in members])
     gap = first.new_empty((0, *first.shape[1:]))

@@ -164,7 +164,7 @@ def _loaded_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
         ):
             return False
         prefix = f"{name}." if name else ""
-        for key, child in list(children.items()):
+        for key, child in dict(children).items():
             if isinstance(child, Tensor):
                 targets[prefix + key] = child
                 leaves += 1
@@ -203,7 +203,7 @@ def _record(node: Core) -> Record | None:
 def _entries(node: Core) -> Mapping[str, Any]:
     """Return the entries of a node in a state dict."""
     record = _record(node)
-    return node._children() if record is None else record.entries
+    return dict(node._children()) if record is None else record.entries
 
 
 def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | None) -> _Level:

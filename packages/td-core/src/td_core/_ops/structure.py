@@ -212,7 +212,7 @@ class Structure(Updating):
             else:
                 levels.extend(
                     (child, node, key)
-                    for key, child in list(node._children().items())
+                    for key, child in dict(node._children()).items()
                     if not isinstance(child, Tensor) and not child._opaque
                 )
         for node, parent, key in reversed(levels):

@@ -400,7 +400,7 @@ def _refuse_new(root: Core, index: Any, source: Any) -> None:
         node, theirs, at = todo.pop()
         if not isinstance(theirs, (Core, Mapping)):
             continue
-        for key, value in (theirs._children() if isinstance(theirs, Core) else theirs).items():
+        for key, value in dict(theirs._children() if isinstance(theirs, Core) else theirs).items():
             path = unravel_key_to_tuple(key)
             entry = node
             for depth, part in enumerate(path):

@@ -96,7 +96,7 @@ class UpdatePlan:
             if not self.inplace and node._locked:
                 refuse_if_locked(node, f"update {show_path(at)}")
             levels: list[tuple[Any, Any, Any, Path]] = []
-            for key, value in list(items.items()):
+            for key, value in dict(items).items():
                 if type(key) is not str:
                     key, *rest = unravel_key_to_tuple(key)
                     for part in reversed(rest):
@@ -161,7 +161,7 @@ class UpdatePlan:
 
     def _check_resize(self, node: Core, source: Core, size: torch.Size, at: Path) -> None:
         theirs = source._children()
-        for key, child in node._children().items():
+        for key, child in dict(node._children()).items():
             shape = child.shape if isinstance(child, Tensor) else child.batch_size
             if key not in theirs and shape[: len(size)] != size:
                 raise BatchSizeError(
