@@ -390,7 +390,10 @@ def test_the_sidecar_counts_only_for_the_value_it_was_written_for(tmp_path: Path
     assert TensorDict.load_memmap(tmp_path / "save")["v"] == [3]
 
 
-def test_appending_compares_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "others"), [((1, 2), [(1, 3), [1, 2], "x"]), (Opaque(3), [Opaque(4), "x"]), ("x", [Opaque(3)])]
+)
+def test_appending_compares_values(value: Any, others: list[Any], tmp_path: Path) -> None:
     def rows(value: Any, count: int) -> TensorDict:
         return TensorDict(
             {
@@ -401,14 +404,15 @@ def test_appending_compares_values(tmp_path: Path) -> None:
             batch_size=[count],
         )
 
-    rows((1, 2), 2).memmap(tmp_path / "save")
-    td_memmap.append_memmap(tmp_path / "save", rows((1, 2), 3))
-    loaded = TensorDict.load_memmap(tmp_path / "save")
+    rows(value, 2).memmap(tmp_path / "save", allow_pickle=True)
+    td_memmap.append_memmap(tmp_path / "save", rows(value, 3), allow_pickle=True)
+    for other in others:
+        with pytest.raises(ValueError, match="the value of key 'v' must stay"):
+            td_memmap.append_memmap(tmp_path / "save", rows(other, 3), allow_pickle=True)
+    loaded = TensorDict.load_memmap(tmp_path / "save", allow_pickle=True)
     assert loaded.batch_size == (5,)
-    assert loaded["v"] == (1, 2)
+    assert loaded["v"] == value and type(loaded["v"]) is type(value)
     assert loaded["p"].x.shape == (5, 2)
-    with pytest.raises(ValueError, match="the value of key 'v' must stay"):
-        td_memmap.append_memmap(tmp_path / "save", rows((1, 3), 3))
     stack = TensorDict({"v": NonTensorStack(NonTensorData("a"))}, batch_size=[1])
     stack.memmap(tmp_path / "stack")
     with pytest.raises(ValueError, match="key 'v' is of a kind that cannot grow"):

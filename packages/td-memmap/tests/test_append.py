@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import td_memmap
-from td_core import TensorDict
+from td_core import TensorDict, lazy_stack
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core.errors import FormatError
 from td_memmap import AppendError, append_memmap
@@ -98,10 +98,15 @@ WRONG = {
     "no batch": (lambda td: TensorDict(), "the rows have no batch dim"),
     "batch": (lambda td: TensorDict(td, batch_size=[2]).update({"n": TensorDict({"b": torch.ones(2, 3)}, batch_size=[2, 3])}),
               r"cannot append to key \('n', 'b'\): it has the shape \[3\] .*the rows have \[2, 3\]"),
-    "kind": (lambda td: td.update({"n": torch.ones(2)}), r"nothing at key 'n'|the rows have \["),
+    "a leaf for a level": (lambda td: td.update({"n": torch.ones(2)}), "the rows have nothing at key 'n'"),
+    "a level for a leaf": (lambda td: td.update({"a": TensorDict({}, [2])}), "key 'a': the rows have no tensor there"),
+    "a stack": (lambda td: td.set("n", lazy_stack(td["n"].unbind(0))), "key 'n' is a plain collection, the rows have"),
+    "nested": (lambda td: td.set("a", torch.nested.nested_tensor([torch.ones(1)] * 2)), "key 'a': nested tensors cannot"),
+    "batch of a level": (lambda td: td.set("n", td["n"].unsqueeze(1)), r"batch size \[3\], the rows have \[2, 1\]"),
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
 def test_rows_that_do_not_fit(change: Any, message: str, tmp_path: Path, same: Any) -> None:
     prefix = tmp_path / "save"

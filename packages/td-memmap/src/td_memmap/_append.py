@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,7 @@ def _append(tree: Tree, path: str, rows: Core, options: Loading) -> None:
         for key, entry in node.leaves.items():
             place = (*node.parts, entry.files[0] + ".memmap")
             wanted = (*node.parts, _names.encode_key(key) + ".memmap")
-            grown.append((place, _check_leaf(node, key, entry, files.pop(wanted, None)), entry.nbytes))
-    if files:
-        raise AppendError(
-            f"cannot append to {path}: the rows have leaves that the save lacks: {sorted(map('/'.join, files))[:5]}"
-        )
+            grown.append((place, _check_leaf(node, key, entry, files.get(wanted)), entry.nbytes))
     _publish(tree, path, nodes, metas, grown)
 
 
@@ -96,13 +93,12 @@ def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> 
     if level.general or "stack_dim" in meta or "custom_op" in meta or "index" in meta:
         raise AppendError(f"cannot append to {tree.path}: {where} is of a kind that cannot grow")
     if not level.sized:
-        for name in {*meta, *theirs} - {"_metadata", "_is_non_tensor"}:
-            if meta.get(name) != theirs.get(name):
-                raise AppendError(
-                    f"cannot append to {tree.path}: the value of {where} must stay; it is {meta.get(name)!r}, "
-                    f"the rows have {theirs.get(name)!r}"
-                )
+        _check_values(tree, node, meta, theirs, texts)
         return json.dumps(meta).encode()
+    if not isinstance(theirs.get("shape"), list):
+        raise AppendError(
+            f"cannot append to {tree.path}: {where} is a plain collection, the rows have one of another kind there"
+        )
     mine, other = set(level.keys), {name for name, entry in theirs.items() if isinstance(entry, dict)}
     if mine != other:
         raise AppendError(
@@ -123,9 +119,38 @@ def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> 
     return json.dumps(meta).encode()
 
 
+def _check_values(
+    tree: Tree, node: Node, meta: dict[str, Any], theirs: dict[str, Any], texts: dict[Parts, bytes]
+) -> None:
+    """Refuse rows with other values than the saved ones: in the metadata, or in the files beside it."""
+    pairs = {name: (meta.get(name), theirs.get(name)) for name in {*meta, *theirs}}
+    types = [
+        text and parse_json(text, _names.VALUES).get("values")
+        for text in (_there(tree, node, _names.VALUES), texts.get((*node.parts, _names.VALUES)))
+    ]
+    pairs["types"] = (types[0], types[1])
+    pickled = texts.get((*node.parts, _names.PICKLE))
+    if pickled is not None and pickled != _there(tree, node, _names.PICKLE):
+        values = node.values or {}
+        for name, value in pickle.loads(pickled).items():
+            pairs.setdefault(name, (values.get(name), value))
+    for name, (mine, other) in pairs.items():
+        if mine != other and name not in ("_metadata", "_is_non_tensor"):
+            raise AppendError(
+                f"cannot append to {tree.path}: the value of {show_path(node.key)} must stay; it is {mine!r}, "
+                f"the rows have {other!r}"
+            )
+
+
+def _there(tree: Tree, node: Node, name: str) -> bytes | None:
+    return None if tree.stat(node.parts, name) is None else tree.read(node.parts, name, LIMIT)
+
+
 def _check_leaf(node: Node, key: str, entry: LeafEntry, file: LeafFile | None) -> LeafFile:
     at = show_path((*node.key, key))
-    if file is None or entry.nested or entry.jagged is not None:
+    if file is None:
+        raise AppendError(f"cannot append to {at}: the rows have no tensor there")
+    if entry.nested or entry.jagged is not None or file.tensor.is_nested:
         raise AppendError(f"cannot append to {at}: nested tensors cannot grow")
     if file.tensor.dtype != entry.dtype or file.tensor.shape[1:] != entry.shape[1:]:
         raise AppendError(
