@@ -125,7 +125,6 @@ class Reader:
         self.options = options
         self.nodes: list[Node] = []
         self.guessed = False
-        self._seen: dict[bytes, Level] = {}
         device = options.device
         self._without_content = device is not None and device.type == "meta"
         self._device = None if device == _CPU else device
@@ -196,7 +195,14 @@ class Reader:
                 what = f"is missing: the directory {parts[-1]!r} is not there"
             where = self.tree.show(parts, _names.META)
             raise FormatError(f"{where}: {show_path(node.key)} {what}") from None
-        node.level = level = self._seen.get(content) or self._check(content, node)
+        node.level = level = read_level(
+            content,
+            self.tree.show(parts, _names.META),
+            node.key,
+            node.above,
+            robust_key=self.options.robust_key,
+            strict=self.options.strict,
+        )
         node.leaves = level.leaves
         if level.general:
             self._general_values(node)
@@ -209,21 +215,6 @@ class Reader:
             node.members = dict.fromkeys(level.members)
         if sizes:
             self._find_leaves(node)
-
-    def _check(self, content: bytes, node: Node) -> Level:
-        """Check metadata that was not seen before; collections repeat theirs, as layers of a model do."""
-        level = read_level(
-            content,
-            self.tree.show(node.parts, _names.META),
-            node.key,
-            node.above,
-            robust_key=self.options.robust_key,
-            strict=self.options.strict,
-        )
-        # Any other depends on more than that: on the level above, or on what is in the directory beside it.
-        if level.sized and not level.general and level.version:
-            self._seen[content] = level
-        return level
 
     def _unlisted(self, node: Node) -> None:
         """Add the collections that releases 0.3 wrote without an entry."""
