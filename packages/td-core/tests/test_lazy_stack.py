@@ -310,6 +310,31 @@ def test_one_member_is_reached_without_a_look_at_the_others(monkeypatch):
     assert len(asked) < 2 * 50, "the first member alone, or all of them once"
 
 
+@pytest.mark.parametrize("lazy", [stack(), stack(1), lazy_stack([stack(), stack()], 1)], ids=["first", "second", "stack of stacks"])
+def test_a_level_that_a_locked_stack_gives_is_locked_with_it(lazy):
+    level = lazy.lock_()["n"]
+    assert level.is_locked
+    with pytest.raises(LockedError, match="part of a locked collection"):
+        level.unlock_()
+    assert level.is_locked
+    lazy.unlock_()
+    assert not level.is_locked
+
+
+@pytest.mark.parametrize("position", [4, -5])
+@pytest.mark.parametrize("form", [torch.tensor, lambda i: torch.tensor([i]), lambda i: [0, i]])
+def test_an_index_beyond_the_members_is_named(position, form):
+    message = rf"index {position} is out of bounds for batch dim 0 of size 4"
+    with pytest.raises(CollectionIndexError, match=message):
+        stack()[form(position)]
+
+
+def test_empty_of_another_size_is_a_stack_where_that_has_its_members():
+    assert isinstance(stack().empty(batch_size=[4]), LazyStackedTensorDict)
+    assert isinstance(stack().empty(recurse=True, batch_size=[4])["n"], LazyStackedTensorDict)
+    assert isinstance(stack().empty(batch_size=[5]), TensorDict)
+
+
 def test_locking_reaches_the_members():
     lazy = stack().lock_()
     with pytest.raises(LockedError, match="locked"):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, lazy_stack
-from td_core.errors import StructureError
+from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
+from td_core.errors import BatchSizeError, StructureError
 from td_tensorclass import TensorClass
 
 
@@ -86,3 +86,43 @@ def test_a_value_for_members_of_other_batch_sizes() -> None:
     for member, size in zip(stack.tensordicts, (2, 3), strict=True):
         assert (member["a"], member["n", "b"]) == ("x", "y")
         assert member.get("a").batch_size == member["n"].get("b").batch_size == (size,)
+
+
+class Nested(TensorClass):
+    image: Tensor
+    below: TensorDict
+
+
+def nested() -> Nested:
+    below = TensorDict({"x": torch.ones(2)}, [2])
+    return lazy_stack([Nested(torch.zeros(2, 3), below, batch_size=[2]) for _ in range(3)])
+
+
+def test_flat_keys_are_no_fields() -> None:
+    stack = nested()
+    with stack.flatten_keys() as flat:
+        assert type(flat) is LazyStackedTensorDict
+        assert list(flat.keys()) == ["image", "below.x"]
+        flat["below.x"] = torch.zeros(3, 2)
+    assert stack.below["x"].tolist() == [[0, 0]] * 3
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda stack: stack.densify(),
+        lambda stack: stack.empty(batch_size=[3]),
+        lambda stack: stack.empty(batch_size=[5]),
+        lambda stack: stack.empty(recurse=True, batch_size=[5]),
+    ],
+)
+def test_the_class_is_kept_where_the_members_are_not(operation) -> None:
+    assert type(operation(nested())) is Nested
+
+
+@pytest.mark.parametrize("size", [[], [2], [2, 2]])
+def test_the_stack_dim_stays_in_the_batch_size(size) -> None:
+    stack = nested()
+    with pytest.raises(BatchSizeError, match="does not fit a stack of 3 along dim 0: the stack dim stays"):
+        stack.batch_size = size
+    assert [member.batch_size for member in stack.tensordicts] == [(2,)] * 3

@@ -77,13 +77,18 @@ class IndexPlan(ShapePlan):
         inner = plan_index(rest, batch_size) if any(not _is_full(item) for item in rest) else None
         if _is_scalar(item):
             position = positions(item) if isinstance(item, Tensor) else int(item)
-            return None if position is None else Along(position, inner, None)
+            if position is None:
+                return None
+            _check_range(position, position, self.batch_size, stack_dim)
+            return Along(position, inner, None)
         if type(item) is slice:
             if _scattered(items) != _scattered(rest):
                 return None
             picks = None if _is_full(item) else range(self.batch_size[stack_dim])[item]
         elif len(advanced) != 1 or item.ndim != 1 or (picks := positions(item)) is None:
             return None
+        elif picks:
+            _check_range(min(picks), max(picks), self.batch_size, stack_dim)
         return Along(picks, inner, self.kept.index(stack_dim))
 
 
@@ -154,14 +159,19 @@ def _on_host(index: Any) -> bool:
     return type(index) is Tensor and index.is_cpu and index.ndim > 0
 
 
+def _check_range(low: int, high: int, batch_size: Sequence[int], dim: int) -> None:
+    """Raise CollectionIndexError unless a dim has the smallest and the largest of some positions."""
+    size = batch_size[dim]
+    if low < -size or high >= size:
+        raise CollectionIndexError(
+            f"index {high if high >= size else low} is out of bounds for batch dim {dim} of size {size}"
+        )
+
+
 def _sent(item: Tensor, leaf: Tensor, dim: int) -> Tensor:
-    size = leaf.shape[dim]
     if item.numel():
-        low, high = map(int, item.aminmax())
-        if low < -size or high >= size:
-            raise CollectionIndexError(
-                f"index {high if high >= size else low} is out of bounds for batch dim {dim} of size {size}"
-            )
+        low, high = item.aminmax()
+        _check_range(int(low), int(high), leaf.shape, dim)
     # What is not pinned has been read when the call returns.
     return item.to(leaf.device, non_blocking=not item.is_pinned())
 

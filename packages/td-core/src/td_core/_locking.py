@@ -40,9 +40,7 @@ def unlock(root: Core) -> None:
         LockedError: a locked collection holds ``root``.
     """
     inner: Any = root._inner()
-    stacked = None if inner._locked or inner._opaque else inner._stacked()
-    # A stack that was made to read an entry has the levels of locked collections for members.
-    if _is_held(inner) or (stacked is not None and any(_is_held(member._inner()) for member in stacked[0])):
+    if _is_part(inner):
         raise LockedError(
             f"cannot unlock this {type(inner).__name__}: it is part of a locked collection; unlock that one first"
         )
@@ -56,6 +54,14 @@ def unlock(root: Core) -> None:
         node._attachments = None
         for child in node._nested():
             todo.append(child._inner())
+
+
+def _is_part(node: Any) -> bool:
+    """Tell whether a locked collection holds a node, or members of a stack that was made to read an entry."""
+    if _is_held(node):
+        return True
+    stacked = None if node._locked or node._opaque else node._stacked()
+    return stacked is not None and any(_is_part(member._inner()) for member in stacked[0])
 
 
 def _is_held(node: Core) -> bool:

@@ -15,7 +15,6 @@ from torch import Tensor
 from td_core import TensorCollection
 from td_core._collection import Child, Core
 from td_core._names import Names
-from td_core._ops.batch_size import as_batch_size
 from td_core._traced import new_object
 from td_core.errors import StructureError
 from td_core.typing import BatchSize, NestedKey
@@ -60,7 +59,7 @@ class Wrapper(TensorCollection):
 
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
-        self._tensordict._change_batch_size(as_batch_size(batch_size))
+        self._tensordict.batch_size = batch_size
 
     @property
     def device(self) -> torch.device | None:
@@ -137,7 +136,9 @@ class Wrapper(TensorCollection):
         return None if stacked is None else ([self._wrap(member) for member in stacked[0]], stacked[1])
 
     def _like(self: SelfT, members: Sequence[Core], *args: Any) -> SelfT:
-        return self._wrap(self._tensordict._like([member._inner() for member in members], *args))
+        inner = self._tensordict._like([member._inner() for member in members], *args)
+        # Members that an operation took out of the class, for their keys are no fields, stay out of it.
+        return self._wrap(inner) if all(isinstance(member, type(self)) for member in members) else inner
 
     def _keep_together(self, items: Sequence[Core], dim: int) -> Core:
         self._check_joinable(items, ())
@@ -199,6 +200,9 @@ class Wrapper(TensorCollection):
 
     def _set_names(self, names: Names | None) -> None:
         self._tensordict._set_names(names)
+
+    def _densify(self: SelfT, layout: torch.layout) -> SelfT:
+        return self._wrap(self._tensordict._densify(layout))
 
     def _get_as(self, key: NestedKey, default: Any, **kwargs: Any) -> Any:
         return self._tensordict._get_as(key, default, **kwargs)

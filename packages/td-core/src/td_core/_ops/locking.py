@@ -48,13 +48,14 @@ class Locking(Core):
 
     @property
     def is_locked(self) -> bool:
-        """Whether structural changes are refused; settable.
+        """Whether structural changes are refused, in a lazy stack those of every member; settable.
 
         >>> from td_core import TensorDict
         >>> TensorDict(lock=True).is_locked
         True
         """
-        return self._locked
+        stacked = None if self._locked or self._opaque else self._stacked()
+        return self._locked if stacked is None else all(member.is_locked for member in stacked[0])
 
     @is_locked.setter
     def is_locked(self, value: bool) -> None:

@@ -18,7 +18,6 @@ from .._devices import as_device
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._names import check_names
-from .._nodes import dense
 from .._ragged import distinct_members
 from .._views import IsLeaf, holds_no_entries
 from ..errors import KeyTakenError
@@ -247,11 +246,11 @@ class Structure(Updating):
         if members is not None and size is None:
             result = self._like([member.empty(recurse) for member in members[0]])
         elif members is not None:
-            result = dense({}, size, self.device)  # type: ignore[arg-type]
+            result = self._with_children({}, batch_size=size, names=None)
         else:
             result = self._with_children({})
             if size is not None:
-                result._set_batch_size(size)
+                result._change_batch_size(size)
         if recurse and (members is None or size is not None):
             for key in list(self._children()):
                 child = self._stand_in(key)
@@ -539,10 +538,8 @@ def _empty_levels(root: Core, batch_size: torch.Size | None) -> Any:
             node._stacked() is None and node.batch_size[: len(batch_size)] == batch_size
         ):
             built = node._with_children(children)
-        elif node._stacked() is None:
-            built = node._with_children(children, batch_size=batch_size, names=None)
         else:
-            built = dense(children, batch_size, node.device)
+            built = node._with_children(children, batch_size=batch_size, names=None)
         if parent is not None:
             parent[key] = built
     return built
