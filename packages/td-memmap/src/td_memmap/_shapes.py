@@ -36,14 +36,14 @@ def element_count(shape: Shape) -> int:
 
 
 def shaped(flat: Tensor, shape: Shape) -> Tensor:
-    """Return a flat tensor in its shape; a table of component shapes makes it a nested tensor.
+    """Give a flat tensor its shape and return it; a table of component shapes makes it a nested tensor.
 
     >>> shaped(torch.arange(4), torch.Size([2, 2])).shape
     torch.Size([2, 2])
     """
     if not isinstance(shape, Tensor):
-        # Numbers are taken apart much faster than a torch.Size.
-        return flat if len(shape) == 1 else flat.view(*shape) if shape else flat.view(())
+        # Numbers are taken apart much faster than a torch.Size, and a view would be another tensor.
+        return flat if len(shape) == 1 else flat.resize_(*shape) if shape else flat.resize_(())
     rows = shape.tolist()
     strides = [[math.prod(row[i + 1 :]) for i in range(len(row))] for row in rows]
     offsets, total = [], 0
