@@ -310,7 +310,9 @@ def test_one_member_is_reached_without_a_look_at_the_others(monkeypatch):
     assert len(asked) < 2 * 50, "the first member alone, or all of them once"
 
 
-@pytest.mark.parametrize("lazy", [stack(), stack(1), lazy_stack([stack(), stack()], 1)], ids=["first", "second", "stack of stacks"])
+@pytest.mark.parametrize(
+    "lazy", [stack(), stack(1), lazy_stack([stack(), stack()], 1)], ids=["0", "1", "both"]
+)
 def test_a_level_that_a_locked_stack_gives_is_locked_with_it(lazy):
     level = lazy.lock_()["n"]
     assert level.is_locked
@@ -731,3 +733,9 @@ def test_a_member_that_stands_in_a_stack_twice_changes_once(change, keys, nest):
         stack = lazy_stack([stack, lazy_stack([one, one.clone()])])
     change(stack)
     assert list(stack.keys(True)) == keys == list(one.keys(True))
+
+
+@pytest.mark.parametrize("make", [TensorDict, TensorDict.from_dict])
+def test_what_is_hidden_is_not_lost_in_a_dense_collection(make):
+    with pytest.raises(KeyMismatchError, match=r"\['only0'\], which some lack, would be lost"):
+        make(lazy_stack([TensorDict({"a": 1, "only0": 1}), TensorDict({"a": 2})]))

@@ -230,3 +230,11 @@ def test_what_cannot_be_a_parameter_changes_nothing(change, bad, message):
         change(params, bad())
     assert list(params.keys(True)) == list(before)
     assert all(entry is before[key] for key, entry in params.items(True))
+
+
+def test_parameters_of_integers_have_no_gradient():
+    params = TensorDictParams(TensorDict({"w": torch.ones(2), "c": torch.ones(2)}))
+    cast = params.to(torch.int32)
+    assert isinstance(cast, TensorDictParams)
+    assert [(p.dtype, p.requires_grad) for p in cast.parameters()] == [(torch.int32, False)] * 2
+    assert all(p.requires_grad for p in params.to(torch.complex64).parameters())

@@ -20,6 +20,7 @@ from td_tensorclass import (
     NonTensorData,
     NonTensorDataBase,
     NonTensorStack,
+    TensorClass,
     _settings,
     capture_non_tensor_stack,
     is_leaf_nontensor,
@@ -581,3 +582,31 @@ def test_map_writes_values_where_they_are_wanted(shared: bool, workers: dict[str
     td.map(renamed, chunksize=2, out=out, **workers)
     assert out["each"] == ["a0", "b1", "c2"]
     assert (out[0]["k"], out[2]["k"], out["x"].tolist()) == ("new", "new", [1, 2, 3])
+
+
+@pytest.mark.parametrize("value", [NonTensorData("x", batch_size=[2]), NonTensorStack("x", "y")])
+def test_a_value_is_no_collection_of_entries(value):
+    class Field(TensorClass):
+        a: object = None
+
+    for make in (TensorDict, TensorDict.from_dict, Field.from_tensordict):
+        with pytest.raises((TypeError, ValueError), match=f"got {type(value).__name__}"):
+            make(value)
+
+
+def test_values_are_found_in_every_kind():
+    class Sample(TensorClass):
+        a: torch.Tensor
+        s: str
+
+    sample = Sample(torch.zeros(2), "x", batch_size=[2])
+    ragged = lazy_stack([TensorDict({"a": torch.zeros(n), "s": str(n)}) for n in (1, 2)])
+    for td in (sample, lazy_stack([sample, sample]), ragged, TensorDict({"a": 1, "s": "x"})):
+        assert td.is_non_tensor("s")
+        assert not td.is_non_tensor("a")
+        assert [(key, node._unwrap()) for key, node in td.non_tensor_items()] == [
+            ("s", td.get_non_tensor("s"))
+        ]
+        filtered = td.filter_non_tensor_data()
+        assert "s" not in filtered.keys()
+        assert "a" in filtered.keys()

@@ -112,13 +112,13 @@ def from_dict(
     """
     # A type check is several times faster than isinstance with an abstract class.
     plain = type(d) is dict
-    if not plain and not isinstance(d, (Mapping, Core)):
+    if not plain and (not isinstance(d, (Mapping, Core)) or getattr(d, "_opaque", False)):
         raise TypeError(f"from_dict takes a mapping; got {type(d).__name__}")
     if not plain and isinstance(d, Core):
         batch_size = (
             d.batch_size if batch_size is None and not auto_batch_size and batch_dims is None else batch_size
         )
-        d = d._children()
+        d = d._all_children()
     return _build(d, batch_size, device, names, bool(auto_batch_size), batch_dims)
 
 

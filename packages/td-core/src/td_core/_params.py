@@ -488,7 +488,8 @@ def _own_copy(leaf: Tensor) -> Tensor:
 
 def _like_parameter(leaf: Tensor, old: Tensor) -> Tensor:
     if isinstance(old, nn.Parameter) and not isinstance(leaf, nn.Parameter):
-        return nn.Parameter(leaf.detach(), requires_grad=old.requires_grad)
+        differentiable = leaf.is_floating_point() or leaf.is_complex()
+        return nn.Parameter(leaf.detach(), requires_grad=old.requires_grad and differentiable)
     return leaf
 
 

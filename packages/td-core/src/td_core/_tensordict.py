@@ -111,10 +111,10 @@ class TensorDict(TensorDictBase):
         # A type check is several times faster than isinstance with an abstract class.
         if type(source) is dict:
             pass
-        elif isinstance(source, Core):
+        elif isinstance(source, Core) and not source._opaque:
             if names is None and batch_size is not None and as_batch_size(batch_size) == source.batch_size:
                 names = source._names
-            source = dict(source._children())
+            source = dict(source._all_children())
         elif not isinstance(source, Mapping):
             raise ValueError(
                 f"the source of a TensorDict is a mapping or a collection; got {type(source).__name__}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from td_core._keys import unravel_key_to_tuple
 from td_core.typing import NO_DEFAULT, NestedKey
 
 from ._attrs import attrs_of
@@ -60,10 +61,7 @@ class NonTensorMethods:
         >>> TensorDict({"a": "x"}).is_non_tensor("a")
         True
         """
-        entry = self.get(key, NO_DEFAULT)
-        if entry is NO_DEFAULT:
-            entry = self[key]
-        return isinstance(entry, NON_TENSOR)
+        return issubclass(self.entry_class(key), NON_TENSOR)
 
     def non_tensor_items(self: Any, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
         """Return the ``(key, node)`` pairs of the non-tensor entries.
@@ -75,8 +73,7 @@ class NonTensorMethods:
         >>> TensorDict({"a": "x", "b": 1}).non_tensor_items()
         (('a', NonTensorData(data=x, batch_size=torch.Size([]), device=None)),)
         """
-        items = self.items(include_nested)
-        return tuple((key, entry) for key, entry in items if isinstance(entry, NON_TENSOR))
+        return tuple((key, _entry(self, key)) for key in self.keys(include_nested) if self.is_non_tensor(key))
 
     def filter_non_tensor_data(self: Any) -> Any:
         """Return the collection without its non-tensor entries, at every level.
@@ -85,7 +82,7 @@ class NonTensorMethods:
         >>> TensorDict({"a": "x", "n": {"b": 1, "c": "y"}}).filter_non_tensor_data()
         TensorDict(batch_size=[], fields={n: {b: i64[]}})
         """
-        return self.exclude(*[key for key, _ in self.non_tensor_items(include_nested=True)])
+        return self.exclude(*filter(self.is_non_tensor, self.keys(True)))
 
     def attrs(
         self: Any, *, fields: Sequence[str] = ("device", "dtype", "shape"), num_threads: int | None = None
@@ -142,3 +139,9 @@ class NonTensorMethods:
         return collection_for(
             dataclass, dest_cls, as_tensorclass, auto_batch_size, batch_dims, batch_size, device
         )
+
+
+def _entry(node: Any, key: NestedKey) -> Any:
+    for part in unravel_key_to_tuple(key):
+        node = node._get_child(part)
+    return node

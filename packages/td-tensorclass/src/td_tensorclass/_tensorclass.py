@@ -207,8 +207,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         >>> Point.from_tensordict(TensorDict({"xy": torch.zeros(3, 2)}, batch_size=[3])).batch_size
         torch.Size([3])
         """
-        if not isinstance(tensordict, Core):
-            raise TypeError(f"from_tensordict takes a collection; got {type(tensordict).__name__}")
+        if not isinstance(tensordict, Core) or tensordict._opaque:
+            raise TypeError(f"from_tensordict takes a collection of entries; got {type(tensordict).__name__}")
         inner = tensordict._inner()
         children = inner._children()
         if safe is not False:
