@@ -257,7 +257,9 @@ def _run(
 def _here(fn: Callable[[Any], Any], seed: int, tasks: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
     for i, (chunk, out) in enumerate(tasks):
         with torch.random.fork_rng(devices=[]):
-            yield run_task(fn, (seed + i) % 2**63, chunk, out)
+            result = run_task(fn, (seed + i) % 2**63, chunk, out)
+        # Outside: what draws random numbers between the results has the state of its own.
+        yield result
 
 
 class _Call:
