@@ -287,6 +287,28 @@ class TestOptions:
             thread.join()
         assert seen == [True]
 
+    def test_a_decorated_function_may_run_in_two_threads_at_once(self) -> None:
+        inside, both, left = threading.Event(), threading.Event(), threading.Event()
+        after: list[Any] = []
+
+        @set_printoptions(compact=False)
+        def meet(mine: threading.Event, others: threading.Event) -> None:
+            mine.set()
+            assert others.wait(60)
+
+        def enter_first_and_leave_first() -> None:
+            set_printoptions(sort_keys=None).set()
+            meet(inside, both)
+            after.append(get_printoptions()["sort_keys"])
+            left.set()
+
+        thread = threading.Thread(target=enter_first_and_leave_first)
+        thread.start()
+        assert inside.wait(60)
+        meet(both, left)
+        thread.join()
+        assert [*after, get_printoptions()["sort_keys"]] == [None, "alphabetical"]
+
     def test_set_lasts(self) -> None:
         set_printoptions(compact=False).set()
         try:

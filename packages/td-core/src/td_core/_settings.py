@@ -99,8 +99,13 @@ class Switch:
 
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with self:
+            # Not ``with self``: the function may run in several threads at once.
+            before = getattr(SETTINGS, self._name)
+            self.set()
+            try:
                 return fn(*args, **kwargs)
+            finally:
+                setattr(SETTINGS, self._name, before)
 
         return wrapped  # type: ignore[return-value]
 
