@@ -74,8 +74,10 @@ class Saved(Attachment):
         file = None if found is None else (found.st_ino, found.st_mtime_ns)
         if file is None or file == self.seen.get("file"):
             return None
-        self.seen["file"] = file
         loaded: Core = load_directory(self.path, Loading(allow_pickle=self.allow_pickle))
+        # What could not be read, or is nothing that the node can take, is no better the next time.
+        if type(loaded) is type(node):
+            self.seen["file"] = file
         return loaded
 
     def pickled(self, node: Core, protocol: int) -> tuple[Any, ...]:
