@@ -272,6 +272,13 @@ def test_setting_an_entry_gives_each_member_its_part():
     assert "new" not in lazy.tensordicts[0]
 
 
+def test_extending_with_what_does_not_fit_adds_nothing():
+    lazy = LazyStackedTensorDict()
+    with pytest.raises(BatchSizeError, match=r"the members have batch size \[\], the new one has \[2\]"):
+        lazy.extend([TensorDict(), TensorDict(batch_size=[2])])
+    assert lazy.tensordicts == []
+
+
 def test_append_insert_and_extend():
     lazy = stack(count=1)
     lazy.append(member(7))

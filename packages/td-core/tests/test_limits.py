@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 import sys
 import threading
@@ -254,3 +255,91 @@ def test_what_members_do_one_by_one_keeps_nothing_alive(operation):
         assert alive() is None
     finally:
         gc.enable()
+
+
+def at_line(number, call, do):
+    """Run ``call``, and ``do`` as its line ``number`` in td_core begins; tell whether there is such a line."""
+    passed = 0
+
+    def trace(frame, event, arg):
+        nonlocal passed
+        if event == "line":
+            passed += 1
+            if passed == number:
+                do()
+        return trace
+
+    def enter(frame, event, arg):
+        return trace if f"{os.sep}td_core{os.sep}" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return passed >= number
+
+
+def outline(td):
+    """Return what a change of structure changes, of a collection and of those in it."""
+    nested = [entry for entry in td.values() if not isinstance(entry, torch.Tensor)]
+    below = [outline(node) for node in (*getattr(td, "tensordicts", ()), *nested)]
+    return list(td.keys()), td.is_locked, td.batch_size, below
+
+
+def nest():
+    return TensorDict({"n": {"b": torch.zeros(2), "m": {"c": torch.zeros(2)}}, "a": torch.zeros(2)}, [2])
+
+
+def stack_of_nests():
+    return LazyStackedTensorDict(nest(), nest())
+
+
+@pytest.mark.parametrize(
+    ("make", "operation"),
+    [
+        (nest, lambda td: td.lock_()),
+        (stack_of_nests, lambda td: td.lock_()),
+        (nest, lambda td: td.share_memory_()),
+        (nest, lambda td: td.flatten_keys(".", inplace=True)),
+        (lambda: nest().flatten_keys("."), lambda td: td.unflatten_keys(".", inplace=True)),
+        (stack_of_nests, lambda td: td.extend([nest(), nest()])),
+    ],
+    ids=["lock", "lock a stack", "share", "flatten", "unflatten", "extend"],
+)
+def test_an_interrupted_change_is_done_or_undone(make, operation):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    td = make()
+    before = outline(td)
+    operation(td)
+    outcomes = (before, outline(td))
+    number = 0
+    interrupted = True
+    while interrupted:
+        td = make()
+        number += 1
+        try:
+            interrupted = at_line(number, lambda td=td: operation(td), interrupt)
+        except KeyboardInterrupt:
+            pass
+        assert outline(td) in outcomes
+    assert number > 20
+
+
+@pytest.mark.parametrize("first", ["lock_", "unlock_"])
+def test_locking_while_another_thread_unlocks_raises_nothing_obscure(first):
+    number = 0
+    while True:
+        number += 1
+        shared = TensorDict({"b": {}})
+        td = TensorDict({"n": shared, "m": shared})
+        if first == "unlock_":
+            td.lock_()
+        other = td.unlock_ if first == "lock_" else td.lock_
+        if not at_line(number, getattr(td, first), other):
+            break
+        assert td.unlock_().lock_()["n", "b"].is_locked
+    assert number > 20

@@ -650,10 +650,8 @@ class LazyStackedTensorDict(TensorDictBase):
         new = (
             unbind_members(tensordict, self._stack_dim) if isinstance(tensordict, Core) else list(tensordict)
         )
-        for item in new:
-            self._check_member(item)
-        for item in new:
-            self.append(item)
+        self._check_new(new)
+        self._members.extend(new)
 
     def insert(self, index: int, tensordict: Any) -> None:
         """Add a member before position ``index``.
@@ -664,20 +662,23 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> stack["a"]
         tensor([1, 0])
         """
+        self._check_new([tensordict])
+        self._members.insert(index, tensordict)
+
+    def _check_new(self, new: Sequence[Any]) -> None:
+        """Check members before any of them is added."""
         # A stack that was made to read an entry of a locked one has locked members.
         if self._locked or all(member._locked for member in self._members):
             refuse_if_locked(self, "add a member")
-        self._check_member(tensordict)
-        self._members.insert(index, tensordict)
-
-    def _check_member(self, item: Any) -> None:
-        if not isinstance(item, Core):
-            raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")
-        if self._members and len(item.batch_size) != len(self._members[0].batch_size):
-            raise BatchSizeError(
-                f"the members have batch size {list(self._members[0].batch_size)}, the new one has "
-                f"{list(item.batch_size)}"
-            )
+        for item in new:
+            if not isinstance(item, Core):
+                raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")
+            first = (self._members or new)[0]
+            if len(item.batch_size) != len(first.batch_size):
+                raise BatchSizeError(
+                    f"the members have batch size {list(first.batch_size)}, the new one has "
+                    f"{list(item.batch_size)}"
+                )
 
     def valid_keys(
         self,

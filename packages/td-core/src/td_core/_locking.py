@@ -15,22 +15,31 @@ from .errors import LockedError
 def lock(root: Core) -> None:
     """Lock a collection and everything below it."""
     todo: list[tuple[Any, weakref.ref[Core] | None]] = [(root._inner(), None)]
-    while todo:
-        node, parent = todo.pop()
-        if parent is not None:
-            if node._lock_parents is None:
-                node._lock_parents = [parent]
-            # == would compare the collections, and torch.compile does not compare references.
-            elif not any(parent() is known() for known in node._lock_parents):
-                node._lock_parents.append(parent)
-        if node._locked:
-            continue
-        node._locked = True
-        this: weakref.ref[Core] | None = None
-        for child in node._nested():
-            if this is None:
-                this = weakref.ref(node)
-            todo.append((child._inner(), this))
+    if root._locked:
+        return
+    try:
+        while todo:
+            node, parent = todo.pop()
+            if parent is not None:
+                # Read once: another thread may unlock the node meanwhile.
+                parents = node._lock_parents
+                if parents is None:
+                    node._lock_parents = [parent]
+                # == would compare the collections, and torch.compile does not compare references.
+                elif not any(parent() is known() for known in parents):
+                    parents.append(parent)
+            if node._locked:
+                continue
+            node._locked = True
+            this: weakref.ref[Core] | None = None
+            for child in node._nested():
+                if this is None:
+                    this = weakref.ref(node)
+                todo.append((child._inner(), this))
+    except BaseException:
+        # A Ctrl-C too: what is locked is taken to be locked as a whole.
+        unlock(root)
+        raise
 
 
 def unlock(root: Core) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ._base import TensorDictBase
 from ._coerce import nest
-from ._collection import Child, Core, show_path
+from ._collection import Child, Core, changed_meanwhile, show_path
 from ._keys import is_key, unravel_key_to_tuple
 from ._names import Names
 from ._pytree import register
@@ -395,7 +395,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         leaves: list[Tensor] = []
         self._inner_params._collect(leaves)
         old = iter(leaves)
-        again = type(self)(inner._map(lambda leaf: _like_parameter(leaf, next(old))), no_convert=True)
+        try:
+            again = type(self)(inner._map(lambda leaf: _like_parameter(leaf, next(old))), no_convert=True)
+        except StopIteration:
+            raise changed_meanwhile(self) from None
         object.__setattr__(again, "_no_convert", self._no_convert)
         object.__setattr__(again, "_get_hooks", list(self._get_hooks))
         return again

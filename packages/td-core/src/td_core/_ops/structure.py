@@ -551,11 +551,18 @@ def _replace_all(root: Core, other: Core) -> None:
         if node._stacked() is not None:
             _replace_all(node, source)
             continue
-        entries = dict(source._children())
-        for key in list(node._children()):
-            node._del_child(key)
-        for key, child in entries.items():
-            node._set_child(key, child)
+        before, entries = dict(node._children()), dict(source._children())
+        try:
+            _refill(node, entries)
+        except BaseException:  # a Ctrl-C too: no entry is lost
+            _refill(node, before)
+            raise
+
+
+def _refill(node: Core, entries: dict[str, Child]) -> None:
+    for key in list(node._children()):
+        node._del_child(key)
+    node._set_children(entries)
 
 
 def _write_back(owner: Any, result: Any) -> None:
