@@ -252,8 +252,11 @@ class TestAutoBatchSize:
     @pytest.mark.parametrize(("keep", "inner"), [(False, [3]), (True, [3, 4, 5])])
     def test_keep_compliant_size(self, keep: bool, inner: list[int]) -> None:
         td = TensorDict({"a": torch.zeros(3, 4, 5), "b": TensorDict({"c": torch.zeros(3, 4, 5)}, [3, 4, 5])})
-        td.auto_batch_size_(1, keep_compliant_size=keep)
-        assert sizes(td) == {(): [3], "b": inner}
+        for batch_size in ([], [3, 4]):
+            td.batch_size = batch_size
+            td.auto_batch_size_(1, keep_compliant_size=keep)
+            assert sizes(td) == {(): [3], "b": inner}
+            td["b"].batch_size = [3, 4, 5]
 
     def test_names_follow(self) -> None:
         td = TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["a", "b"])

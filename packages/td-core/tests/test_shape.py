@@ -239,6 +239,19 @@ def test_view_with_a_dtype_reinterprets_the_bits() -> None:
     td = TensorDict({"x": torch.ones(2, 4)}, [2])
     assert td.view(torch.int32)["x"].tolist() == [[0x3F800000] * 4] * 2
     assert td.view(torch.uint8, batch_size=(2, 16)).batch_size == (2, 16)
+    assert td.to_lazystack(0).view(torch.uint8, batch_size=(2, 16)).batch_size == (2, 16)
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda td: td, lambda td: td.to_lazystack(0), lambda td: td.to_lazystack(1).clone()]
+)
+def test_a_view_of_another_dtype_has_to_fit_the_batch(kind):
+    td = kind(TensorDict({"n": {"x": torch.zeros(2, 3, dtype=torch.int64)}}, batch_size=[2, 3]))
+    with pytest.raises(BatchSizeError, match=r"key \('n', 'x'\) has shape \[.*\], which does not start with"):
+        td.view(torch.int32)
+    viewed = td.view(torch.int32, batch_size=[2])
+    assert viewed.batch_size == viewed["n"].batch_size == (2,)
+    assert viewed["n", "x"].shape == (2, 6)
 
 
 def test_contiguous_gives_dense_leaves() -> None:

@@ -72,6 +72,7 @@ def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: b
             size = common_prefix(shapes[at], batch_dims) if shapes[at] else None
             if (
                 keep_compliant_size
+                and parent >= 0
                 and size is not None
                 and batch_dims is not None
                 and len(current) >= batch_dims

@@ -409,7 +409,7 @@ class Metadata(Core):
 
         Args:
             batch_dims: the number of dims at most.
-            keep_compliant_size: leave the batch size of a level that has ``batch_dims`` or more dims as it is.
+            keep_compliant_size: leave the batch size of a level below that has ``batch_dims`` or more dims as it is.
 
         Raises:
             BatchSizeError: this is a lazy stack with another number of batch dims; one further down keeps its own.

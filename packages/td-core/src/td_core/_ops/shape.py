@@ -66,9 +66,9 @@ class Shaping(Entries, Locking):
         """
         if size is not None or not shape or type(shape[0]) is not int:
             if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-                viewed = self._map(methodcaller("view", shape[0]))
-                if batch_size is not None:
-                    viewed._change_batch_size(torch.Size(batch_size))
+                viewed: SelfT = self.apply(  # type: ignore[attr-defined]
+                    methodcaller("view", shape[0]), batch_size=batch_size
+                )
                 return viewed
             shape = ints_of("view", shape, size)
         if batch_size is not None:
