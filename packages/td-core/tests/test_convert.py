@@ -315,7 +315,9 @@ class TestToList:
         items[1] = {"a": 7}
         assert td["a"].tolist() == [0, 7, 2]
         assert items[1] == {"a": 7}
-        assert repr(LinkedList([1])) == "LinkedList([1])"
+        alone = LinkedList([1])
+        alone[:] = [2, 3]
+        assert repr(alone) == "LinkedList([2, 3])"
         with pytest.raises(StructureError, match="at an index"):
             items[0] = "x"
 

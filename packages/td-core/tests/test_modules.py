@@ -120,6 +120,23 @@ def test_tied_modules_and_weights_stay_tied():
     assert model.weight is params["weight"] and model.first.weight is params["weight"]
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("root", [False, True])
+def test_parameters_that_a_module_holds_as_a_collection_are_swapped_too(root, inplace):
+    model = nn.Module()
+    model.held = TensorDictParams(TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(3)}}))
+    module = model.held if root else model
+    before = dict(module.named_parameters())
+    zeros = TensorDict.from_module(module).data.clone().zero_()
+    with zeros.to_module(module, inplace=inplace):
+        assert all((leaf == 0).all() for leaf in model.held.values(True, True))
+        assert len(list(model.parameters())) == 2
+    assert all((leaf == 1).all() for leaf in model.held.values(True, True))
+    assert all(leaf is before[name] for name, leaf in module.named_parameters())
+    with pytest.raises(KeyPathError, match="has no parameter or buffer 'c'"):
+        TensorDict({"c": torch.ones(2)}).to_module(model.held)
+
+
 def test_a_key_that_the_module_lacks_is_refused_before_anything_changes():
     model = net()
     weight = model[0].weight

@@ -87,6 +87,20 @@ def test_an_optimizer_updates_it_and_casts_move_it():
     assert holder.p["w"].grad is None
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_module_on_the_meta_device_is_given_memory(device):
+    module = nn.Module()
+    module.p = TensorDictParams(TensorDict({"a": torch.ones(2), "i": torch.arange(2)}, [2], device=device))
+    leaf = module.p["a"]
+    leaf.grad = torch.ones(2)
+    module.to("meta")
+    assert module.p["a"] is leaf and leaf.grad.is_meta and module.p["i"].is_meta
+    module.to_empty(device="cpu")
+    assert isinstance(leaf, nn.Parameter) and leaf.requires_grad and leaf.is_cpu
+    assert module.p.device == (device and torch.device(device))
+    assert [name for name, _ in module.named_parameters()] == ["p.a"]
+
+
 def test_results_of_operations_are_plain_collections():
     params = make()
     assert type(params.detach()) is TensorDict

@@ -33,18 +33,20 @@ class LinkedList(list[Any]):
         self._td = td
 
     def __setitem__(self, index: SupportsIndex | slice, value: Any) -> None:
-        if self._td is not None:
-            self._td[index] = value
+        if self._td is None:
+            super().__setitem__(index, value)
+            return
+        if isinstance(index, slice):
+            value, count = list(value), len(self[index])
+            if len(value) != count:
+                raise ValueError(f"a batch keeps its size: the slice has {count} items, got {len(value)}")
+        self._td[index] = value
         self._show(index, value)
 
     def _show(self, index: SupportsIndex | slice, value: Any) -> None:
         """Put a value where it was written to; a list there that writes back stays, with other items."""
         if isinstance(index, slice):
-            items, places = list(value), range(len(self))[index]
-            if len(items) != len(places):
-                super().__setitem__(index, items)
-                return
-            for place, item in zip(places, items):
+            for place, item in zip(range(len(self))[index], value):
                 self._show(place, item)
             return
         held = self[index]

@@ -7,7 +7,6 @@ made from it when asked, so a write to any level shows up in ``parameters()`` an
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -205,22 +204,6 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
     def _locked(self) -> bool:  # type: ignore[override]  # nothing writes it here: locks go to what _inner() gives
         return self._inner_params._locked  # type: ignore[no-any-return]
 
-    @property
-    def _attachments(self) -> dict[str, Any] | None:
-        return self._inner_params._attachments  # type: ignore[no-any-return]
-
-    @_attachments.setter
-    def _attachments(self, value: dict[str, Any] | None) -> None:
-        self._inner_params._attachments = value
-
-    @property
-    def _lock_parents(self) -> list[weakref.ref[Core]] | None:
-        return self._inner_params._lock_parents  # type: ignore[no-any-return]
-
-    @_lock_parents.setter
-    def _lock_parents(self, value: list[weakref.ref[Core]] | None) -> None:
-        self._inner_params._lock_parents = value
-
     def _inner(self) -> Core:
         return self._inner_params._inner()  # type: ignore[no-any-return]
 
@@ -407,9 +390,14 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         """Move or cast the parameters in place: what ``module.to()`` calls."""
         with torch.no_grad():
             for leaf in self._inner_params._leaves():
-                leaf.data = fn(leaf.data)
-                if leaf.grad is not None:
-                    leaf.grad.data = fn(leaf.grad.data)
+                moved, grad = fn(leaf.data), leaf.grad
+                try:
+                    leaf.data = moved
+                except RuntimeError:
+                    # To and from the meta device it becomes a tensor of another kind, which has to take its place.
+                    torch.utils.swap_tensors(leaf, _like_parameter(moved, leaf))
+                if grad is not None:
+                    leaf.grad = fn(grad)
         if self.device is not None:
             devices = {leaf.device for leaf in self._inner_params._leaves()}
             self._set_device(devices.pop() if len(devices) == 1 else None)

@@ -78,22 +78,6 @@ class Wrapper(TensorCollection):
     def _names(self, names: Names | None) -> None:
         self._tensordict._names = names
 
-    @property
-    def _attachments(self) -> dict[str, Any] | None:
-        return self._tensordict._attachments  # type: ignore[no-any-return]
-
-    @_attachments.setter
-    def _attachments(self, attachments: dict[str, Any] | None) -> None:
-        self._tensordict._attachments = attachments
-
-    @property
-    def _lock_parents(self) -> Any:
-        return self._tensordict._lock_parents
-
-    @_lock_parents.setter
-    def _lock_parents(self, parents: Any) -> None:
-        self._tensordict._lock_parents = parents
-
     def _inner(self) -> Core:
         return self._tensordict  # type: ignore[no-any-return]
 

@@ -142,5 +142,6 @@ class Locking(Core):
         >>> TensorDict().clear_refs_for_compile_().is_empty()
         True
         """
-        self._lock_parents = None
+        inner: Any = self._inner()
+        inner._lock_parents = None
         return self

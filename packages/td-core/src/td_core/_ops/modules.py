@@ -144,7 +144,7 @@ class Modules(Core):
         """
         moves: list[Move] = []
         swap = dense({}, torch.Size())
-        todo: list[tuple[Core, nn.Module, Any, tuple[str, ...]]] = [(self, module, swap, ())]
+        todo: list[tuple[Core, Any, Any, tuple[str, ...]]] = [(self, module, swap, ())]
         while todo:
             node, owner, old, path = todo.pop()
             if _is_sharded(owner):
@@ -152,7 +152,7 @@ class Modules(Core):
                     f"{type(owner).__name__} is under fully_shard, which keeps its parameters elsewhere too: "
                     "call to_module() with use_state_dict=True"
                 )
-            parameters, buffers, modules = owner._parameters, owner._buffers, owner._modules
+            parameters, buffers, modules = _slots(owner)
             for key, child in dict(node._children()).items():
                 if isinstance(child, Tensor):
                     slots: Any = parameters if key in parameters else buffers
@@ -187,6 +187,14 @@ class Modules(Core):
         if swap_dest is not None:
             swap = swap_dest.update(swap)
         return swap._undone_by(lambda _: module.load_state_dict(state))
+
+
+def _slots(owner: Any) -> tuple[Any, Any, Any]:
+    """Return where a module keeps parameters, buffers and modules; a collection keeps all in one place."""
+    if not isinstance(owner, Core):
+        return owner._parameters, owner._buffers, owner._modules
+    entries = owner._inner()._children()
+    return entries, entries, entries
 
 
 def _put_back(moves: list[Move]) -> None:
