@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
+from td_core import LazyStackedTensorDict, TensorDict, assert_close, lazy_stack
 from td_core.errors import BatchSizeError, KeyPathError, LockedError, StructureError
 from td_tensorclass import (
     MetaData,
@@ -361,6 +361,27 @@ class TestNode:
         assert NonTensorData("a", batch_size=[2]).maybe_to_stack().tolist() == ["a", "a"]
         assert NonTensorData("a").maybe_to_stack().data == "a"
         assert NonTensorStack.from_nontensordata(NonTensorData("a", batch_size=[2])).tolist() == ["a", "a"]
+
+    def test_a_linked_list_keeps_its_size(self) -> None:
+        stack = NonTensorStack("a", "b", "c")
+        linked = stack.tolist(as_linked_list=True)
+        linked[::2] = iter("xy")
+        assert linked == stack.tolist() == ["x", "b", "y"]
+        with pytest.raises(ValueError, match="the slice has 2 items, got 1"):
+            linked[:2] = ["z"]
+        assert linked == stack.tolist() == ["x", "b", "y"]
+
+    @pytest.mark.parametrize(
+        ("value", "other"), [("x", "y"), (np.ones(2), np.zeros(2)), ({"a": 1}, {"a": 2}), (None, 0)]
+    )
+    def test_assert_close(self, value: Any, other: Any) -> None:
+        def make(value: Any) -> TensorDict:
+            return TensorDict({"n": {"v": NonTensorData(value)}, "s": NonTensorStack(value)})
+
+        assert assert_close(make(value), make(copy.deepcopy(value)))
+        for key in ("n", "s"):
+            with pytest.raises(AssertionError, match=r"key '?(\('n', 'v'\)|s'?) differs"):
+                assert_close(make(value).select(key), make(other).select(key))
 
     def test_comparison(self) -> None:
         first = TensorDict({"a": "x", "b": torch.zeros(2), "s": NonTensorStack("p", "q")}, batch_size=[2])

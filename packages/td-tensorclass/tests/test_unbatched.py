@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, assert_close
 from td_core.errors import StructureError
 from td_tensorclass import TensorClass, UnbatchedTensor, is_non_tensor
 
@@ -68,6 +68,15 @@ def test_pointwise_operations_and_casts_apply() -> None:
     assert td["u"].tolist() == [0, 0, 0]
     with pytest.raises(StructureError, match="an UnbatchedTensor is the same for all of them"):
         make() + torch.ones(2, 3)
+
+
+def test_assert_close() -> None:
+    td = TensorDict({"u": UnbatchedTensor(torch.ones(3))}, [2])
+    near, far = (TensorDict({"u": UnbatchedTensor(torch.ones(3) + by)}, [2]) for by in (1e-8, 1e-2))
+    assert assert_close(td, near)
+    with pytest.raises(AssertionError, match="key 'u'"):
+        assert_close(td, far)
+    assert assert_close(td, far, rtol=0.1, atol=0.1)
 
 
 def test_comparison() -> None:

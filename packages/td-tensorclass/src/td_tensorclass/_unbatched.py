@@ -201,7 +201,7 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         self._written_at(index, value)
 
-    def _compare(self: SelfT, other: Any, single: Callable[..., Any]) -> SelfT:  # type: ignore[override]
+    def _compare(self: SelfT, other: Any, single: Callable[..., Any]) -> SelfT:
         return self._with(single(self._payload, _payload_of(other)))
 
     def _print_entry(self) -> str:

@@ -85,7 +85,9 @@ def assert_close(
                 raise AssertionError(f"{msg}{leaf_against_node(reference, value, path)}")
             elif not value._opaque:
                 todo.append((value, reference, path))
-            elif value._unwrap() != reference._unwrap():
+            elif value._shows_tensor and reference._shows_tensor:
+                _check_leaf(value._unwrap(), reference._unwrap(), path, rtol, atol, equal_nan, msg)
+            elif not value._compare(reference, torch.eq).all():
                 raise AssertionError(
                     f"{msg}{show_path(path)} differs: {value._unwrap()!r}, expected {reference._unwrap()!r}"
                 )

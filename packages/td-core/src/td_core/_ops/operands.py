@@ -402,19 +402,3 @@ def parts_along(node: Any, dim: int) -> Sequence[Any]:
     """Return what a collection is made of along a batch dim: its members, or slices."""
     stacked = node._stacked()
     return stacked[0] if stacked is not None and stacked[1] == dim else node.unbind(dim)  # type: ignore[no-any-return]
-
-
-def compare_opaque(first: Any, second: Any, single: Callable[..., Any]) -> Tensor:
-    """Return the comparison of two nodes that hold values, as a tensor of their batch size."""
-    for node, other in ((first, second), (second, first)):
-        stacked = node._stacked()
-        if stacked is not None:
-            members, dim = stacked
-            if not members:
-                return torch.empty(node.batch_size, dtype=torch.bool, device=node.device or "cpu")
-            pairs = zip(members, parts_along(other, dim), strict=True)
-            return torch.stack([compare_opaque(*pair, single) for pair in pairs], dim)
-    equal = first._unwrap() == second._unwrap()
-    equal = bool(equal.all() if hasattr(equal, "all") else equal)
-    value = equal if single is torch.eq else not equal
-    return torch.full(first.batch_size, value, device=first.device or "cpu")

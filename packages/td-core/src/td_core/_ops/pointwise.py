@@ -25,7 +25,6 @@ from .operands import (
     checked,
     combine,
     combine_inplace,
-    compare_opaque,
     compare_values,
     leaves_of,
     operand_for,
@@ -280,10 +279,6 @@ class Pointwise(Core):
         leaves: list[Tensor] = []
         self._collect(leaves)
         out.extend(spread(value, leaves, len(self.batch_size)))
-
-    def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
-        """Return whether values are equal (or differ, for ``torch.ne``); only for kinds that hold values."""
-        return compare_opaque(self, other, single)
 
     abs = unary("abs", "the absolute value")
     acos = unary("acos", "the arc cosine")
