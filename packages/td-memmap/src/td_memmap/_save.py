@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._collection import Core, changed_meanwhile, show_path
+from td_core._collection import Core, changed_meanwhile, show_path, same
 from td_core._devices import wait_for
 
 from . import _fs, _names
@@ -359,14 +359,22 @@ def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None
 
 def snapshot(tree: Core, plan: Plan) -> Core:
     """Return a collection of the planned leaves, with which no other thread goes on; StructureError where one has already."""
-    shallow = tree._shallow()
+    shallow = tree._map(same)
     leaves: list[Tensor] = []
     shallow._collect(leaves)
     planned = [file.leaf for file in plan.leaves if file.leaf is not None] + [
         leaf for leaf, *_ in plan.jagged
     ]
-    if {*map(id, leaves)} != {*map(id, planned)}:
-        raise changed_meanwhile(tree)
+    found = {*map(id, leaves)}
+    if found != {*map(id, planned)}:
+        # The members of a node may have leaves that are none of the collection.
+        members = [member for node, _ in plan.nodes for member in take_apart(node).members.values()]
+        for member in members:
+            leaves.clear()
+            member._collect(leaves)
+            found.update(map(id, leaves))
+        if found != {*map(id, planned)}:
+            raise changed_meanwhile(tree)
     return shallow
 
 
