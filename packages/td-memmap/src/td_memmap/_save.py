@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._collection import Core, changed_meanwhile, show_path, same
+from td_core._collection import Core, changed_meanwhile, same, show_path
 from td_core._devices import wait_for
 
 from . import _fs, _names
