@@ -15,7 +15,7 @@ from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, assert_close
 from td_core.errors import StructureError
-from td_tensorclass import TensorClass, UnbatchedTensor, is_non_tensor
+from td_tensorclass import NonTensorStack, TensorClass, UnbatchedTensor, is_non_tensor
 
 PAYLOAD = torch.tensor([1.0, 2.0, 3.0])
 
@@ -77,6 +77,10 @@ def test_assert_close() -> None:
     with pytest.raises(AssertionError, match="key 'u'"):
         assert_close(td, far)
     assert assert_close(td, far, rtol=0.1, atol=0.1)
+    values = TensorDict({"u": NonTensorStack("a", "b")}, [2])
+    for pair in ((td, values), (values, td)):
+        with pytest.raises(AssertionError, match="the structures differ at key 'u'"):
+            assert_close(*pair)
 
 
 def test_comparison() -> None:

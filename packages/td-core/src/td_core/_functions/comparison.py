@@ -81,11 +81,12 @@ def assert_close(
                 isinstance(value, Tensor)
                 or isinstance(reference, Tensor)
                 or value._opaque != reference._opaque
+                or value._shows_tensor != reference._shows_tensor
             ):
                 raise AssertionError(f"{msg}{leaf_against_node(reference, value, path)}")
             elif not value._opaque:
                 todo.append((value, reference, path))
-            elif value._shows_tensor and reference._shows_tensor:
+            elif value._shows_tensor:
                 _check_leaf(value._unwrap(), reference._unwrap(), path, rtol, atol, equal_nan, msg)
             elif not value._compare(reference, torch.eq).all():
                 raise AssertionError(
