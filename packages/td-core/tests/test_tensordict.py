@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from td_core import LazyStackedTensorDict, TensorCollection, TensorDict, TensorDictParams
+from td_core import (
+    LazyStackedTensorDict,
+    TensorCollection,
+    TensorDict,
+    TensorDictParams,
+    from_module,
+    unravel_key_list,
+)
 from td_core.errors import (
     BatchSizeError,
     DimNamesError,
+    FormatError,
     KeyPathError,
+    KeyTakenError,
     KeyThroughLeafError,
     LockedError,
     StructureError,
@@ -252,3 +265,78 @@ def test_an_unknown_option_names_the_public_class():
             TypeError, match=r"^TensorCollection.to\(\) got an unexpected keyword argument 'bogus'"
         ):
             call(bogus=1)
+
+
+def ragged() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(3)}))
+
+
+WRONG: dict[str, tuple[Callable[[TensorDict], Any], type[Exception], str]] = {
+    "entries twice": (lambda td: TensorDict({"a": 1}, b=2), ValueError, "as a mapping or as keywords, not both"),
+    "set: option": (lambda td: td.set("a", 1, foo=2), TypeError, r"set\(\) takes no foo"),
+    "set_: missing": (lambda td: td.set_(("n", "q"), 1), KeyPathError, "key 'q' not found in key 'n'"),
+    "set_: below a leaf": (lambda td: td.set_(("a", "q"), 1), KeyThroughLeafError, "'a' is a tensor, so it"),
+    "set_at_: below a leaf": (lambda td: td.set_at_(("a", "q"), 1, 0), KeyThroughLeafError, "'a' is a tensor, so it"),
+    "set_at_: shape": (lambda td: td.set_at_("a", torch.ones(3), 0), StructureError, "cannot write key 'a' at the index 0"),
+    "get: defaults": (lambda td: td.get("q", 1, 2), TypeError, "takes a key and one default, got 2 defaults"),
+    "del: missing": (lambda td: td.del_(("n", "q")), KeyPathError, "key 'q' not found in key 'n'"),
+    "del: below a leaf": (lambda td: td.del_(("a", "q")), KeyThroughLeafError, "'a' is a tensor, so it entry"),
+    "del: index": (lambda td: operator.delitem(td, 0), KeyPathError, "only keys can be deleted, not the index 0"),
+    "del: of one member": (lambda td: ragged().del_("q"), KeyPathError, "key 'q' not found in LazyStackedTensorDict"),
+    "popitem": (lambda td: TensorDict().popitem(), KeyPathError, "the TensorDict is empty"),
+    "replace": (lambda td: td.replace({}, {}), TypeError, "takes one mapping or collection, got 2"),
+    "update: locked": (lambda td: td.lock_().update({"z": 1}), LockedError, "cannot update"),
+    "separator": (lambda td: td.flatten_keys(3), TypeError, "the separator is a string; got 3"),
+    "unflatten": (
+        lambda td: TensorDict({"a.b": 1, "a": {"b": 2}}).unflatten_keys(), KeyTakenError, "needs 'b' where there is",
+    ),
+    "named_apply: option": (lambda td: td.named_apply(lambda key, leaf: leaf, foo=3), TypeError, "takes no foo"),
+    "apply: a leaf for a level": (
+        lambda td: td.apply(lambda entry: torch.zeros(2), inplace=True, call_on_nested=True), StructureError, "at key 'n'",
+    ),
+    "+: a level for a leaf": (
+        lambda td: td + TensorDict({"a": {"q": torch.ones(2)}, "n": {"b": torch.ones(2)}}, [2]), StructureError, "at key 'a'",
+    ),
+    "+: a leaf for a level": (
+        lambda td: td + TensorDict({"a": torch.ones(2), "n": torch.ones(2)}, [2]), StructureError, "at key 'n'",
+    ),
+    "+=": (lambda td: operator.iadd(td, "x"), TypeError, "unsupported operand"),
+    "roll": (lambda td: td.roll((1, 2)), BatchSizeError, r"without dims there is one shift; got \[1, 2\]"),
+    "tensor_split": (lambda td: td.tensor_split([1, 0]), BatchSizeError, "the positions must not decrease"),
+    "quantile": (lambda td: td.quantile(0.5, dim="feature", keepdim=True), TypeError, "has no keepdim=True"),
+    "masked_fill": (lambda td: td.masked_fill(torch.tensor([True, False]), "x"), TypeError, "masked_fill: key 'a'"),
+    "members": (lambda td: LazyStackedTensorDict(torch.ones(2)), TypeError, "of a lazy stack are collections; got Tensor"),
+    "stack dim": (lambda td: LazyStackedTensorDict(td, stack_dim=3), IndexError, "stack_dim 3 is out of range"),
+    "stack size": (lambda td: LazyStackedTensorDict(td, td, batch_size=[3, 2]), BatchSizeError, r"members make \[2, 2\]"),
+    "no such entry": (lambda td: ragged().get_nestedtensor("q"), KeyPathError, "key 'q' not found"),
+    "padding side": (lambda td: ragged().get("a", as_padded_tensor=True, padding_side="up"), ValueError, "'left' or"),
+    "other dims": (
+        lambda td: TensorDict.lazy_stack([TensorDict(a=[1]), TensorDict(a=[[1]])]).get("a", as_padded_tensor=True),
+        StructureError, r"cannot pad leaves of \[1, 2\] dims",
+    ),
+    "itself": (lambda td: TensorDict(LOOP), StructureError, r"\('d', 'd'\) holds a mapping that contains itself"),
+    "keys": (lambda td: unravel_key_list("ab"), KeyPathError, "takes a sequence of keys; got the single key 'ab'"),
+    "module": (lambda td: from_module(RECURSIVE), StructureError, "the module Module contains itself"),
+    "state dict": (lambda td: td.load_state_dict({"a": "x"}), FormatError, "key 'a' of the state dict is a str"),
+    "state dict: both": (
+        lambda td: td.load_state_dict({"n": td["a"], "n.b": td["a"]}), StructureError, "a leaf and a level at 'n' of 'n.b'",
+    ),
+    "state dict: dots": (
+        lambda td: TensorDict({"a.b": {"c": 1}, "a": {"b": {"d": 2}}}).state_dict(flatten=True), KeyPathError, "two levels",
+    ),
+}  # fmt: skip
+LOOP: dict[str, Any] = {}
+LOOP["d"] = LOOP
+RECURSIVE = nn.Module()
+RECURSIVE.again = RECURSIVE
+
+
+@pytest.mark.parametrize(("call", "error", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_call_says_what_is_wrong_and_changes_nothing(
+    call: Callable[[TensorDict], Any], error: type[Exception], message: str
+) -> None:
+    td = TensorDict({"a": torch.arange(4.0).view(2, 2), "n": {"b": torch.arange(2.0)}}, [2])
+    before = td.clone()
+    with pytest.raises(error, match=message):
+        call(td)
+    assert list(td.keys(True)) == list(before.keys(True)) and (td == before).all()
