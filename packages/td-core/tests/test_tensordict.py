@@ -280,7 +280,7 @@ WRONG: dict[str, tuple[Callable[[TensorDict], Any], type[Exception], str]] = {
     "set_at_: shape": (lambda td: td.set_at_("a", torch.ones(3), 0), StructureError, "cannot write key 'a' at the index 0"),
     "get: defaults": (lambda td: td.get("q", 1, 2), TypeError, "takes a key and one default, got 2 defaults"),
     "del: missing": (lambda td: td.del_(("n", "q")), KeyPathError, "key 'q' not found in key 'n'"),
-    "del: below a leaf": (lambda td: td.del_(("a", "q")), KeyThroughLeafError, "'a' is a tensor, so it entry"),
+    "del: below a leaf": (lambda td: td.del_(("a", "q")), KeyThroughLeafError, "'a' is a tensor, so it has"),
     "del: index": (lambda td: operator.delitem(td, 0), KeyPathError, "only keys can be deleted, not the index 0"),
     "del: of one member": (lambda td: ragged().del_("q"), KeyPathError, "key 'q' not found in LazyStackedTensorDict"),
     "popitem": (lambda td: TensorDict().popitem(), KeyPathError, "the TensorDict is empty"),
