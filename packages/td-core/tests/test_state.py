@@ -195,3 +195,14 @@ def test_a_leaf_that_cannot_be_written_is_found_before_anything_is_loaded(leaf, 
     assert not td["a"].any()
     td.load_state_dict(state, assign=True)
     assert td["a"].all() and td["n", "b"].all()
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda td: td, lambda td: td.to_lazystack(0), lambda td: td.to_lazystack(1)]
+)
+def test_what_is_assigned_has_to_fit_the_batch_size(kind):
+    td = kind(TensorDict({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, [2, 3]))
+    wrong = {"a": torch.ones(2, 3), "b": torch.ones(1, 7)}
+    with pytest.raises(StructureError, match=r"key 'b' has shape \(1, 7\), the batch size there is \(2, 3\)"):
+        td.load_state_dict(wrong, assign=True)
+    assert not td["a"].any()

@@ -702,3 +702,21 @@ def test_renaming_a_key_to_itself_is_safe(td: Any) -> None:
     before = list(td.keys(True))
     assert td.rename_key_("a", "a", safe=True) is td
     assert sorted(map(str, td.keys(True))) == sorted(map(str, before))
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda td: td, lambda td: td.to_lazystack(0), lambda td: td.to_lazystack(1)]
+)
+@pytest.mark.parametrize(
+    "index", [[0, 7], torch.tensor([0, -9]), (slice(None), torch.tensor([0, 5])), torch.arange(99)]
+)
+@pytest.mark.parametrize("value", [7, {"a": torch.ones(())}, "of its batch size"])
+def test_nothing_is_written_where_a_position_is_out_of_range(kind, index, value):
+    td = kind(TensorDict({"a": torch.zeros(3, 3), "n": {"b": torch.zeros(3, 3)}}, [3, 3]))
+    if isinstance(value, str):
+        size = (3, len(index[1])) if type(index) is tuple else (len(index), 3)
+        value = TensorDict({"a": torch.ones(size), "n": {"b": torch.ones(size)}}, size)
+    with pytest.raises(CollectionIndexError, match="out of bounds for batch dim"):
+        td[index] = value
+    assert not td["a"].any()
+    assert not td["n", "b"].any()

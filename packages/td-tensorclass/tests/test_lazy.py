@@ -8,7 +8,7 @@ from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
 from td_core.errors import BatchSizeError, StructureError
-from td_tensorclass import TensorClass
+from td_tensorclass import TensorClass, UnknownFieldError
 
 
 class Sample(TensorClass):
@@ -126,3 +126,13 @@ def test_the_stack_dim_stays_in_the_batch_size(size) -> None:
     with pytest.raises(BatchSizeError, match="does not fit a stack of 3 along dim 0: the stack dim stays"):
         stack.batch_size = size
     assert [member.batch_size for member in stack.tensordicts] == [(2,)] * 3
+
+
+@pytest.mark.parametrize(
+    "entry", [{("no field", "x"): torch.ones(3, 2)}, {"no field": {"x": torch.ones(3, 2)}}]
+)
+def test_nothing_is_updated_where_an_entry_is_no_field(entry) -> None:
+    for stack in (nested(), torch.stack(list(nested().tensordicts))):
+        with pytest.raises(UnknownFieldError, match="Nested has no field .*no field"):
+            stack.update({"image": torch.ones(3, 2, 3), **entry})
+        assert not stack.image.any()

@@ -166,6 +166,10 @@ class Core(ABC):
         self._assign(index, value)  # type: ignore[attr-defined]
         return self
 
+    @classmethod  # noqa: B027 -- most kinds take any key
+    def _check_keys(cls, keys: Mapping[Any, Any]) -> None:
+        """Raise where one of some keys is that of no entry which this kind can have."""
+
     def _declared(self, key: str, value: Any) -> Any:
         """Return a value as the declaration of ``key`` wants it, before it is coerced; here nothing is declared."""
         return value

@@ -31,6 +31,8 @@ _NARROW = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, tor
 
 #: From about so many elements of a leaf on it pays to flatten the dims of a mask.
 _MANY = 1000
+#: So many positions are compared in Python as fast as torch is called.
+_FEW = 64
 
 
 class IndexPlan(ShapePlan):
@@ -65,6 +67,18 @@ class IndexPlan(ShapePlan):
 
     def dims(self) -> tuple[int | None, ...]:
         return self.kept
+
+    def check_range(self) -> None:
+        """Raise CollectionIndexError where a position is out of range, which torch finds out while it writes."""
+        if torch.compiler.is_compiling() or functorch_level() is not None:
+            return
+        dim = 0
+        for item in self.index if type(self.index) is tuple else (self.index,):
+            if _on_host(item) and (count := item.numel()):
+                ends = item.flatten() if count < _FEW else torch.stack(item.aminmax())
+                ends = ends.tolist()
+                _check_range(min(ends), max(ends), self.batch_size, dim)
+            dim += item is not None and type(item) is not bool
 
     def _along(self, stack_dim: int) -> Along | None:
         items = self.index if type(self.index) is tuple else (self.index,)

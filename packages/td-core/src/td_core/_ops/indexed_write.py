@@ -48,6 +48,8 @@ class IndexedWrite:
     def __init__(self, plan: IndexPlan, batch_size: torch.Size, non_blocking: bool) -> None:
         self.index = plan.index
         self.basic = is_basic(plan.index)
+        if not self.basic:
+            plan.check_range()
         self.eager = not torch.compiler.is_compiling()
         self.lead = (*plan.lead, *batch_size[plan.n :])
         self.n = len(batch_size)

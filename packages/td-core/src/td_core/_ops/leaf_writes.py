@@ -154,6 +154,7 @@ def scattered_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
         or not targets
     ):
         return False
+    plan.check_range()
     place = Placed(plan.index)
     try:
         shapes = {(value.shape, leaf.shape) for value, leaf in zip(values, targets)}

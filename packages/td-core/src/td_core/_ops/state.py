@@ -296,7 +296,7 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
         if device is not None and node.device is not None and torch.device(device) != node.device:
             wrong.append(f"{show_path(path)} is on {node.device}, in the state dict on {device}")
         entries = _entries(node)
-        size = tuple(level.meta.get("batch_size") or ())
+        size = tuple(level.meta.get("batch_size", node.batch_size if -1 not in node.batch_size else ()))
         for key, entry in {**entries, **level.entries}.items():
             if isinstance(entry, Tensor) and isinstance(entries.get(key, entry), Tensor):
                 if tuple(lead_of(entry, len(size))) != size:
@@ -328,6 +328,8 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
                 elif not assign:
                     _check_writable(node, at, given)
                 steps.append((node, key, given))
+        if not strict:
+            node._check_keys(level.entries)
         for key, given in level.entries.items():
             if key not in entries and (isinstance(given, Tensor) or not _is_empty(given)):
                 unexpected.extend(_leaf_names(given, (*path, key)))

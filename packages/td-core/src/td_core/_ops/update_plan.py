@@ -95,6 +95,8 @@ class UpdatePlan:
                 items = source._children()
             if not self.inplace and node._locked:
                 refuse_if_locked(node, f"update {show_path(at)}")
+            if not self.inplace:
+                node._check_keys(items if wanted is None else {key: None for key in items if key in wanted})
             levels: list[tuple[Any, Any, Any, Path]] = []
             for key, value in dict(items).items():
                 if type(key) is not str:
