@@ -9,6 +9,8 @@ import multiprocessing
 import operator
 import os
 import pickle
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -578,3 +580,9 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(OSError, match="No space left on device"):
         MemoryMappedTensor.from_tensor(torch.ones(3), filename=tmp_path / "t")
     assert os.listdir(tmp_path) == []
+
+
+def test_nothing_is_said_about_a_file_that_is_open_when_the_interpreter_ends():
+    program = "import torch, td_memmap; torch.kept = td_memmap.MemoryMappedTensor.from_tensor(torch.ones(3))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

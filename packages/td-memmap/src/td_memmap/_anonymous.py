@@ -58,8 +58,9 @@ class AnonymousFile:
             raise _fs.named(error, what, tempfile.gettempdir()) from error
         return file
 
-    def __del__(self) -> None:
-        _fs.close(self.fd)
+    # Bound here, since the globals of a module may be gone when the interpreter ends.
+    def __del__(self, close: Any = _fs.close) -> None:
+        close(self.fd)
 
     def elements(self, dtype: torch.dtype, count: int, offset: int = 0) -> Tensor:
         """Return ``count`` elements from byte ``offset`` on, mapped and shared with every process that has the file."""

@@ -160,9 +160,8 @@ def remove_path(path: str) -> None:
         os.unlink(path)
 
 
-def close(fd: int) -> None:
-    """Close an open file."""
-    os.close(fd)
+#: Closes an open file.
+close = os.close
 
 
 def status_of(fd: int) -> os.stat_result:
