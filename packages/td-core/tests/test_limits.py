@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.errors import DepthError, StructureError, TensorDictError
 
 DEPTH = 2_000
@@ -343,3 +343,51 @@ def test_locking_while_another_thread_unlocks_raises_nothing_obscure(first):
             break
         assert td.unlock_().lock_()["n", "b"].is_locked
     assert number > 20
+
+
+WRITES = {
+    "set": lambda td, key: td.set(("new", key), torch.zeros(td.batch_size)),
+    "deeper": lambda td, key: td.__setitem__(("new", "deep", key), torch.zeros(td.batch_size)),
+    "setdefault": lambda td, key: td.setdefault(("new", key), torch.zeros(td.batch_size)),
+    "create_nested": lambda td, key: td.create_nested(("new", key)),
+    "update": lambda td, key: td.update({"new": {key: torch.zeros(td.batch_size)}}),
+    "update from a collection": lambda td, key: td.update(
+        TensorDict({"new": {key: torch.zeros(td.batch_size)}}, td.batch_size)
+    ),
+}
+PLACES = {
+    "dense": nest,
+    "stack": lambda: LazyStackedTensorDict(nest(), nest(), stack_dim=1),
+    "params": lambda: TensorDictParams(nest()),
+}
+
+
+@pytest.mark.parametrize("make", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_threads_that_make_one_level_both_keep_what_they_set(write, make):
+    number = 0
+    while True:
+        number += 1
+        td = make()
+        if not at_line(number, lambda td=td: write(td, "a"), lambda td=td: WRITES["set"](td, "b")):
+            break
+        assert "b" in td["new"].keys()
+        assert {"a", ("deep", "a")} & set(td["new"].keys(True))
+    assert number > 5
+
+
+def test_a_level_that_becomes_a_leaf_while_it_is_written_is_no_obscure_error():
+    refused = number = 0
+    written = True
+    while written:
+        number += 1
+        td = nest()
+        try:
+            written = at_line(
+                number,
+                lambda td=td: td.update({"n": {"x": [1.0, 2.0]}}),
+                lambda td=td: td.set("n", torch.zeros(2)),
+            )
+        except TensorDictError:
+            refused += 1
+    assert 0 < refused < number

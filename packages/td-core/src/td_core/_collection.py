@@ -108,6 +108,11 @@ class Core(ABC):
     def _set_child(self, key: str, value: Child) -> None:
         """Store a checked value under ``key``."""
 
+    def _add_child(self, key: str, value: Core) -> Child:
+        """Store a checked collection where nothing is; return what is there: another thread may have been first."""
+        self._set_child(key, value)
+        return value
+
     def _set_children(self, values: Mapping[str, Child]) -> None:
         """Store checked values under their keys."""
         for key, value in values.items():
@@ -400,6 +405,17 @@ def changed_meanwhile(node: Core) -> StructureError:
     return StructureError(
         f"the {type(node).__name__} was changed by another thread while it was read; lock_() it while threads share it"
     )
+
+
+def add_level(node: Core, key: str, level: Any) -> None:
+    """Store a new level, or what is in it where another thread has made one meanwhile: neither loses entries."""
+    found = node._add_child(key, level)
+    if found is level:
+        return
+    if isinstance(found, Tensor) or found._opaque:
+        node._set_child(key, level)
+    else:
+        found.update(level)
 
 
 def lead_of(leaf: Tensor, ndim: int) -> torch.Size:

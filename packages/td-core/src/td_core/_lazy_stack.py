@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._base import TensorDictBase
-from ._collection import Child, Core, missing_key, set_lazy_stack, show_path
+from ._collection import Child, Core, add_level, missing_key, set_lazy_stack, show_path
 from ._devices import as_device
 from ._indexing import plan_index
 from ._locking import refuse_if_locked
@@ -378,14 +378,25 @@ class LazyStackedTensorDict(TensorDictBase):
         return default
 
     def _set_child(self, key: str, value: Child) -> None:
+        for member, part in self._shares(key, value):
+            member._set_child(key, part)
+
+    def _add_child(self, key: str, value: Core) -> Child:
+        for member, part in self._shares(key, value):
+            add_level(member, key, part)
+        return value
+
+    def _shares(self, key: str, value: Child) -> list[tuple[Any, Any]]:
+        """Return each member with its part of a value that is stored."""
         for member in self._members:
             if member._locked:
                 refuse_if_locked(member, f"set {show_path((key,))}")
-        for member, part in zip(self._members, self._parts(value)):
+        shares = list(zip(self._members, self._parts(value)))
+        for member, part in shares:
             if isinstance(part, Core) and -1 in part.batch_size:
                 # It was made for all members, of the batch size that shows -1 where theirs differ.
                 part._grow(member.batch_size)
-            member._set_child(key, part)
+        return shares
 
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
         # Every member checks its part before the first one is written.

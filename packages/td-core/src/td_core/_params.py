@@ -252,6 +252,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             value = _converted(key, value)
         self._inner_params._set_child(key, value)
 
+    def _add_child(self, key: str, value: Core) -> Child:
+        _refuse_lazy_stacks(value)
+        return self._inner_params._add_child(key, value if self._no_convert else _converted(key, value))
+
     def _set_path(
         self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:

@@ -230,6 +230,9 @@ class TensorDict(TensorDictBase):
     def _set_child(self, key: str, value: Child) -> None:
         self._data[key] = value
 
+    def _add_child(self, key: str, value: Core) -> Child:
+        return self._data.setdefault(key, value)
+
     def _set_children(self, values: Mapping[str, Child]) -> None:
         self._data.update(values)
 

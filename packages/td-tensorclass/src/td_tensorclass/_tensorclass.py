@@ -299,6 +299,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             raise self._schema.unknown([key])
         self._tensordict._set_child(key, value)
 
+    def _add_child(self, key: str, value: Core) -> Any:
+        if key not in self._schema.names:
+            raise self._schema.unknown([key])
+        return self._tensordict._add_child(key, value)
+
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         if isinstance(value, (Core, Mapping)):
             self._check_keys(value._children() if isinstance(value, Core) else value)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 from torch import Tensor
 
 from .._coerce import coerce, nest
-from .._collection import Child, Core, missing_key, show_path
+from .._collection import Child, Core, add_level, missing_key, show_path
 from .._keys import is_key, unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._names import take_names
@@ -195,7 +195,10 @@ class Entries(Core):
         entry = self._coerced(value, at + path, non_blocking)
         for part in reversed(path[1:]):
             entry = dense({part: entry}, self.batch_size, self.device, self._names)
-        self._set_child(path[0], entry)
+        if len(path) == 1:
+            self._set_child(path[0], entry)
+        else:
+            add_level(self, path[0], entry)
 
     def _coerced(self, value: Any, path: tuple[str, ...], non_blocking: bool) -> Child:
         """Return ``value`` as an entry of this collection; a sub-collection takes its dim names."""

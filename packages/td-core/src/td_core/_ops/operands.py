@@ -391,10 +391,13 @@ def compare_values(result: Any, first: Any, second: Any, single: Callable[..., A
         for key, a in dict(mine._children()).items():
             if isinstance(a, Tensor):
                 continue
+            b = theirs._get_child(key)
+            if isinstance(b, Tensor):
+                raise changed_meanwhile(theirs)
             if a._opaque:
-                target._set_child(key, a._compare(theirs._get_child(key), single))
+                target._set_child(key, a._compare(b, single))
             else:
-                todo.append((target._get_child(key), a, theirs._get_child(key)))
+                todo.append((target._get_child(key), a, b))
     return result
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, WRAPPED, coerce
-from .._collection import Child, Core, lined_up, missing_key, show_path
+from .._collection import Child, Core, add_level, changed_meanwhile, lined_up, missing_key, show_path
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._names import take_names
@@ -138,7 +138,10 @@ class UpdatePlan:
             isinstance(value, Mapping) or (isinstance(value, Core) and not value._opaque)
         ):
             if current is not None and not leaf_here and not self._whole(value):
-                return node._get_child(key)
+                found = node._get_child(key)
+                if isinstance(found, Tensor):
+                    raise changed_meanwhile(node)
+                return found
             if below is not None:
                 value = only(value, below)
         value = node._declared(key, value)
@@ -211,7 +214,10 @@ class UpdatePlan:
         for resized, size in self.sizes:
             resized._set_batch_size(size)
         for store, key, value in self.stores:
-            store._set_child(key, value)
+            if isinstance(value, Tensor) or value._opaque or self.is_leaf is not None:
+                store._set_child(key, value)
+            else:
+                add_level(store, key, value)
         copy_all(targets, values, self.non_blocking)
         for node, key, value in others:
             node._write_child(key, value, non_blocking=self.non_blocking)
