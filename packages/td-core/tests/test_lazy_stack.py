@@ -326,6 +326,8 @@ def test_a_level_that_a_locked_stack_gives_is_locked_with_it(lazy):
     with pytest.raises(LockedError, match="part of a locked collection"):
         level.unlock_()
     assert level.is_locked
+    with pytest.raises(LockedError, match="cannot add a member"):
+        level.append(level.tensordicts[0])
     lazy.unlock_()
     assert not level.is_locked
 

@@ -679,7 +679,7 @@ class LazyStackedTensorDict(TensorDictBase):
     def _check_new(self, new: Sequence[Any]) -> None:
         """Check members before any of them is added."""
         # A stack that was made to read an entry of a locked one has locked members.
-        if self._locked or all(member._locked for member in self._members):
+        if self.is_locked:
             refuse_if_locked(self, "add a member")
         for item in new:
             if not isinstance(item, Core):
@@ -687,8 +687,7 @@ class LazyStackedTensorDict(TensorDictBase):
             first = (self._members or new)[0]
             if len(item.batch_size) != len(first.batch_size):
                 raise BatchSizeError(
-                    f"the members have batch size {list(first.batch_size)}, the new one has "
-                    f"{list(item.batch_size)}"
+                    f"the members have batch size {list(first.batch_size)}, the new one has {list(item.batch_size)}"
                 )
 
     def valid_keys(
