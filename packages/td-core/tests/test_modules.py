@@ -224,3 +224,13 @@ def test_a_value_that_does_not_fit_is_found_before_the_first_is_copied():
     ):
         values.to_module(model, inplace=True)
     assert torch.equal(model.weight, before)
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    wrong = TensorDict.from_module(model).data.clone().zero_()
+    wrong["1", "weight"] = torch.zeros(5, 5)
+    with pytest.raises(RuntimeError, match=r"size mismatch for 1\.weight"):
+        wrong.to_module(model, use_state_dict=True)
+    torch.testing.assert_close(dict(model.state_dict()), before)

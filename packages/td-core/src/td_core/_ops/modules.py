@@ -180,7 +180,12 @@ class Modules(Core):
         flat = {
             ".".join(key) if isinstance(key, tuple) else key: leaf for key, leaf in self.items(True, True)
         }
-        module.load_state_dict(flat)
+        try:
+            module.load_state_dict(flat)
+        except BaseException:
+            # torch loads all that fits before it says what does not.
+            module.load_state_dict(state)
+            raise
         swap = dense({}, torch.Size())
         for key, value in state.items():
             swap._set_path(tuple(key.split(".")), value)
