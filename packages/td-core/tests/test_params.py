@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from td_core import Buffer, LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core import Buffer, LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
 from td_core.errors import LockedError, StructureError
 
 
@@ -106,6 +106,14 @@ def test_results_of_operations_are_plain_collections():
     assert type(params.detach()) is TensorDict
     assert type(params.unsqueeze(0)) is TensorDict
     assert type(params["n"]) is TensorDict
+
+
+def test_stacks_of_it_have_the_plain_collections_for_members():
+    held = [TensorDictParams(TensorDict({"a": torch.ones(2)})) for _ in range(2)]
+    stack = lazy_stack([TensorDict({"p": each}) for each in held])
+    for found in (stack["p"], lazy_stack(held)):
+        assert [type(member) for member in found.tensordicts] == [TensorDict] * 2
+        assert found.tensordicts[1]["a"] is held[1]["a"]
 
 
 def test_copies_are_parameters_again():

@@ -27,24 +27,6 @@ NUMBERS = (int, float, complex, np.generic, torch.SymInt, torch.SymFloat, torch.
 LEAF_ERRORS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
 
 
-def spread(value: Tensor, leaves: list[Tensor], ndim: int) -> list[Tensor]:
-    """Return, for each leaf, ``value`` with a dim of size 1 for each dim that the leaf has beyond ``ndim``.
-
-    >>> [v.shape for v in spread(torch.ones(3), [torch.zeros(3), torch.zeros(3, 4)], 1)]
-    [torch.Size([3]), torch.Size([3, 1])]
-    """
-    if value.ndim == 0:
-        return [value] * len(leaves)
-    shaped: dict[int, Tensor] = {}
-    out = []
-    for leaf in leaves:
-        extra = leaf.ndim - ndim
-        if extra not in shaped:
-            shaped[extra] = value.reshape(*value.shape, *[1] * extra)
-        out.append(shaped[extra])
-    return out
-
-
 def combine(
     node: Any, name: str, this: Op, other: Operand, default: Any = None, foreign: list[Core] | None = None
 ) -> Any:

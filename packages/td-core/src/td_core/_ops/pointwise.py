@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .._coerce import nest
 from .._collection import Core
+from .._element_plans import wide
 from .._foreach import Op, foreach, op
 from .operands import (
     LEAF_ERRORS,
@@ -29,7 +30,6 @@ from .operands import (
     leaves_of,
     operand_for,
     raise_at_leaf,
-    spread,
     write_leaves,
     write_out,
 )
@@ -278,7 +278,8 @@ class Pointwise(Core):
             return
         leaves: list[Tensor] = []
         self._collect(leaves)
-        out.extend(spread(value, leaves, len(self.batch_size)))
+        more = value.ndim - len(self.batch_size)
+        out.extend(wide(value, leaf.ndim + more) if value.ndim else value for leaf in leaves)
 
     abs = unary("abs", "the absolute value")
     acos = unary("acos", "the arc cosine")
