@@ -17,8 +17,8 @@ from ._errors import FileTakenError
 from ._fs import Tree
 from ._load import Loading, Reader
 from ._meta import LIMIT
-from ._plan import Plan, make_plan
-from ._save import Options, finish, save_directory, snapshot
+from ._plan import Plan
+from ._save import Options, finish, planned, save_directory
 from ._shapes import shape_of, show_shape
 
 __all__ = ["like_directory"]
@@ -33,8 +33,7 @@ def like_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
     prefix = os.path.abspath(prefix)
     if not options.existsok or _fs.status(os.path.join(prefix, _names.META)) is None:
         return save_directory(tree, prefix, options)
-    plan = make_plan(tree, robust_key=options.robust_key, allow_pickle=options.allow_pickle, content=False)
-    tree = snapshot(tree, plan)
+    plan, tree = planned(tree, options)
     return lambda: _map_existing(tree, plan, prefix, options)
 
 

@@ -30,7 +30,7 @@ from ._saved import attach
 from ._shapes import element_count, jagged, shaped
 from ._tensor import MemoryMappedTensor, Place, is_there, is_whole, map_file, plain
 
-__all__ = ["Options", "finish", "save_anonymous", "save_directory", "snapshot"]
+__all__ = ["Options", "finish", "planned", "save_anonymous", "save_directory"]
 
 _CPU = torch.device("cpu")
 # A smaller file is written faster than it is handed to another thread (measured: even at 0.3 to 1 MB). Without being
@@ -63,16 +63,40 @@ def save_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
         CodecError: something cannot be stored.
         FileTakenError: a leaf is mapped from another place, or something is in the way.
     """
-    plan = make_plan(
-        tree, robust_key=options.robust_key, allow_pickle=options.allow_pickle, content=not options.like
-    )
+    plan, tree = planned(tree, options)
     prefix = os.path.abspath(prefix)
     check_mappings(sum(1 for file in plan.leaves if file.nbytes), f"save at {prefix} and map the result")
     _refuse_other_places(plan, prefix, options)
     if not options.existsok and _fs.status(os.path.join(prefix, _names.META)) is not None:
         raise FileTakenError(f"a save exists at {prefix}; pass existsok=True to replace it")
-    tree = tree if options.inplace else snapshot(tree, plan)
     return lambda: _Writer(plan, prefix, options).run(tree)
+
+
+def planned(tree: Core, options: Options) -> tuple[Plan, Core]:
+    """Plan a save; return also what was planned: a collection with which no other thread goes on, unless it is saved in place.
+
+    Raises:
+        CodecError: something cannot be stored.
+    """
+    if not options.inplace:
+        tree = _snapshot(tree)
+    plan = make_plan(
+        tree, robust_key=options.robust_key, allow_pickle=options.allow_pickle, content=not options.like
+    )
+    return plan, tree
+
+
+def _snapshot(tree: Core) -> Core:
+    """Return a collection of the same leaves, with the same locks but for those of attachments."""
+    result = tree._map(same)
+    todo = [(tree, result)]
+    while todo:
+        node, copy = todo.pop()
+        if node._locked and not node._attachments:
+            copy.lock_()  # type: ignore[attr-defined]
+        else:
+            todo.extend(zip(node._nested(), copy._nested(), strict=False))
+    return result
 
 
 def _refuse_other_places(plan: Plan, prefix: str, options: Options) -> None:
@@ -355,27 +379,6 @@ def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None
     else:
         result = tree._map(lambda leaf: mapped[id(leaf)])
     return attach(result, prefix, options.robust_key, options.allow_pickle, options.share_non_tensor)
-
-
-def snapshot(tree: Core, plan: Plan) -> Core:
-    """Return a collection of the planned leaves, with which no other thread goes on; StructureError where one has already."""
-    shallow = tree._map(same)
-    leaves: list[Tensor] = []
-    shallow._collect(leaves)
-    planned = [file.leaf for file in plan.leaves if file.leaf is not None] + [
-        leaf for leaf, *_ in plan.jagged
-    ]
-    found = {*map(id, leaves)}
-    if found != {*map(id, planned)}:
-        # The members of a node may have leaves that are none of the collection.
-        members = [member for node, _ in plan.nodes for member in take_apart(node).members.values()]
-        for member in members:
-            leaves.clear()
-            member._collect(leaves)
-            found.update(map(id, leaves))
-        if found != {*map(id, planned)}:
-            raise changed_meanwhile(tree)
-    return shallow
 
 
 def _replace_leaves(node: Core, mapped: dict[int, Tensor]) -> None:

@@ -535,7 +535,8 @@ def is_there(tensor: MemoryMappedTensor) -> bool:
         return True
     source = getattr(tensor.untyped_storage(), "source", None)
     if isinstance(source, Place):
-        return source.identity == place.identity
+        # Equal numbers are not enough: a file that is gone, and mapped no more, leaves its inode to others.
+        return source.identity is place.identity
     return source is not None and source() is place.file
 
 
