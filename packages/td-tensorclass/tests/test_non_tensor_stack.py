@@ -539,12 +539,18 @@ def test_indices_from_another_device(device: torch.device) -> None:
         assert source.gather(0, torch.tensor([1, 1], device=device))["a"] == ["y", "y"]
 
 
-@pytest.mark.parametrize("index", [[7], torch.tensor([-4]), torch.tensor(3), np.array([0, 9]), (slice(None), [2])])
+@pytest.mark.parametrize(
+    "index", [[7], torch.tensor([-4]), torch.tensor(3), np.array([0, 9]), (slice(None), [2])]
+)
 def test_no_position_beyond_the_end_is_read(index: Any) -> None:
-    with pytest.raises(CollectionIndexError, match=r"index -?\d is out of bounds for batch dim 0 of size [23]"):
+    with pytest.raises(
+        CollectionIndexError, match=r"index -?\d is out of bounds for batch dim 0 of size [23]"
+    ):
         NonTensorStack.from_list([["a", "b"], ["c", "d"], ["e", "f"]])[index]
 
 
 def test_empty_has_a_value_for_each_element_too() -> None:
-    with pytest.raises(BatchSizeError, match=r"one value for each element of \[2\] cannot have the batch size \[\]"):
+    with pytest.raises(
+        BatchSizeError, match=r"one value for each element of \[2\] cannot have the batch size \[\]"
+    ):
         NonTensorStack("a", "b").empty(batch_size=[])

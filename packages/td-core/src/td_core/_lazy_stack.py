@@ -26,32 +26,11 @@ from ._ops.update_plan import UpdatePlan
 from ._plans import coordinates
 from ._ragged import distinct_members, entry_in, in_form, ragged_error, refuse_hidden
 from ._shape_plans import stack_plan
+from ._views import StackedEntries
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="LazyStackedTensorDict")
-
-
-class _Stacked(Mapping[str, Any]):
-    """The entries that all members have; each is stacked when it is read."""
-
-    __slots__ = ("_stack",)
-
-    def __init__(self, stack: LazyStackedTensorDict) -> None:
-        self._stack = stack
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stack._common_keys())
-
-    def __len__(self) -> int:
-        return len(self._stack._common_keys())
-
-    def __contains__(self, key: object) -> bool:
-        members = self._stack._members
-        return bool(members) and all(key in member._children() for member in members)
-
-    def __getitem__(self, key: str) -> Any:
-        return self._stack._get_child(key)
 
 
 class LazyStackedTensorDict(TensorDictBase):
@@ -304,11 +283,11 @@ class LazyStackedTensorDict(TensorDictBase):
         return keys
 
     def _children(self) -> Mapping[str, Child]:
-        return _Stacked(self)
+        return StackedEntries(self)
 
     def _all_children(self) -> Mapping[str, Child]:
         refuse_hidden([member._all_children().keys() for member in self._members])
-        return _Stacked(self)
+        return StackedEntries(self)
 
     def _nested(self) -> Iterator[Core]:
         return iter(self._members)

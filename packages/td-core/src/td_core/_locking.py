@@ -14,9 +14,9 @@ from .errors import LockedError
 
 def lock(root: Core) -> None:
     """Lock a collection and everything below it."""
-    todo: list[tuple[Any, weakref.ref[Core] | None]] = [(root._inner(), None)]
     if root._locked:
         return
+    todo: list[tuple[Any, weakref.ref[Core] | None]] = [(root._inner(), None)]
     try:
         while todo:
             node, parent = todo.pop()

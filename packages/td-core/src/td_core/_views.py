@@ -6,7 +6,7 @@ A parent comes before its children in all three views. Non-tensor entries are no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from operator import itemgetter
 from typing import Any
 
@@ -20,6 +20,28 @@ IsLeaf = Callable[[type], bool]
 
 #: The classes that show a tensor and of which there was an instance; without any, dicts need no look at their values.
 SHOWN: set[type] = set()
+
+
+class StackedEntries(Mapping[str, Any]):
+    """The entries that all members of a lazy stack have; each is stacked when it is read."""
+
+    __slots__ = ("_stack",)
+
+    def __init__(self, stack: Any) -> None:
+        self._stack = stack
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stack._common_keys())
+
+    def __len__(self) -> int:
+        return len(self._stack._common_keys())
+
+    def __contains__(self, key: object) -> bool:
+        members = self._stack._members
+        return bool(members) and all(key in member._children() for member in members)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._stack._get_child(key)
 
 
 def default_is_leaf(cls: type) -> bool:
