@@ -242,6 +242,13 @@ def test_a_frozen_tensorclass_is_frozen_however_it_was_saved(place: Path) -> Non
     assert (loaded.x == 1).all()
 
 
+def test_a_save_of_a_mapped_tensorclass_is_not_locked(tmp_path: Path) -> None:
+    mapped = Point(x=torch.zeros(2), batch_size=[2]).memmap(tmp_path / "first")
+    mapped.memmap(tmp_path / "second", copy_existing=True)
+    assert mapped.is_locked
+    assert not Point.load_memmap(tmp_path / "second").is_locked
+
+
 def test_a_mapped_tensorclass_is_a_live_save(tmp_path: Path) -> None:
     point = Point(torch.ones(3, 2), tag="here", batch_size=[3])
     assert point.memmap_(tmp_path / "save") is point

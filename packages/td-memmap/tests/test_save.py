@@ -1081,6 +1081,19 @@ def test_early_saves_keep_the_lock(tmp_path):
     assert TensorDict.load_memmap(tmp_path / "save").is_locked
 
 
+@pytest.mark.parametrize("path", [(), ("n",), ("n", "m")])
+def test_a_save_keeps_the_locks_of_the_owner_and_not_those_of_mapping(path, tmp_path):
+    td = TensorDict({"n": {"m": {"a": torch.zeros(2)}}})
+    (td[path] if path else td).lock_()
+    mapped = td.memmap(tmp_path / "first")
+    mapped.memmap(tmp_path / "second", copy_existing=True)
+    first, second = (TensorDict.load_memmap(tmp_path / name) for name in ("first", "second"))
+    assert [first.is_locked, first["n"].is_locked, first["n", "m"].is_locked] == [
+        td.is_locked, td["n"].is_locked, td["n", "m"].is_locked
+    ]  # fmt: skip
+    assert not second.is_locked
+
+
 def test_a_save_takes_what_was_there_when_it_began_while_another_thread_writes(tmp_path):
     td = TensorDict({"n": {f"k{i}": torch.full((2,), i) for i in range(20)}}, [2])
     done = threading.Event()

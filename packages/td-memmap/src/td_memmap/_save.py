@@ -92,7 +92,7 @@ def _snapshot(tree: Core) -> Core:
     todo = [(tree, result)]
     while todo:
         node, copy = todo.pop()
-        if node._locked and not node._attachments:
+        if node._locked and not node._inner()._attachments:
             copy.lock_()  # type: ignore[attr-defined]
         else:
             todo.extend(zip(node._nested(), copy._nested(), strict=False))
