@@ -87,7 +87,7 @@ class TestFromDict:
     @pytest.mark.parametrize(
         ("source", "kwargs", "error", "message"),
         [
-            (3, {}, TypeError, "from_dict takes a mapping; got int"),
+            (3, {}, TypeError, "from_dict takes a mapping or a collection of entries; got int"),
             (
                 {"a": 1},
                 {"batch_size": [], "batch_dims": 1},

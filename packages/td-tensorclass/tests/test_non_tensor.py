@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from td_core import LazyStackedTensorDict, TensorDict, assert_close, lazy_stack
+from td_core import (
+    LazyStackedTensorDict,
+    TensorDict,
+    assert_close,
+    lazy_stack,
+    make_tensordict,
+    merge_tensordicts,
+)
 from td_core.errors import BatchSizeError, KeyPathError, LockedError, StructureError
 from td_tensorclass import (
     MetaData,
@@ -631,3 +638,26 @@ def test_values_are_found_in_every_kind():
         filtered = td.filter_non_tensor_data()
         assert "s" not in filtered.keys()
         assert "a" in filtered.keys()
+
+
+@pytest.mark.parametrize("value", [NonTensorData("x", batch_size=[2]), NonTensorStack("x", "y")])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda td, value: td.update(value),
+        lambda td, value: td.update_(value),
+        lambda td, value: td.replace(value),
+        lambda td, value: td.copy_(value),
+        lambda td, value: td.update_at_(value, slice(None)),
+        lambda td, value: td.__setitem__(slice(None), value),
+        lambda td, value: td["n"].__setitem__(0, value[0]),
+        lambda td, value: merge_tensordicts(td, value),
+        lambda td, value: make_tensordict(value),
+        lambda td, value: TensorDict.from_dict(value),
+        lambda td, value: TensorDict(value),
+    ],
+)
+def test_a_value_has_no_entries_to_take(operation, value):
+    td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2])
+    with pytest.raises((TypeError, ValueError, StructureError), match="mapping|collections? of entries"):
+        operation(td, value)

@@ -112,13 +112,12 @@ def from_dict(
     """
     # A type check is several times faster than isinstance with an abstract class.
     plain = type(d) is dict
-    if not plain and (not isinstance(d, (Mapping, Core)) or getattr(d, "_opaque", False)):
-        raise TypeError(f"from_dict takes a mapping; got {type(d).__name__}")
     if not plain and isinstance(d, Core):
         batch_size = (
             d.batch_size if batch_size is None and not auto_batch_size and batch_dims is None else batch_size
         )
-        d = d._all_children()
+    if not plain:
+        d = _entries("from_dict", d)
     return _build(d, batch_size, device, names, bool(auto_batch_size), batch_dims)
 
 
@@ -316,8 +315,16 @@ def make_tensordict(
     >>> make_tensordict(a=torch.zeros(3), batch_size=[3])
     TensorDict(batch_size=[3], fields={a: f32[]})
     """
-    source = {} if input_dict is None else input_dict
+    source = {} if input_dict is None else _entries("make_tensordict", input_dict)
     return _build({**source, **kwargs}, batch_size, device, None, bool(auto_batch_size), None)
+
+
+def _entries(what: str, source: Any) -> Mapping[Any, Any]:
+    if isinstance(source, Core) and not source._opaque:
+        return source._all_children()
+    if not isinstance(source, Mapping):
+        raise TypeError(f"{what} takes a mapping or a collection of entries; got {type(source).__name__}")
+    return source
 
 
 def from_pytree(

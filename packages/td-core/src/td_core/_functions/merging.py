@@ -41,6 +41,8 @@ def merge_tensordicts(
     found: dict[tuple[str, ...], list[Child]] = {}
     levels: dict[tuple[str, ...], Core] = {}
     for td in tensordicts:
+        if td._opaque:
+            raise StructureError(f"merge_tensordicts takes collections of entries, got a {type(td).__name__}")
         todo: list[tuple[tuple[str, ...], Core]] = [((), td)]
         while todo:
             at, node = todo.pop()

@@ -66,12 +66,12 @@ class IndexedWrite:
         if isinstance(value, NUMBERS) or (isinstance(value, Tensor) and value.ndim == 0):
             self._fill(root, value)
             return
-        if isinstance(value, Core):
+        if isinstance(value, Core) and not value._opaque:
             value = self._broadcast(value, torch.Size(self.lead + tuple(root.batch_size[self.n :])))
         elif not isinstance(value, Mapping):
             what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
             raise StructureError(
-                f"a collection takes a collection, a mapping or a number at an index; got {what}"
+                f"a collection takes a collection of entries, a mapping or a number at an index; got {what}"
             )
         lead, n = self.lead, self.n
         # Leaves often follow leaves of their own shape. No set: a size that a mask gives has no hash while compiling.

@@ -69,9 +69,9 @@ class UpdatePlan:
 
     def read(self, source: Mapping[Any, Any] | Core, keys: Sequence[NestedKey] | None) -> None:
         """Check the entries of ``source`` that ``keys`` names (None: all), and list what is to be done with them."""
-        if not isinstance(source, (Core, Mapping)):
+        if source._opaque if isinstance(source, Core) else not isinstance(source, Mapping):
             raise TypeError(
-                f"a collection is updated from a mapping or a collection; got {type(source).__name__}"
+                f"a collection is updated from a mapping or a collection of entries; got {type(source).__name__}"
             )
         clone, append = self.clone, self.stores.append
         todo: list[tuple[Any, Any, Any, Path]] = [(self.root, source, wanted_tree(keys), ())]
