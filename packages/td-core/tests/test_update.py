@@ -165,7 +165,7 @@ class TestUpdate:
                 "key 'a' is not a collection",
             ),
             ({"q": torch.ones(3), 3: torch.ones(3)}, KeyPathError, "a key is a string"),
-            (5, TypeError, "from a mapping or a collection; got int"),
+            (5, TypeError, "from a mapping or a collection of entries; got int"),
         ],
     )
     def test_a_refused_update_changes_nothing(self, td: Any, source: Any, error: type, message: str) -> None:
@@ -443,7 +443,7 @@ class TestAssign:
         [
             (5, 0, CollectionIndexError, "index 5 is out of bounds"),
             ((0, 0), 0, CollectionIndexError, "too many indices"),
-            (0, "x", StructureError, "a collection, a mapping or a number at an index; got 'x'"),
+            (0, "x", StructureError, "a collection of entries, a mapping or a number at an index; got 'x'"),
             (0, None, StructureError, "got None"),
             (slice(None), torch.ones(3), StructureError, r"got a tensor of shape \[3\]"),
             (
