@@ -39,11 +39,7 @@ def run_task(fn: Callable[[Any], Any], seed: int, item: Any, target: Any) -> Any
 
 def _work(connection: Connection, fn: Callable[[Any], Any], threads: int) -> None:
     torch.set_num_threads(threads)
-    parent: Any = mp.parent_process()
     while True:
-        # A forked worker holds a copy of the parent's end of the pipe, which so stays open when the parent is killed.
-        if connection not in wait([connection, parent.sentinel]):
-            return
         try:
             task = connection.recv()
         except EOFError:
