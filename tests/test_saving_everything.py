@@ -352,7 +352,10 @@ def test_a_node_kind_of_a_plugin_is_saved_and_named_when_it_is_missing(place: Pa
     node = Masked({"shape": torch.arange(3), "n": {"x": torch.ones(3)}}, batch_size=[3])
     node.spare, node.note = TensorDict({"y": torch.zeros(2)}), (1, b"x")
     with installed(Masks(), id="masks", distribution="td-masks", version="1.2"):
-        TensorDict({"a": torch.ones(3), "m": node}, batch_size=[3]).memmap(place)
+        td = TensorDict({"a": torch.ones(3), "m": node}, batch_size=[3])
+        for mapped in (td.memmap(), td.memmap_like(), td.memmap().memmap()):
+            assert mapped["m"].spare.keys() == {"y"}
+        td.memmap(place)
         loaded = TensorDict.load_memmap(place)["m"]
         assert type(loaded) is Masked
         assert loaded.batch_size == (3,)

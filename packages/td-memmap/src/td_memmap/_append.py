@@ -131,6 +131,7 @@ def _check_values(
     pairs["types"] = (types[0], types[1])
     pickled = texts.get((*node.parts, _names.PICKLE))
     if pickled is not None and pickled != _there(tree, node, _names.PICKLE):
+        # This call made the pickle, of the rows; one that was read is loaded only where the caller allowed it.
         values = node.values or {}
         for name, value in pickle.loads(pickled).items():
             pairs.setdefault(name, (values.get(name), value))

@@ -195,9 +195,9 @@ def memmap_like(
     )
     work: Callable[[], Any]
     if prefix is None:
-        from ._save import save_anonymous
+        from ._save import save_anonymous, snapshot
 
-        tree = data._shallow()
+        tree = snapshot(data)
         work = lambda: save_anonymous(tree, inplace=False, like=True)  # noqa: E731
     elif packed:
         from ._archive import save_archive
@@ -476,16 +476,16 @@ def _options(
 
 def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable[[], Any]:
     """Return the work of mapping a collection: to a directory, or to its own files, or to anonymous ones."""
-    from ._save import save_anonymous, save_directory
+    from ._save import save_anonymous, save_directory, snapshot
     from ._saved import attach, directory, saved_of
 
     saved = saved_of(data)
     if prefix is None and saved is not None:
         if options.inplace:
             return lambda: data
-        return lambda: attach(data._shallow(), directory(data, saved), saved.robust_key, saved.allow_pickle)
+        return lambda: attach(snapshot(data), directory(data, saved), saved.robust_key, saved.allow_pickle)
     if prefix is None:
-        tree = data if options.inplace else data._shallow()
+        tree = data if options.inplace else snapshot(data)
         return lambda: save_anonymous(tree, inplace=options.inplace)
     return save_directory(data, os.fspath(prefix), options)
 

@@ -30,7 +30,7 @@ from ._saved import attach
 from ._shapes import element_count, jagged, shaped
 from ._tensor import MemoryMappedTensor, Place, is_there, is_whole, map_file, plain
 
-__all__ = ["Options", "finish", "planned", "save_anonymous", "save_directory"]
+__all__ = ["Options", "finish", "planned", "save_anonymous", "save_directory", "snapshot"]
 
 _CPU = torch.device("cpu")
 # A smaller file is written faster than it is handed to another thread (measured: even at 0.3 to 1 MB). Without being
@@ -79,14 +79,14 @@ def planned(tree: Core, options: Options) -> tuple[Plan, Core]:
         CodecError: something cannot be stored.
     """
     if not options.inplace:
-        tree = _snapshot(tree)
+        tree = snapshot(tree)
     plan = make_plan(
         tree, robust_key=options.robust_key, allow_pickle=options.allow_pickle, content=not options.like
     )
     return plan, tree
 
 
-def _snapshot(tree: Core) -> Core:
+def snapshot(tree: Core) -> Core:
     """Return a collection of the same leaves, with the same locks but for those of attachments."""
     result = tree._map(same)
     todo = [(tree, result)]
