@@ -56,6 +56,7 @@ if HAS_TENSORCLASS:
     from td_tensorclass import NonTensorStack
 
     TREES["values"] = whole(TensorDict({"l": NonTensorStack("x", ("y", 1)), "s": "text"}, [2]))
+    TREES["typed values"] = whole(TensorDict({"l": ("x", (1, 2))}, [2]))
     TREES["general values"] = whole(TensorDict({"cls": {"l": NonTensorStack("x", "y")}}, [2]))
 
 
@@ -121,6 +122,22 @@ EDITS: dict[str, tuple[Any, str]] = {
         lambda s: s["leaves"].__setitem__("<NJT_VALUES>j", ["torch.float32", [0], 0, 0, 0]),
         r"jagged tensor \('j',\) lacks its values or offsets",
     ),
+    "names as text": (lambda s: s["cls_metadata"].__setitem__("names", "x"), "says that names is 'x'"),
+    "batch size as text": (lambda s: s["cls_metadata"].__setitem__("batch_size", ""), "batch_size is ''"),
+    "lock as text": (lambda s: s["cls_metadata"].__setitem__("is_locked", "no"), "locked is 'no'"),
+    "batch size of a level too short": (
+        lambda s: s["n"]["cls_metadata"].update(batch_size=[], names=[]),
+        r"the batch size \[2\] does not fit: a level in it has \[\]",
+    ),
+    "no level": (lambda s: s.__setitem__("n", None), "AttributeError"),
+    "number for a level": (lambda s: s.__setitem__("n", 3), "AttributeError"),
+    "number for what is beside": (lambda s: s.__setitem__("size", 3), "TypeError"),
+    "nothing beside": (lambda s: s.__setitem__("size", {}), "KeyError: 'td'"),
+    "no types beside": (lambda s: s.__setitem__("size", {"td": {"order": {}}}), "KeyError: 'values'"),
+    "order of some keys": (
+        lambda s: s.__setitem__("size", {"td": {"values": {}, "order": {"": ["n"]}}}),
+        r"\['n'\] is no order of the keys \['a', 'n'\]",
+    ),
     "order of missing keys": (lambda s: s.__setitem__("size", {"td": {"order": {"": ["x"]}}}), "damaged"),
     "value": (lambda s: s.__setitem__("non_tensors", {"v": [1]}), "damaged"),
 }
@@ -132,6 +149,33 @@ def test_an_edited_structure_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=message) as caught:
         read(edited(change), tmp_path)
     assert str(tmp_path / "td") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "message"),
+    [
+        ("lazy", ("0", "cls_metadata"), {"batch_size": []}, r"members of \[0, 1\] batch dims"),
+        ("lazy", ("cls_metadata", "stack_dim"), True, "stack_dim is True"),
+        ("lazy", ("cls_metadata", "stack_dim_name"), 3, "stack_dim_name is 3"),
+        ("values", ("non_tensors", "s", 1), [7], r"\[2\] does not fit: a level in it has \[7\]"),
+        ("values", ("non_tensors", "s", 1), 2, "batch_size is 2"),
+        ("values", ("cls",), "NonTensorStack", r"a NonTensorStack of batch size \[2\] needs 2 values"),
+        ("typed values", ("size", "td", "values", "/l", 0), "TensorDict", r"key \('l',\) is non-tensor data"),
+        ("general values", ("td", "nodes", 2, "kind"), "TensorDict", r"no members and no values: \['data'\]"),
+        ("general", ("td", "leaves", 1, 0), -2, "or one of a dtype is negative"),
+    ],
+)
+def test_a_wrong_field_is_refused(name: str, path: tuple[Any, ...], value: Any, message: str) -> None:
+    if name not in TREES:
+        pytest.skip("needs td-tensorclass")
+    storage, structure = parts(TREES[name])
+    *above, last = path
+    target = structure
+    for step in above:
+        target = target[step]
+    target[last] = value
+    with pytest.raises(FormatError, match=message):
+        read_buffer(join(storage, structure))
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,22 @@ def test_a_locked_file_gives_a_locked_collection() -> None:
     assert not TensorDict.from_consolidated(FIXTURES / "plain.bin").is_locked
 
 
+def test_levels_that_the_reference_loses_are_read(tmp_path: Path) -> None:
+    """It skips a level named ``size``, and writes what it added to the structure of a collection that it has sent."""
+    meta = {"device": None, "names": [], "batch_size": [], "is_locked": False}
+    level = {"cls": "TensorDict", "non_tensors": {}, "cls_metadata": meta}
+    below = {**level, "leaves": {"q": ["torch.int64", [2], 0, 16, 0]}}
+    sent = {"_total_bytes": 16, "_storage_device": "cpu"}
+    text = json.dumps(
+        {**level, "leaves": {}, "size": below, "n": {**level, "leaves": {}, "size": below}, **sent}
+    )
+    data = torch.tensor([5, 6]).numpy().tobytes() + text.encode() + len(text).to_bytes(8, "little")
+    (tmp_path / "td").write_bytes(data)
+    found = TensorDict.from_consolidated(tmp_path / "td")
+    assert found["size", "q"].tolist() == found["n", "size", "q"].tolist() == [5, 6]
+    assert list(found.keys()) == ["size", "n"]
+
+
 def test_a_file_without_its_package_says_what_is_missing() -> None:
     if HAS_TENSORCLASS:
         pytest.skip("td-tensorclass is installed")

@@ -14,7 +14,7 @@ from torch import Tensor
 from ._collection import show_path
 from ._lazy_stack import LazyStackedTensorDict
 from ._names import check_names, take_names
-from ._nodes import KINDS, Layout, NodeKind, Record
+from ._nodes import KINDS, Layout, NodeKind, Record, said
 from ._ops.batch_size import as_batch_size
 from ._params import TensorDictParams
 from ._tensordict import TensorDict
@@ -32,18 +32,23 @@ def _flatten_dense(td: Any) -> Record:
     return Record(meta, dict(td._children()))
 
 
+_NONE = type(None)
+
+
 def _unflatten_dense(record: Record) -> TensorDict:
     meta = record.meta
-    device = meta.get("device")
-    names = meta.get("names")
-    size = as_batch_size(meta["batch_size"])
+    device = said(meta, "device", str, _NONE)
+    names = said(meta, "names", list, _NONE)
+    size = as_batch_size(said(meta, "batch_size", list))
+    if record.members or record.values:
+        raise FormatError(f"a TensorDict has no members and no values: {[*record.members, *record.values]}")
     td: TensorDict = (record.cls or TensorDict)._make(
         dict(record.entries),
         size,
         None if device is None else torch.device(device),
         None if names is None else check_names(names, len(size)),
     )
-    if meta.get("locked"):
+    if said(meta, "locked", bool, _NONE):
         td.lock_()
     return td
 
@@ -97,13 +102,18 @@ def _flatten_stack(stack: LazyStackedTensorDict) -> Record:
 def _unflatten_stack(record: Record) -> LazyStackedTensorDict:
     meta = record.meta
     members = [record.members[str(i)] for i in range(len(record.members))]
-    stack: LazyStackedTensorDict = (record.cls or LazyStackedTensorDict)._of(members, meta["stack_dim"])
-    stack._stack_dim_name = meta.get("stack_dim_name")
-    if "batch_size" in meta:
-        stack._empty_size = torch.Size(meta["batch_size"])
-        if meta.get("device") is not None:
+    dim, depths = said(meta, "stack_dim", int), {len(member.batch_size) for member in members}
+    if len(depths) > 1 or not 0 <= dim <= max(depths, default=dim):
+        raise FormatError(
+            f"a lazy stack of members of {sorted(depths)} batch dims cannot have the stack_dim {dim!r}"
+        )
+    stack: LazyStackedTensorDict = (record.cls or LazyStackedTensorDict)._of(members, dim)
+    stack._stack_dim_name = said(meta, "stack_dim_name", str, _NONE)
+    if "batch_size" in meta and not members:
+        stack._empty_size = as_batch_size(said(meta, "batch_size", list))
+        if said(meta, "device", str, _NONE) is not None:
             stack._set_device(torch.device(meta["device"]))
-    if meta.get("locked"):
+    if said(meta, "locked", bool, _NONE):
         stack.lock_()
     return stack
 
@@ -126,23 +136,13 @@ def _stack_to_directory(stack: LazyStackedTensorDict) -> Record:
 
 
 def _stack_from_directory(record: Record) -> LazyStackedTensorDict:
-    meta = record.meta
-    members = [record.members[str(i)] for i in range(len(record.members))]
-    dim, name = meta.get("stack_dim"), meta.get("stack_dim_name")
-    depths = {len(member.batch_size) for member in members}
-    if type(dim) is not int or len(depths) > 1 or (depths and not 0 <= dim <= max(depths)) or dim < 0:
-        raise FormatError(
-            f"a lazy stack of members of {sorted(depths)} batch dims cannot have the stack_dim {dim!r}"
-        )
-    if name is not None and not isinstance(name, str):
-        raise FormatError(f"the name of a stack dim is a string; got {name!r}")
-    stack: LazyStackedTensorDict = (record.cls or LazyStackedTensorDict)._of(members, dim)
-    stack._stack_dim_name = name
-    if not members and "_batch_size" in meta:
-        stack._empty_size = torch.Size(meta["_batch_size"])
-    if meta.get("_locked") is True:
-        stack.lock_()
-    return stack
+    given = record.meta
+    meta = {name: given.get(name) for name in ("stack_dim", "stack_dim_name")}
+    if "_batch_size" in given:
+        meta["batch_size"] = given["_batch_size"]
+    return _unflatten_stack(
+        Record({**meta, "locked": given.get("_locked")}, members=record.members, cls=record.cls)
+    )
 
 
 def _flatten_params(params: TensorDictParams) -> Record:
@@ -168,17 +168,7 @@ def _dense_to_buffer(td: Any) -> Record:
 
 
 def _dense_from_buffer(record: Record) -> TensorDict:
-    names = record.meta.get("names")
-    return _unflatten_dense(
-        Record(
-            {
-                **record.meta,
-                "names": names if names and any(names) else None,
-                "locked": record.meta.get("is_locked"),
-            },
-            record.entries,
-        )
-    )
+    return _unflatten_dense(Record({**record.meta, "locked": record.meta.get("is_locked")}, record.entries))
 
 
 def _stack_to_buffer(stack: LazyStackedTensorDict) -> Record:

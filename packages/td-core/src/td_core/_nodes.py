@@ -319,6 +319,18 @@ def check_node(node: Any) -> Any:
     return node
 
 
+def said(meta: Any, name: str, *types: type) -> Any:
+    """Return what a header says under a name, which may be missing where None is a type; TypeError if it is of none of them.
+
+    >>> said({"names": None}, "names", list, type(None)), said({"batch_size": [3]}, "batch_size", list)
+    (None, [3])
+    """
+    value = meta.get(name) if type(None) in types else meta[name]
+    if type(value) not in types:
+        raise TypeError(f"its header says that {name} is {value!r}")
+    return value
+
+
 def class_name(cls: type) -> str:
     """Return the name under which a class is written.
 

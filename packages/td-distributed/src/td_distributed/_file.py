@@ -37,7 +37,12 @@ from ._storage import Layout, Leaf, Span, Views
 
 FORMAT = "consolidated/1"
 GENERAL = "td:general"
-RESERVED = frozenset(("cls", "non_tensors", "leaves", "cls_metadata", "size"))
+FIELDS = frozenset(("cls", "non_tensors", "leaves", "cls_metadata"))
+RESERVED = FIELDS | {"size"}
+#: The reference leaves these in the structure of what it has sent, and writes them with it.
+SENT = frozenset(("_total_bytes", "_storage_device", "_tensorclass_type"))
+#: Kinds that a level lists with its values.
+VALUES = ("NonTensorData", "MetaData")
 JAGGED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
 MARKS = (*JAGGED, "<NJT>")
 # The order in which the reference expects the pieces of a jagged tensor, by number of pieces.
@@ -199,15 +204,18 @@ def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor]:
 
 
 def check_shapes(tree: Any) -> None:
-    """Raise FormatError where a leaf contradicts the batch size of its level."""
+    """Raise BatchSizeError where a leaf or a level contradicts the batch size of the level that it is in."""
     todo = [tree]
     while todo:
         node = todo.pop()
-        try:
-            node._check_batch_size(node.batch_size)
-        except BatchSizeError as error:
-            raise FormatError(str(error)) from error
-        todo.extend(node._nested())
+        size, below = node.batch_size, list(node._nested())
+        node._check_batch_size(size)
+        for child in below if node._stacked() is None else ():
+            if child.batch_size[: len(size)] != size:
+                raise BatchSizeError(
+                    f"the batch size {list(size)} does not fit: a level in it has {list(child.batch_size)}"
+                )
+        todo.extend(below)
 
 
 def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
@@ -263,7 +271,7 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
                 continue
             below_name, below = _record(child)
             if below.values:
-                if set(below.values) != {"data"} or below_name not in ("NonTensorData", "MetaData"):
+                if set(below.values) != {"data"} or below_name not in VALUES:
                     raise UnsayableError
                 value, types = split_at(below.values["data"], partial(show_path, (*path, key)))
                 if types is not None and not readable(types):
@@ -316,28 +324,25 @@ class _Reader:
     def __init__(self, views: Views, beside: Any) -> None:
         self.views = views
         self.leaves: list[Leaf] = []
-        ours = beside.get("td", {}) if isinstance(beside, dict) else {}
-        self.kept: dict[str, Any] = ours.get("values", {})
-        self.orders: dict[str, list[str]] = ours.get("order", {})
+        ours = {"values": {}, "order": {}} if beside is None or "cls" in beside else beside["td"]
+        self.kept: dict[str, Any] = {**ours["values"]}
+        self.orders: dict[str, list[str]] = {**ours["order"]}
 
     def node(self, level: dict[str, Any]) -> Any:
         """Return the node of the root level; built from the deepest up."""
-        order: list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any] | None]] = []
-        todo: list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any] | None]] = [(level, (), None)]
+        order: list[tuple[dict[str, Any], tuple[str, ...]]] = []
+        todo: list[tuple[dict[str, Any], tuple[str, ...]]] = [(level, ())]
         while todo:
-            item = todo.pop()
-            order.append(item)
-            current, path, _ = item
-            for key, below in current.items():
-                if key not in RESERVED and isinstance(below, dict):
-                    todo.append((below, (*path, key), current))
+            current, path = todo.pop()
+            order.append((current, path))
+            todo += [(below, (*path, key)) for key, below in _levels(current)]
         built: dict[int, Any] = {}
-        keys = [self._leaves(current, path) for current, path, _ in order]
+        keys = [self._leaves(current, path) for current, path in order]
         layout = Layout(self.leaves, len(self.views.storage))
         _storage.check(layout, layout.nbytes)
         made = map(_storage.check_rows, self.views.leaves(layout))
         leaves = [dict(zip(names, islice(made, len(names)))) for names in keys]
-        for (current, path, _), here in reversed(list(zip(order, leaves))):
+        for (current, path), here in reversed(list(zip(order, leaves))):
             built[id(current)] = self._build(current, path, here, built)
         return built[id(level)]
 
@@ -377,12 +382,12 @@ class _Reader:
         for key, entry in level.get("non_tensors", {}).items():
             children[key] = self._value(entry, (*path, key))
         children.update(leaves)
-        for key, below in level.items():
-            if key not in RESERVED and isinstance(below, dict):
-                children[key] = built[id(below)]
-        order = self.orders.get(_pointer(path)) if self.orders else None
-        if order is not None:
-            children = {key: children[key] for key in order} | children
+        children.update((key, built[id(below)]) for key, below in _levels(level))
+        if self.orders and _pointer(path) in self.orders:
+            order = self.orders[_pointer(path)]
+            if sorted(order) != sorted(children):
+                raise FormatError(f"{order!r} is no order of the keys {list(children)}")
+            children = {key: children[key] for key in order}
         record = Record(meta, children, children, {}, size)
         return kind.layouts[FORMAT].unflatten(record)
 
@@ -390,13 +395,24 @@ class _Reader:
         # Releases 0.5 and 0.6 wrote no device.
         data, size, device = entry if len(entry) == 3 else (*entry, None)
         name, types = self.kept.get(_pointer(path), ("NonTensorData", None))
-        kind = KINDS.named(FORMAT, name)
+        kind = KINDS.named(FORMAT, name) if name in VALUES else None
         if kind is None:
             raise FormatError(
                 f"key {path} is non-tensor data, which needs td-tensorclass: pip install td-tensorclass"
             )
         meta = {"batch_size": size, "device": device}
         return kind.layouts[FORMAT].unflatten(Record(meta, values={"data": join(data, types)}))
+
+
+def _levels(level: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return what stands below a level; under ``size`` that is what the plain form cannot say, unless it is a level."""
+    return [
+        (key, below)
+        for key, below in level.items()
+        if key not in FIELDS
+        and (key != "size" or "cls" in below)
+        and (key not in SENT or isinstance(below, dict))
+    ]
 
 
 def _by_last_name(name: Any) -> Any:

@@ -126,8 +126,13 @@ def from_columns(columns: Any) -> Layout:
     """
     names, numbers, shapes, starts, ragged, nbytes = columns
     kinds = list(map(dtype_named, map(str, names)))
-    if not {*map(type, chain((nbytes,), numbers, starts, *shapes, *ragged))} <= {int}:
-        raise FormatError("dtypes, shapes and places of leaves are not all ints")
+    if (
+        not {*map(type, chain((nbytes,), numbers, starts, *shapes, *ragged))} <= {int}
+        or min(numbers, default=0) < 0
+    ):
+        raise FormatError(
+            "dtypes, shapes and places of leaves are not all ints, or one of a dtype is negative"
+        )
     jagged = {i: (count, dim) for i, count, dim in ragged}
     spans = (
         _NEW(Span, (kind, shape, start, start + math.prod(shape) * kind.itemsize, 0))

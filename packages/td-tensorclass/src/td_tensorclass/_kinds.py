@@ -8,7 +8,7 @@ import torch
 
 from td_core import Layout, NodeKind, Record
 from td_core._names import check_names
-from td_core._nodes import module_name
+from td_core._nodes import module_name, said
 from td_core.errors import FormatError
 
 from ._metadata import MetaData
@@ -17,6 +17,7 @@ from ._non_tensor_stack import NonTensorStack
 from ._unbatched import UnbatchedNode
 
 _MODULE = "tensordict.tensorclass"  # where the names in files come from
+_NONE = type(None)
 
 
 def _header(node: Any) -> dict[str, Any]:
@@ -32,11 +33,11 @@ def _header(node: Any) -> dict[str, Any]:
 
 def _place(node: Any, meta: dict[str, Any]) -> Any:
     """Give a node the device, names and lock of its header."""
-    if meta.get("device") is not None:
+    if said(meta, "device", str, _NONE) is not None:
         node._device = torch.device(meta["device"])
-    if meta.get("names") is not None:
+    if said(meta, "names", list, _NONE) is not None:
         node._names = check_names(meta["names"], len(node.batch_size))
-    if meta.get("locked"):
+    if said(meta, "locked", bool, _NONE):
         node.lock_()
     return node
 
@@ -50,9 +51,8 @@ def _flatten_data(node: NonTensorDataBase) -> Record:
 
 def _unflatten_as(cls: type[NonTensorDataBase]) -> Any:
     def unflatten(record: Record) -> NonTensorDataBase:
-        node = (record.cls or cls)(
-            record.values["data"], record.values.get("_metadata"), batch_size=record.meta["batch_size"]
-        )
+        size = said(record.meta, "batch_size", list)
+        node = (record.cls or cls)(record.values["data"], record.values.get("_metadata"), batch_size=size)
         return _place(node, record.meta)  # type: ignore[no-any-return]
 
     return unflatten
@@ -64,7 +64,7 @@ def _flatten_stack(node: NonTensorStack) -> Record:
 
 
 def _unflatten_stack(record: Record) -> NonTensorStack:
-    values, size = record.values["data"], torch.Size(record.meta["batch_size"])
+    values, size = record.values["data"], torch.Size(said(record.meta, "batch_size", list))
     if not isinstance(values, list) or len(values) != size.numel():
         raise FormatError(
             f"a NonTensorStack of batch size {list(size)} needs {size.numel()} values; got {values!r}"
@@ -122,15 +122,15 @@ def _stack_to_buffer(node: NonTensorStack) -> Record:
 def _stack_from_buffer(record: Record) -> NonTensorStack:
     meta = record.meta
     if "batch_size" in meta:
-        stack = NonTensorStack._of([], torch.Size(meta["batch_size"]))
+        stack = _unflatten_stack(Record({"batch_size": meta["batch_size"]}, values={"data": []}))
     else:
         members = (record.members[str(i)] for i in range(len(record.members)))
         stack = NonTensorStack(*members, stack_dim=meta["stack_dim"])
-    if meta.get("stack_dim_name") is not None:
+    if said(meta, "stack_dim_name", str, _NONE) is not None:
         names: list[str | None] = [None] * len(stack.batch_size)
         names[meta["stack_dim"]] = meta["stack_dim_name"]
         stack._names = check_names(names, len(names))
-    if meta.get("is_locked"):
+    if said(meta, "is_locked", bool, _NONE):
         stack.lock_()
     return stack
 
@@ -156,7 +156,7 @@ def _flatten_unbatched(node: UnbatchedNode) -> Record:
 
 
 def _unflatten_unbatched(record: Record) -> UnbatchedNode:
-    node = UnbatchedNode(record.entries["data"], torch.Size(record.meta["stands_for"]))
+    node = UnbatchedNode(record.entries["data"], torch.Size(said(record.meta, "stands_for", list)))
     return _place(node, record.meta)  # type: ignore[no-any-return]
 
 
