@@ -439,9 +439,10 @@ def _plain(content: Mapping[Any, Any]) -> dict[Any, Any]:
             if inner is None or isinstance(inner, Core):
                 out[key] = value if inner is None else inner
                 continue
-            if id(value) in open_levels and _holds_itself(value):
-                raise StructureError(f"the entry {key!r} holds a mapping that contains itself")
-            open_levels.add(id(value))
+            if not torch.compiler.is_compiling():  # before 2.13 it knows no identities
+                if id(value) in open_levels and _holds_itself(value):
+                    raise StructureError(f"the entry {key!r} holds a mapping that contains itself")
+                open_levels.add(id(value))
             below: dict[Any, Any] = {}
             out[key] = below
             todo.append((inner, below))

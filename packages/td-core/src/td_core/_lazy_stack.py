@@ -261,6 +261,10 @@ class LazyStackedTensorDict(TensorDictBase):
 
     @_names.setter
     def _names(self, names: Names | None) -> None:
+        self._hold_names(names)
+
+    def _hold_names(self, names: Names | None) -> None:
+        # Called as a function where that is possible: torch.compile runs setters too late before 2.13.
         dim = self._stack_dim
         self._stack_dim_name = None if names is None else names[dim]
         inner = None if names is None else names[:dim] + names[dim + 1 :]
@@ -270,7 +274,7 @@ class LazyStackedTensorDict(TensorDictBase):
     def _set_names(self, names: Names | None) -> None:
         ndim = len(self.batch_size)
         mine = self._names or (None,) * ndim
-        self._names = ((names or ()) + mine[len(names or ()) :]) if names else None
+        self._hold_names(((names or ()) + mine[len(names or ()) :]) if names else None)
 
     def _common_keys(self) -> list[str]:
         members = self._members

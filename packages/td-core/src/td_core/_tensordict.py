@@ -224,8 +224,8 @@ class TensorDict(TensorDictBase):
         try:
             return self._data[key]
         except KeyError:
-            # Also where another thread removed it after this one listed the keys.
-            raise KeyPathError(f"key {key!r} not found in {type(self).__name__}") from None
+            pass  # Also where another thread removed it after this one listed the keys.
+        raise KeyPathError(f"key {key!r} not found in {type(self).__name__}")
 
     def _set_child(self, key: str, value: Child) -> None:
         self._data[key] = value
@@ -508,7 +508,7 @@ class TensorDict(TensorDictBase):
     def _with_leaves(self: SelfT, leaves: Sequence[Tensor], levels: Walked = None) -> SelfT:
         if levels is None:
             return super()._with_leaves(leaves)
-        if levels.__class__ is dict:
+        if type(levels) is dict:
             return _node(type(self), dict(zip(levels, leaves)), self._batch_size, self._device, self._names)
         given = iter(leaves)
         following = given.__next__

@@ -67,7 +67,7 @@ def holds_no_entries(cls: type) -> bool:
 def _level(node: Core) -> Iterator[tuple[str, Child]]:
     children = node._children()
     # A dict is the storage itself, read in one go: a writer in another thread does not disturb the walk.
-    if children.__class__ is dict:
+    if type(children) is dict:
         return iter(children.copy().items())
     # Another mapping may build each entry that it is asked for.
     return ((key, node._stand_in(key)) for key in children)
@@ -89,7 +89,7 @@ def _listed_keys(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
                 stack.append((prefix, level))
                 below: Any = child._children()
                 prefix = (*prefix, key)
-                level = iter(below.copy().items()) if below.__class__ is dict else _level(child)
+                level = iter(below.copy().items()) if type(below) is dict else _level(child)
                 break
         else:
             if not stack:
@@ -172,7 +172,7 @@ def _count(node: Core, nested: bool, leaves_only: bool) -> int:
         children: Any = node._children()
         if not (nested or leaves_only):
             return len(children)
-        if children.__class__ is dict:
+        if type(children) is dict:
             entries = list(children.values())
         else:
             entries = [node._stand_in(key) for key in children]
@@ -200,7 +200,7 @@ class _Walk:
     def _flat(self) -> dict[str, Any] | None:
         """Return the entries where they are plain tensors alone."""
         children: Any = self._node._children()
-        if children.__class__ is dict and PLAIN.issuperset(map(type, (entries := children.copy()).values())):
+        if type(children) is dict and PLAIN.issuperset(map(type, (entries := children.copy()).values())):
             return entries
         return None
 
@@ -228,7 +228,7 @@ class _Walk:
 
     def _ordered(self, node: Core, values: bool) -> Iterator[tuple[str, Child]]:
         children = node._children()
-        level = iter(children.items()) if values and children.__class__ is not dict else _level(node)
+        level = iter(children.items()) if values and type(children) is not dict else _level(node)
         return iter(sorted(level, key=itemgetter(0))) if self._how[3] else level
 
     def __repr__(self) -> str:
@@ -287,7 +287,7 @@ class LevelKeys(CollectionKeys):
         return len(self._level)
 
     def __contains__(self, key: object) -> bool:
-        return (key if key.__class__ is str else unravel_key(key)) in self._level  # type: ignore[arg-type,operator]
+        return (key if type(key) is str else unravel_key(key)) in self._level  # type: ignore[arg-type,operator]
 
 
 class CollectionValues(_Walk):

@@ -36,7 +36,7 @@ def leaves(nodes: list[dict[str, Any]]) -> list[int]:
     todo: list[Any] = [0]
     while todo:
         position = todo.pop()
-        if position.__class__ is list:
+        if type(position) is list:
             found += position
         else:
             node = nodes[position]

@@ -79,8 +79,8 @@ class NonTensorDataBase(ValueNode, TensorCollection):
             self._own = latest(self)._own
         return self._own
 
-    @_value.setter
-    def _value(self, value: Any) -> None:
+    def _hold(self, value: Any) -> None:
+        """Store another value; no setter, since torch.compile loses what one does before 2.13."""
         if self._link is None:
             self._own = value
         else:
@@ -207,7 +207,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     @data.setter
     def data(self, value: Any) -> None:
         refuse_if_locked(self, "replace the value")
-        self._value = value
+        self._hold(value)
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         ndim = len(batch_size)
@@ -304,12 +304,13 @@ class NonTensorDataBase(ValueNode, TensorCollection):
 
     def _replace_value(self: SelfT, value: Any) -> SelfT:
         """Store another value, here and where siblings keep it."""
-        old, self._value = self._value, value
+        old = self._value
+        self._hold(value)
         try:
             for attachment in attachments(self):
                 attachment.changed(self)
         except BaseException:
-            self._value = old
+            self._hold(old)
             raise
         return self
 

@@ -155,7 +155,7 @@ def _loaded_whole(root: Core, state_dict: Mapping[str, Any]) -> bool:
     for node, name in levels:
         children, meta = node._children(), metadata.get(name)
         if (
-            children.__class__ is not dict
+            type(children) is not dict
             or meta is None
             or meta.keys() != _META
             or meta["batch_size"] != node.batch_size
@@ -368,7 +368,7 @@ def _check_writable(root: Core, path: tuple[str, ...], value: Tensor) -> None:
 def _stored_leaf(node: Core, key: str) -> Tensor | None:
     """Return the leaf that a write has to reach; None where the kind keeps its leaves elsewhere."""
     children = node._children()
-    found: Any = children.get(key) if children.__class__ is dict else None
+    found: Any = children.get(key) if type(children) is dict else None
     if isinstance(found, Core) and found._shows_tensor:
         found = found._unwrap()
     return found if isinstance(found, Tensor) else None

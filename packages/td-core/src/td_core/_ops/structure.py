@@ -70,7 +70,7 @@ class Structure(Updating):
         result: Any
         children = self._children()
         picked: dict[Any, Child] | None = None
-        if children.__class__ is dict and not as_tensordict and _STRINGS.issuperset(map(type, keys)):
+        if type(children) is dict and not as_tensordict and _STRINGS.issuperset(map(type, keys)):
             try:
                 picked = {key: children[key] for key in keys}
             except KeyError:
