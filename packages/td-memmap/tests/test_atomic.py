@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -46,37 +47,38 @@ CALLS = {
 class Watched:
     """Stand for the module ``os`` inside the module that touches the file system, and see every call."""
 
-    def __init__(self, see: Callable[[str, tuple[Any, ...], Any], None]) -> None:
+    def __init__(self, see: Callable[[str, tuple[Any, ...], Any], None], behind: bool) -> None:
         self._see = see
+        self._behind = behind
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(os, name)
-        if name not in CALLS:
-            return member
+        return self.wrapped(name, member) if name in CALLS else member
 
+    def wrapped(self, name: str, member: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._behind:
+                self._see(name, args, kwargs)
+                return member(*args, **kwargs)
+            result = member(*args, **kwargs)
             self._see(name, args, kwargs)
-            return member(*args, **kwargs)
+            return result
 
         return call
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, see: Callable[[str, tuple[Any, ...], Any], None]) -> None:
-    """Call ``see`` before every call that reaches the file system."""
-    rename, flock = _fs._renameat2(), _fs.fcntl.flock
-
-    def renameat2(*args: Any) -> int:
-        see("renameat2", args, {})
-        assert rename is not None
-        return rename(*args)
-
-    def lock(*args: Any) -> None:
-        see("flock", args, {})
-        flock(*args)
-
-    monkeypatch.setattr(_fs, "os", Watched(see))
-    monkeypatch.setattr(_fs, "_renameat2", lambda: renameat2)
-    monkeypatch.setattr(_fs.fcntl, "flock", lock)
+def watch(
+    monkeypatch: pytest.MonkeyPatch,
+    see: Callable[[str, tuple[Any, ...], Any], None],
+    *,
+    behind: bool = False,
+) -> None:
+    """Call ``see`` before every call that reaches the file system, or behind it."""
+    watched = Watched(see, behind)
+    rename = watched.wrapped("renameat2", _fs._renameat2())
+    monkeypatch.setattr(_fs, "os", watched)
+    monkeypatch.setattr(_fs, "_renameat2", lambda: rename)
+    monkeypatch.setattr(_fs.fcntl, "flock", watched.wrapped("flock", _fs.fcntl.flock))
 
 
 def make(value: int, *, more: bool = False) -> TensorDict:
@@ -247,6 +249,58 @@ def test_a_call_that_fails_leaves_the_old_save_and_no_litter(
     assert content(prefix) == 2
     assert os.listdir(tmp_path) == ["save"]
     assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())
+
+
+#: What an interrupt comes behind: what changes names, marks who uses what, or follows the opening of a file.
+INTERRUPTED = {"mkdir", "rename", "renameat2", "replace", "link", "unlink", "flock", "fstat"}
+
+
+@pytest.mark.parametrize(
+    ("work", "ends"),
+    [
+        (lambda prefix: make(2).memmap(prefix), {1, 2}),
+        (lambda prefix: unpack_memmap(f"{prefix}.tdz", prefix), {1, 2}),
+        (lambda prefix: pack_memmap(prefix, f"{prefix}.tdz"), {1}),
+        (lambda prefix: TensorDict.load_memmap(prefix), {1}),
+        (lambda prefix: TensorDict.load_memmap(f"{prefix}.tdz"), {1}),
+        (lambda prefix: verify(prefix), {1}),
+    ],
+    ids=["save", "unpack", "pack", "load", "load archive", "verify"],
+)
+def test_an_interrupt_leaves_nothing_behind(
+    work: Any, ends: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = tmp_path / "save"
+    make(1, more=True).memmap(prefix, checksums=True)
+    make(2).memmap(f"{prefix}.tdz")
+    put_foreign(prefix)
+    seen = set()
+    for n in range(1000):
+        count = 0
+
+        def interrupt(name: str, args: tuple[Any, ...], kwargs: Any, n: int = n) -> None:
+            nonlocal count
+            count += name in INTERRUPTED
+            if name in INTERRUPTED and count == n + 1:
+                raise KeyboardInterrupt
+
+        files = set(os.listdir("/proc/self/fd"))
+        with pytest.MonkeyPatch.context() as patch:
+            watch(patch, interrupt, behind=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                work(prefix)
+        assert set(os.listdir("/proc/self/fd")) == files, f"interrupted at call {n}"
+        seen.add(content(prefix))
+        if count <= n:
+            break
+        if content(prefix) != 1 or n % 7 == 0 or len(os.listdir(tmp_path)) > 2:
+            # Whatever is left is no more in use, though this process goes on.
+            make(1, more=True).memmap(prefix, checksums=True)
+            make(2).memmap(f"{prefix}.tdz")
+            assert sorted(os.listdir(tmp_path)) == ["save", "save.tdz"], f"interrupted at call {n}"
+            assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())
+    assert n > 1
+    assert seen == ends
 
 
 def test_a_full_disk_names_key_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,6 +582,37 @@ def test_litter_of_processes_that_built_at_once_is_found(tmp_path: Path, litter:
     make(2).memmap(tmp_path / "save")
     assert os.listdir(tmp_path) == ["save"]
     assert TensorDict.load_memmap(tmp_path / "save")["a"].unique().tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("change", "call"),
+    [
+        (lambda td: td.make_memmap(("n", "new"), (2,)), "posix_fallocate"),
+        (lambda td: td["n"].set_("value", "new"), "rename"),
+    ],
+)
+def test_litter_of_a_change_of_a_live_save_is_removed(change: Any, call: str, tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    td = make(1)
+    td["n", "value"] = "old"
+    td = td.memmap(prefix)
+    files = sorted(prefix.rglob("*"))
+
+    def kill(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
+        if name == call:
+            os._exit(0)
+
+    def work() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            watch(patch, kill)
+            change(td)
+        os._exit(1)
+
+    assert in_child(work) == 0
+    assert sorted(prefix.rglob("*")) != files
+    td.memmap(prefix)
+    assert sorted(prefix.rglob("*")) == files
+    assert TensorDict.load_memmap(prefix)["n", "value"] == "old"
 
 
 def test_saves_do_not_look_at_all_their_siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from td_core import TensorDict
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._params import TensorDictParams
 from td_core.errors import CodecError, FormatError, LockedError, StructureError
-from td_memmap import FileTakenError, MemoryMappedTensor, TensorDictFuture
+from td_memmap import FileTakenError, MemoryMappedTensor, TensorDictFuture, _fs
 from td_memmap._dtypes import DTYPES
 
 ODD_KEYS = [
@@ -376,6 +376,16 @@ def test_nested_tensors(prefix: Path, same: Any) -> None:
     inode = os.stat(prefix / "strided.memmap").st_ino
     saved.memmap(prefix)
     assert os.stat(prefix / "strided.memmap").st_ino == inode
+
+
+def test_leaves_are_tied_across_more_directories_than_are_held_open(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_fs, "_OPEN_DIRECTORIES", 3)
+    tied = torch.arange(3)
+    TensorDict({str(i): {"a": tied} for i in range(9)}).memmap(prefix)
+    assert (prefix / "0" / "a.memmap").stat().st_nlink == 9
+    assert all((leaf == tied).all() for leaf in TensorDict.load_memmap(prefix)._leaves())
 
 
 def test_expanded_leaves_are_written_in_full_and_tied_ones_once(prefix: Path) -> None:

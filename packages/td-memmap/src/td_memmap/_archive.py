@@ -6,6 +6,7 @@ an extra block ``td`` of zeros in its header moves it there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import time
@@ -13,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -53,6 +54,9 @@ _LOCAL_HEADER = 30
 _ZIP64_BLOCK = 20
 _PIECE = 16 << 20
 
+#: What ``zipfile`` raises for what it cannot read.
+_BAD_ZIP = (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, EOFError, OverflowError)
+
 _METHODS = {
     None: zipfile.ZIP_STORED,
     "stored": zipfile.ZIP_STORED,
@@ -87,45 +91,37 @@ def _method(compression: str | int | None) -> int:
     return method  # type: ignore[return-value]
 
 
+@contextlib.contextmanager
+def _packing(
+    path: str, compression: str | int | None, *, level: int | None = None, durable: bool = False
+) -> Iterator[_Packing]:
+    """Write an archive beside its place, which it takes when it is complete."""
+    method, path = _method(compression), _fs.real_path(path)
+    _fs.make_directories(os.path.dirname(path))
+    with NewFile(path, replace=True) as new:
+        with os.fdopen(os.dup(new.fd), "w+b") as file:
+            packing = _Packing(file, method, level)
+            try:
+                yield packing
+            except BaseException:
+                packing.zip.fp = None  # nothing more is written to it
+                raise
+            packing.zip.close()
+        if durable:
+            _fs.file_sync(new.fd)
+        new.publish()
+        if durable:
+            new.sync_name()
+
+
 class _Packing:
-    """An archive that is being written beside its place, and takes it when it is complete."""
+    """An archive that is being written to an open file."""
 
-    def __init__(
-        self, path: str, compression: str | int | None, *, level: int | None = None, durable: bool = False
-    ) -> None:
-        self._method = _method(compression)
+    def __init__(self, file: BinaryIO, method: int, level: int | None) -> None:
+        self._file = file
+        self._method = method
         self._level = level
-        self._durable = durable
-        self._new = NewFile(_fs.real_path(path), replace=True)
-
-    def __enter__(self) -> _Packing:
-        _fs.make_directories(os.path.dirname(self._new.path))
-        self._new.clear_litter()
-        self._new.__enter__()
-        self._file = os.fdopen(os.dup(self._new.fd), "w+b")
-        self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED, allowZip64=True)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None:
-                self._zip.close()
-                self._file.close()
-                if self._durable:
-                    _fs.file_sync(self._new.fd)
-                self._new.publish()
-                if self._durable:
-                    self._new.sync_name()
-            else:
-                self._zip.fp = None  # nothing more is written to it
-                self._file.close()
-        except OSError as failure:
-            error = failure
-            raise
-        finally:
-            self._new.__exit__(kind, error, trace)
+        self.zip = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True)
 
     def add(self, path: Parts, content: Iterable[Any], nbytes: int) -> None:
         """Add a file of ``nbytes`` bytes, given in pieces."""
@@ -140,7 +136,7 @@ class _Packing:
             if self._method == zipfile.ZIP_STORED:
                 info.extra = self._padding(info.filename)
         info.file_size = nbytes
-        with self._zip.open(info, "w", force_zip64=True) as entry:
+        with self.zip.open(info, "w", force_zip64=True) as entry:
             for piece in content:
                 entry.write(piece)
 
@@ -192,7 +188,7 @@ def _write(plan: Plan, path: str, options: Options, compression: str | int | Non
     texts = {(*parts, name): text for parts, name, text in plan.texts}
     leaves = {file.path: file for file in plan.leaves if file.nbytes}
     report = reporter(options.progress, sum(file.nbytes for file in leaves.values()), "save")
-    with _Packing(path, compression, durable=options.durable) as packing:
+    with _packing(path, compression, durable=options.durable) as packing:
         for place in sorted((*texts, *leaves), key=_order):
             if place in texts:
                 packing.add(place, iter([texts[place]]), len(texts[place]))
@@ -245,7 +241,7 @@ def pack_memmap(
         # The sizes and times in it are those of the directory; an archive has checksums of its own.
         sizes.pop((_names.MANIFEST,), None)
         report = reporter(progress, sum(sizes.values()), "pack")
-        with _Packing(os.path.abspath(archive_path), compression, level=compresslevel) as packing:
+        with _packing(os.path.abspath(archive_path), compression, level=compresslevel) as packing:
             for path in sorted(sizes, key=_order):
                 fd, status = tree.open(path[:-1], path[-1])
                 try:
@@ -324,10 +320,9 @@ class ArchiveTree:
             self._file = os.fdopen(os.dup(self._fd), "rb")
             self.zip = zipfile.ZipFile(self._file)
             self._index()
-        except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, EOFError) as error:
-            self._file.close()
+        except BaseException as error:
             _fs.close(self._fd)
-            if isinstance(error, FormatError):
+            if isinstance(error, FormatError) or not isinstance(error, _BAD_ZIP):
                 raise
             raise FormatError(
                 f"{path} is no archive of a save: a zip file with a {_names.META} at its top is expected; {error}"

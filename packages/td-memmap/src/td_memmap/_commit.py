@@ -317,13 +317,16 @@ class Staging:
 
     def _abort(self) -> None:
         self._finished = True
+        found = _fs.status(self._name, self._parent.root)
+        here = found is not None and _fs.same(found, _fs.status_of(self.tree.root))
         if self.in_place:
             for path in self._files:
                 self.tree.remove_path(path)
             for parts in sorted(self._directories, key=len, reverse=True):
                 self.tree.remove_directory_path(parts)
             self.tree.remove((), _names.SAVING)
-        else:
+        elif not here:
+            # Else it was interrupted just when the directory had taken its place.
             self.tree.remove_all()
             _fs.remove_directory(self._temporary, self._parent.root)
 

@@ -114,9 +114,12 @@ def open_path(path: str, writable: bool) -> int:
         FormatError: the path names something else than a regular file.
     """
     fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise FormatError(f"cannot map {path}: it is not a regular file")
+    except BaseException:
         os.close(fd)
-        raise FormatError(f"cannot map {path}: it is not a regular file")
+        raise
     return fd
 
 
@@ -203,9 +206,12 @@ class Tree:
         """Close every directory that this tree holds open."""
         while self._open:
             os.close(self._open.popitem()[1])
-        if self.root >= 0:
-            os.close(self.root)
-            self.root = -1
+        root, self.root = self.root, -1
+        if root >= 0:
+            os.close(root)
+
+    # An interrupt may come where no caller can catch it.
+    __del__ = close
 
     def show(self, parts: Parts, name: str = "") -> str:
         """Return a path for messages."""
@@ -267,10 +273,13 @@ class Tree:
             if error.errno in (errno.EISDIR, errno.ENXIO):
                 raise FormatError(f"{self.show(parts, name)} is not a regular file") from error
             raise OSError(error.errno, os.strerror(error.errno or 0), self.show(parts, name)) from error
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise FormatError(f"{self.show(parts, name)} is not a regular file")
+        except BaseException:
             os.close(fd)
-            raise FormatError(f"{self.show(parts, name)} is not a regular file")
+            raise
         return fd, status
 
     def read(self, parts: Parts, name: str, limit: int) -> bytes:
@@ -369,7 +378,7 @@ class Tree:
 
     def replace(self, parts: Parts, name: str, data: Any, *, sync: bool = False, temporary: str = "") -> None:
         """Write a small file in one step: readers see the old or the new content, complete."""
-        temporary = temporary or f"%{secrets.token_hex(4)}.tmp"
+        temporary = temporary or f"{_names.TEMPORARY}{secrets.token_hex(4)}"
         try:
             self.write(parts, temporary, data, sync=sync)
             found, fd = self.stat(parts, name), self.fd(parts)
@@ -386,13 +395,18 @@ class Tree:
         self, source: Tree, source_parts: Parts, parts: Parts, name: str, new_name: str | None = None
     ) -> None:
         """Give a file of another tree a name here; both names are the same file."""
-        os.link(
-            name,
-            new_name or name,
-            src_dir_fd=source.fd(source_parts),
-            dst_dir_fd=self.fd(parts),
-            follow_symlinks=False,
-        )
+        # To open the other directory may close this one: both can be of one tree.
+        source_fd = os.dup(source.fd(source_parts))
+        try:
+            os.link(
+                name,
+                new_name or name,
+                src_dir_fd=source_fd,
+                dst_dir_fd=self.fd(parts),
+                follow_symlinks=False,
+            )
+        finally:
+            os.close(source_fd)
 
     def remove(self, parts: Parts, name: str) -> None:
         """Remove a file, if it is there."""

@@ -24,6 +24,8 @@ VALUES = "%values.json"
 MANIFEST = "%manifest.json"
 SAVING = "%saving"
 UNFINISHED_META = "%meta.json"
+#: What a file is called, and a number, that is about to take the name of another one.
+TEMPORARY = "%new-"
 
 #: Files that any level may have.
 TAKEN = (META, VALUES, PICKLE)

@@ -30,6 +30,7 @@ class NewFile:
     def __enter__(self) -> NewFile:
         if not self._replace and os.path.lexists(self.path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
+        self._clear_litter()
         numbers = _names.numbers()
         while True:
             temporary = self._start + next(numbers)
@@ -37,18 +38,21 @@ class NewFile:
                 self.fd = _fs.open_new(temporary)
             except FileExistsError:
                 continue
-            # Until it is locked, another process may take it for litter.
-            if _fs.take(self.fd, without_locks=True) and _fs.status_of(self.fd).st_nlink:
-                self._temporary = temporary
-                return self
-            _fs.close(self.fd)
+            try:
+                # Until it is locked, another process may take it for litter.
+                if _fs.take(self.fd, without_locks=True) and _fs.status_of(self.fd).st_nlink:
+                    self._temporary = temporary
+                    return self
+            finally:
+                if not self._temporary:
+                    _fs.close(self.fd)
 
-    def clear_litter(self) -> None:
+    def _clear_litter(self) -> None:
         """Remove what processes that were killed left of this file."""
         folder, start = os.path.split(self._start)
-        with Tree.at_path(folder) as tree:
+        # What cannot be opened or removed is not ours.
+        with contextlib.suppress(OSError), Tree.at_path(folder) as tree:
             for name in _fs.numbered(tree.root, start):
-                # What cannot be opened or removed is not ours.
                 with contextlib.suppress(OSError, FormatError):
                     fd, _ = tree.open((), name)
                     try:

@@ -7,6 +7,7 @@ nothing.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -19,6 +20,8 @@ __all__ = ["Owned", "foreign", "owned"]
 
 _LIMIT = 1 << 29
 _FIXED = (_names.META, *_names.SIDECARS)
+#: What a process that was killed may have left while it wrote a value, or a new leaf, to a live save.
+_LITTER = re.compile(rf"{_names.TEMPORARY}[0-9a-f]{{8}}|\..*\.td-file-[0-9a-f]{{8}}")
 _LEAF_ENDINGS = (".memmap", ".shape.memmap", ".offsets.memmap", ".lengths.memmap")
 
 
@@ -70,7 +73,8 @@ def owned(tree: Tree) -> Owned:
         mapping = isinstance(meta.get("shape"), list) or "entries" in meta
         for name, is_directory in listing.items():
             if not is_directory:
-                if (*parts, name) not in result.files and not stems.isdisjoint(_cut(name)):
+                ours = not stems.isdisjoint(_cut(name)) or _LITTER.fullmatch(name) is not None
+                if ours and (*parts, name) not in result.files:
                     result.files.add((*parts, name))
                 continue
             fixed = name in (_names.INNER, _names.SOURCE) or name.isdigit()
