@@ -586,3 +586,12 @@ def test_nothing_is_said_about_a_file_that_is_open_when_the_interpreter_ends():
     program = "import torch, td_memmap; torch.kept = td_memmap.MemoryMappedTensor.from_tensor(torch.ones(3))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+def test_litter_of_a_file_that_was_not_finished_is_removed_by_the_next_one(
+    source: Tensor, tmp_path: Path
+) -> None:
+    (tmp_path / ".x.td-file-00000000").touch()
+    for existsok in (False, True):
+        MemoryMappedTensor.from_tensor(source, filename=tmp_path / "x", existsok=existsok)
+    assert os.listdir(tmp_path) == ["x"]

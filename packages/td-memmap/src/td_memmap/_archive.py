@@ -98,7 +98,9 @@ def _packing(
     """Write an archive beside its place, which it takes when it is complete."""
     method, path = _method(compression), _fs.real_path(path)
     _fs.make_directories(os.path.dirname(path))
-    with NewFile(path, replace=True) as new:
+    new = NewFile(path, replace=True)
+    new.clear_litter()
+    with new:
         with os.fdopen(os.dup(new.fd), "w+b") as file:
             packing = _Packing(file, method, level)
             try:

@@ -30,13 +30,13 @@ class NewFile:
     def __enter__(self) -> NewFile:
         if not self._replace and os.path.lexists(self.path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
-        self._clear_litter()
         numbers = _names.numbers()
         while True:
             temporary = self._start + next(numbers)
             try:
                 self.fd = _fs.open_new(temporary)
             except FileExistsError:
+                self.clear_litter()
                 continue
             try:
                 # Until it is locked, another process may take it for litter.
@@ -47,7 +47,7 @@ class NewFile:
                 if not self._temporary:
                     _fs.close(self.fd)
 
-    def _clear_litter(self) -> None:
+    def clear_litter(self) -> None:
         """Remove what processes that were killed left of this file."""
         folder, start = os.path.split(self._start)
         # What cannot be opened or removed is not ours.
