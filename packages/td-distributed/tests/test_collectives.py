@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 from td_core import TensorDict, TensorDictParams
-from td_core.errors import FormatError
-from td_distributed import _wire
-from td_distributed._collectives import receive
-from td_distributed._group import MARK
+from td_core.errors import FormatError, StructureError
+from td_distributed import _file, _wire
+from td_distributed._collectives import Parcel, receive, unpack
+from td_distributed._group import FAILED, MARK
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -677,3 +678,39 @@ def test_a_header_that_contradicts_what_was_announced_is_refused_before_more_is_
     with pytest.raises(FormatError, match=f"rank 1 announced {size + 1} bytes, its header {size}"):
         receive([MARK, length, size + 1], 1, None, group, take)
     assert next(coming) is messages[1]
+
+
+@pytest.mark.parametrize(
+    ("length", "size"),
+    [(FAILED, 1 << 45), (FAILED, 0), (FAILED, -3), (5, -3), (9, 8), (0, 8), (-7, 8), (1 << 40, 1 << 41)],
+)
+def test_sizes_that_make_no_sense_are_refused_before_memory_is_taken(length: int, size: int) -> None:
+    with pytest.raises(FormatError, match=f"rank 1 announced {size} bytes, {length} of them a header"):
+        receive([MARK, length, size], 1, None, None, None)  # type: ignore[arg-type]
+
+
+def test_the_text_of_an_error_is_cut_and_always_sayable() -> None:
+    def make() -> Any:
+        raise ValueError("\ud800" + "x" * (1 << 17))
+
+    parcel = Parcel(make, torch.device("cpu"))
+    assert parcel.front == (FAILED, 1 << 16)
+    with pytest.raises(
+        StructureError, match=r"rank 1 could not take part, so no rank did: ValueError: \?x+$"
+    ):
+        unpack(list(parcel.front), parcel.data, 1)
+
+
+def test_more_structure_than_a_reader_takes_is_refused_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    td = TensorDict({str(i): torch.zeros(1) for i in range(100)})
+    monkeypatch.setattr(_wire, "LARGEST_HEADER", 1000)
+    monkeypatch.setattr(_file, "LARGEST_JSON", 1000)
+    with pytest.raises(
+        StructureError, match=r"structure and values take \d+ bytes as JSON; a reader takes 1000"
+    ):
+        _wire.outgoing(td, False)
+    with pytest.raises(StructureError, match="a reader takes 1000"):
+        td.consolidate(tmp_path / "td")
+    assert not list(tmp_path.iterdir())

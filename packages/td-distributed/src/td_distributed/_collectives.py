@@ -20,6 +20,9 @@ from . import _wire
 from ._group import FAILED, MARK, Group, check_mark, failed, text_to_bytes
 from ._memory import bytes_of
 
+#: What a rank says of its error takes no more bytes.
+LONGEST_TEXT = 1 << 16
+
 
 class Parcel:
     """A collection on its way: one vector of bytes, the storage first and then the header.
@@ -43,7 +46,7 @@ class Parcel:
             length, size, (self.data, *self.parts) = _wire.in_parts(make(), device, apart)
         except Exception as error:  # whatever it is, the other ranks wait for a message
             self.error = error
-            self.data = text_to_bytes(f"{type(error).__name__}: {error}")
+            self.data = text_to_bytes(f"{type(error).__name__}: {error}")[:LONGEST_TEXT]
             length, size = FAILED, len(self.data)
         self.front = (length, size)
 
@@ -74,6 +77,8 @@ def receive(front: list[int], sender: int, device: Any, among: Group, take: Call
     """
     mark, length, size = front
     check_mark(mark)
+    if not (0 < size <= LONGEST_TEXT if length == FAILED else 0 < length <= min(size, _wire.LARGEST_HEADER)):
+        raise FormatError(f"rank {sender} announced {size} bytes, {length} of them a header")
     if size < _wire.APART or length == FAILED:
         take(data := among.bytes(size))
         return unpack([length, size], data, sender, device)

@@ -29,7 +29,14 @@ from td_core._collection import show_path
 from td_core._labels import correct
 from td_core._nodes import KINDS, Encoded
 from td_core._values import join, readable, split
-from td_core.errors import BatchSizeError, CodecError, DimNamesError, FormatError, MissingPluginError
+from td_core.errors import (
+    BatchSizeError,
+    CodecError,
+    DimNamesError,
+    FormatError,
+    MissingPluginError,
+    StructureError,
+)
 
 from . import _paths, _storage
 from ._memory import WHOLE, bytes_of, vector
@@ -76,7 +83,14 @@ def trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
     except (UnsayableError, RecursionError):
         text = json.dumps({"cls": GENERAL, "td": describe(encoded, layout)}).encode()
     text += b" " * (-(layout.nbytes + len(text) + 8) % WHOLE)  # as room() says
+    check_length(text, LARGEST_JSON)
     return text + len(text).to_bytes(8, "little", signed=True)
+
+
+def check_length(text: bytes, largest: int) -> None:
+    """Raise StructureError where structure and values are more than a reader takes."""
+    if len(text) > largest:
+        raise StructureError(f"structure and values take {len(text)} bytes as JSON; a reader takes {largest}")
 
 
 def write(

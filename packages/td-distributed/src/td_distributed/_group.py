@@ -117,7 +117,7 @@ class Group:
 
 def text_to_bytes(text: str) -> Tensor:
     """Return a text as a tensor of bytes, never empty."""
-    return vector(text.encode() or b" ")
+    return vector(text.encode(errors="replace") or b" ")
 
 
 def bytes_to_text(data: Tensor) -> str:

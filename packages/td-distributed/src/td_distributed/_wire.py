@@ -156,6 +156,7 @@ def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tenso
 def _announce(encoded: Encoded, layout: Layout, together: bool, consolidated: bool) -> Message:
     kind = {"together": together, "consolidated": consolidated}
     header = json.dumps({**kind, **_file.describe(encoded, layout)}, separators=(",", ":")).encode()
+    _file.check_length(header, LARGEST_HEADER)
     return Message(header, layout, encoded.nodes, encoded.values, together)
 
 
