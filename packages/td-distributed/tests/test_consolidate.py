@@ -82,6 +82,7 @@ TREES: dict[str, Callable[[], Any]] = {
         {"e": {"f": {}}, "z": torch.zeros(0, 3), "y": torch.zeros(2, 0, dtype=torch.int8)}
     ),
     "nothing": lambda: TensorDict({}, [3]),
+    "no members": lambda: LazyStackedTensorDict(batch_size=[2, 0], stack_dim=1, device="cpu"),
     "params": lambda: TensorDictParams(TensorDict({"w": torch.ones(3), "n": {"b": torch.ones(2)}})),
     "strided": lambda: TensorDict({"t": torch.arange(6).view(2, 3).t(), "e": torch.ones(1).expand(4)}),
     "conjugate": lambda: TensorDict(
@@ -334,11 +335,22 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
             lambda: torch.zeros(3, device="meta"),
             r"key \('n', 'bad'\): a tensor on the meta device has no data",
         ),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+            r"key \('n', 'bad'\): a quantized tensor cannot be consolidated; call dequantize\(\)",
+        ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_what_has_no_dense_form_is_refused(leaf: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(StructureError, match=message):
         TensorDict({"a": torch.ones(1), "n": {"bad": leaf()}}).consolidate(tmp_path / "td")
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_on_the_meta_device_is_written_to_a_file(tmp_path: Path) -> None:
+    with pytest.raises(StructureError, match="on the meta device has no data to write into a file"):
+        TREES["flat"]().consolidate(tmp_path / "td", device="meta")
     assert not list(tmp_path.iterdir())
 
 

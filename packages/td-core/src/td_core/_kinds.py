@@ -172,12 +172,10 @@ def _dense_from_buffer(record: Record) -> TensorDict:
 
 
 def _stack_to_buffer(stack: LazyStackedTensorDict) -> Record:
-    meta = {
-        "stack_dim": stack._stack_dim,
-        "stack_dim_name": stack._stack_dim_name,
-        "is_locked": stack._locked,
-    }
-    return Record(meta, members={str(i): member for i, member in enumerate(stack._members)})
+    record = _flatten_stack(stack)
+    record.meta.pop("locked", None)
+    record.meta = {"stack_dim_name": None, **record.meta, "is_locked": stack._locked}
+    return record
 
 
 def _stack_from_buffer(record: Record) -> LazyStackedTensorDict:

@@ -59,7 +59,8 @@ def consolidate(
             can be sent; :func:`from_buffer` reads it.
 
     Raises:
-        StructureError: a leaf has no dense form (sparse, strided nested, on the meta device); nothing was written.
+        StructureError: a leaf has no dense form (sparse, strided nested, quantized, on the meta device), or ``filename``
+            is given and ``device`` is the meta device; nothing was written.
         CodecError: with ``filename`` or ``metadata``, a value that no registered serializer stores; names its key.
 
     >>> import torch
@@ -86,7 +87,8 @@ def consolidate(
     shared = devices.copy().pop() if len(devices) == 1 else torch.device("cpu")
     where = shared if device is None else as_device(device)
     path = None if filename is None else Path(filename)
-
+    if path is not None and where.type == "meta":
+        raise StructureError("what lies on the meta device has no data to write into a file")
     size = layout.nbytes + (len(trailer) if metadata else 0)
     if num_threads > 1:
         wait_for(devices)

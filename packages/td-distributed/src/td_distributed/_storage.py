@@ -32,8 +32,8 @@ SMALL = 1 << 13
 LARGE = 1 << 16
 
 
-_KIND = attrgetter("__class__", "layout", "is_nested", "is_meta")
-_ORDINARY = (Tensor, torch.strided, False, False)
+_KIND = attrgetter("__class__", "layout", "is_nested", "is_meta", "is_quantized")
+_ORDINARY = (Tensor, torch.strided, False, False, False)
 _NEW = tuple.__new__  # twice as fast as the constructor of a named tuple
 
 
@@ -272,7 +272,7 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
     """Return the dense tensors that make a leaf, and the ragged dim of a jagged one.
 
     Raises:
-        StructureError: no dense pieces (sparse, strided nested, meta, DTensor).
+        StructureError: no dense pieces (sparse, strided nested, quantized, meta, DTensor).
     """
     if _KIND(leaf) == _ORDINARY:
         return (leaf,), None
@@ -290,6 +290,8 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
         raise StructureError(
             f"a tensor of layout {leaf.layout} cannot be consolidated; call to_dense() on it first"
         )
+    if leaf.is_quantized:
+        raise StructureError("a quantized tensor cannot be consolidated; call dequantize() on it first")
     if leaf.is_meta:
         raise StructureError("a tensor on the meta device has no data to consolidate")
     if hasattr(leaf, "__tensor_flatten__"):
