@@ -23,7 +23,7 @@ LAYERS = [
     ["errors", "typing", "_version", "_torch_private", "_traced", "_collector", "_class_methods"],
     ["_keys", "_names", "_devices", "_settings", "_missing", "_linked_list", "_workers"],
     ["_value_types", "_values"],
-    ["_foreach", "_plans", "_indexing", "_shape_plans", "_element_plans"],
+    ["_foreach", "_known_looks", "_plans", "_indexing", "_shape_plans", "_element_plans"],
     [
         "_collection",
         "_components",

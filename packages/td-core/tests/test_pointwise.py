@@ -388,8 +388,11 @@ def test_an_operation_in_place_that_a_later_dtype_refuses_changes_nothing() -> N
     check(td, {"a": torch.ones(2), "b": torch.ones(2, dtype=torch.int64)})
 
 
-def test_an_operation_in_place_that_the_dtype_of_a_later_operand_refuses_changes_nothing() -> None:
+@pytest.mark.parametrize("before", [0, 4])
+def test_an_operation_in_place_that_the_dtype_of_a_later_operand_refuses_changes_nothing(before: int) -> None:
     td = TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, [2])
+    for _ in range(before):
+        td.mul_(td.clone())
     other = TensorDict({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.complex64)}, [2])
     with pytest.raises(RuntimeError, match=r"cannot compute mul_ in place: key 'b': .*can't be cast"):
         td.mul_(other * 2)

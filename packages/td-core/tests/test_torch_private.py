@@ -42,3 +42,21 @@ def test_looks_sees_each_change_of_a_leaf(
     assert not same(*leaves)
     with torch.no_grad():
         assert not same(*leaves)
+
+
+@pytest.mark.parametrize("torch_has_it", [True, False])
+def test_looks_takes_other_kinds_of_tensors_for_different(
+    torch_has_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch_has_it:
+        monkeypatch.setattr(_torch_private, "_GUARDS", _torch_private._Looks)
+    leaf = torch.zeros(2)
+    same = _torch_private.looks([leaf])
+    with torch.inference_mode():
+        sealed = torch.zeros(2)
+    ragged = torch.nested.nested_tensor([leaf, leaf], layout=torch.jagged)
+    negative = torch.complex(torch.zeros(2), torch.ones(2)).conj().imag
+    assert negative.is_neg()
+    for other in (sealed, leaf.to_sparse(), leaf.to("meta"), negative, ragged):
+        assert not same(other)
+    assert same(leaf)

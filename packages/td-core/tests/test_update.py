@@ -533,17 +533,47 @@ class TestAssign:
 
     @pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE)
     @pytest.mark.parametrize("make", REFUSED_BY_TORCH.values(), ids=REFUSED_BY_TORCH)
-    def test_what_torch_refuses_is_refused_before_anything_is_written(self, make: Any, write: Any) -> None:
+    @pytest.mark.parametrize("before", [0, 4])
+    def test_what_torch_refuses_is_refused_before_anything_is_written(
+        self, before: int, make: Any, write: Any
+    ) -> None:
         source = TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
+        # What leaves look like that were written before is known.
+        for _ in range(before):
+            write(source.clone(), source)
         with pytest.raises(RuntimeError, match=r"key \('n', 'w'\)"):
             write(TensorDict({"a": (first := torch.zeros(3)), "n": {"w": make()}}, [3]), source)
         assert not first.any()
 
+    @pytest.mark.parametrize(
+        "name", ["update_", "a collection at an index", "a collection at positions", "add_"]
+    )
+    def test_values_of_another_form_are_looked_at_after_many_of_one(self, name: str) -> None:
+        write, source = IN_PLACE[name], TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
+        for _ in range(4):
+            write(source.clone(), source)
+        expected, td = source.clone().zero_(), source.clone().zero_()
+        write(expected, source)
+        write(td, TensorDict({"a": torch.ones(3, dtype=torch.int64), "n": {"w": torch.ones(6)[::2]}}, [3]))
+        assert (td == expected).all()
+        td.zero_()
+        with pytest.raises(RuntimeError, match=r"\('n', 'w'\)"):
+            write(td, TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3, 2)}}, [3]))
+        assert not td["a"].any()
+
     @pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE)
-    def test_leaves_made_in_inference_mode_are_written_in_that_mode_only(self, write: Any) -> None:
+    @pytest.mark.parametrize("before", [0, 4])
+    def test_leaves_made_in_inference_mode_are_written_in_that_mode_only(
+        self, before: int, write: Any
+    ) -> None:
         source = TensorDict({"a": torch.ones(3), "n": {"w": torch.ones(3)}}, [3])
+        for _ in range(before):
+            write(source.clone(), source)
         with torch.inference_mode():
             td = source.clone().zero_()
+            for _ in range(before):
+                write(td, source)
+            td.zero_()
         with pytest.raises(StructureError, match="it was made under torch.inference_mode"):
             write(td, source)
         assert not td["a"].any() and not td["n", "w"].any()

@@ -144,8 +144,10 @@ class _Looks:
 
     @staticmethod
     def _of(tensor: Tensor) -> tuple[Any, ...]:
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return (object(),)  # like no other
         form = type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
-        return *form, tensor.is_conj(), tensor.is_neg()
+        return *form, tensor.is_conj(), tensor.is_neg(), tensor.is_inference()
 
     def check(self, *tensors: Tensor) -> bool:
         return len(tensors) == len(self.looks) and all(map(eq, map(self._of, tensors), self.looks))

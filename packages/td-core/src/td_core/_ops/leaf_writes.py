@@ -14,12 +14,16 @@ from .._collection import Core, show_path
 from .._components import same_components
 from .._foreach import PLAIN, foreach, op, shares_grad
 from .._indexing import IndexPlan, Placed
+from .._known_looks import KnownLooks
 from .._torch_private import base_of, functorch_level
 from ..errors import StructureError
 
 Path = tuple[str, ...]
 
 COPY = op("copy_", Tensor.copy_)
+
+#: Leaves that a fused call may copy into.
+_FUSED = KnownLooks()
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -124,8 +128,9 @@ def copied_whole(
     targets, values = _beside(target, source)
     if not targets:
         return False
-    plain = contiguous(targets)
+    plain = False
     if view is not None:
+        plain = contiguous(targets)
         # What is read of a sparse layout is no view.
         if not (plain or all(leaf.layout is torch.strided for leaf in targets)):
             return False
@@ -218,6 +223,9 @@ def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
     """
     if COPY.fused is None or functorch_level() is not None:
         return False
+    same = _FUSED.of(targets)
+    if same is not None and same(*values):
+        return True
     if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
         return False
     # torch would write them all, and raise then.
@@ -230,7 +238,11 @@ def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
     if any(map(_REQUIRES_GRAD, values)) and shares_grad(targets, values):
         return False
     # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
-    return plain or contiguous(targets) or not any(map(_takes_care, targets))
+    if not (plain or contiguous(targets) or not any(map(_takes_care, targets))):
+        return False
+    if same is None:
+        _FUSED.add(targets)
+    return True
 
 
 def contiguous(leaves: list[Tensor]) -> bool:

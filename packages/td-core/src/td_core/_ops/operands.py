@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
 from .._foreach import Op, foreach, op, shares_grad
+from .._known_looks import KnownLooks
 from .._plans import broadcast_shape
 from ..errors import BatchSizeError, StructureError
 from .leaf_writes import check_writable, contiguous, refuse_grad
@@ -25,6 +26,10 @@ NUMBERS = (int, float, complex, np.generic, torch.SymInt, torch.SymFloat, torch.
 
 #: What torch raises for a leaf that an operation cannot take; the message gets the key, the type stays.
 LEAF_ERRORS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
+
+
+#: Leaves of one dtype that can be written in place.
+_WRITABLE = KnownLooks()
 
 
 def combine(
@@ -128,20 +133,10 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
     """
     # Tracing runs on tensors without data, so it fails before anything is written.
     if not torch.compiler.is_compiling():
-        # A fused kernel asks autograd about all leaves before it writes one, and what is contiguous is not expanded.
-        free = this.fused is not None or not any([leaf.requires_grad for leaf in leaves])  # noqa: C419
-        sealed = any(map(Tensor.is_inference, leaves)) and not torch.is_inference_mode_enabled()
-        if sealed or not (free and contiguous(leaves)):
-            for i, leaf in enumerate(leaves):
-                try:
-                    check_writable(leaf, ())
-                except StructureError:
-                    check_writable(leaf, _path_of(node, leaf))
-                if leaf.layout is not torch.strided or leaf.is_nested:
-                    _try(name, node, this, leaf, leaf.detach().clone(), _each(operands, i))
-        mixed = len({leaf.dtype for leaf in leaves}) > 1
+        same = _WRITABLE.of(leaves)
+        mixed = same is None and not _writable(name, node, this, leaves, operands)
         for operand in operands:
-            if type(operand) is list:
+            if type(operand) is list and not (same is not None and same(*operand)):
                 if not all(map(Tensor.is_same_size, leaves, operand)):
                     _check_shapes(name, node, leaves, operand)
                 mixed = mixed or len({other.dtype for other in operand}) > 1
@@ -157,6 +152,25 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
             if leaf.requires_grad:
                 refuse_grad(leaf, _path_of(node, leaf))
         raise
+
+
+def _writable(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> bool:
+    """Raise where a leaf cannot be written; return whether all leaves have one dtype."""
+    one = len({leaf.dtype for leaf in leaves}) < 2
+    # A fused kernel asks autograd about all leaves before it writes one, and what is contiguous is not expanded.
+    needs_grad = any([leaf.requires_grad for leaf in leaves])  # noqa: C419
+    sealed = any(map(Tensor.is_inference, leaves)) and not torch.is_inference_mode_enabled()
+    if sealed or (needs_grad and this.fused is None) or not contiguous(leaves):
+        for i, leaf in enumerate(leaves):
+            try:
+                check_writable(leaf, ())
+            except StructureError:
+                check_writable(leaf, _path_of(node, leaf))
+            if leaf.layout is not torch.strided or leaf.is_nested:
+                _try(name, node, this, leaf, leaf.detach().clone(), _each(operands, i))
+    elif one and not needs_grad:
+        _WRITABLE.add(leaves)
+    return one
 
 
 def _check_shapes(name: str, node: Core, leaves: list[Tensor], operand: list[Tensor]) -> None:

@@ -1,0 +1,47 @@
+"""What is remembered of leaves that passed a check."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from td_core._known_looks import KnownLooks
+
+
+class Special(Tensor):
+    """A tensor of another class."""
+
+
+def test_looks_are_known_once_such_leaves_came_twice_in_a_row() -> None:
+    known = KnownLooks()
+    leaves, others = [torch.zeros(2), torch.ones(3)], [torch.zeros(2), torch.ones(4)]
+    known.add(leaves)
+    assert known.of(leaves) is None
+    known.add(leaves)
+    same = known.of([torch.ones(2), torch.zeros(3)])
+    assert same is not None
+    assert same(*leaves)
+    assert not same(*others)
+    assert known.of(others) is None
+    known.add(others)
+    assert known.of(leaves) is None
+    known.add(others)
+    assert known.of(others) is not None
+
+
+def test_leaves_of_other_classes_and_none_at_all_are_never_known() -> None:
+    known = KnownLooks()
+    for leaves in ([torch.zeros(2).as_subclass(Special)], []):
+        for _ in range(3):
+            known.add(leaves)
+            assert known.of(leaves) is None
+
+
+def test_few_looks_are_remembered() -> None:
+    known = KnownLooks()
+    for size in range(1000):
+        leaves = [torch.zeros(size)]
+        known.add(leaves)
+        known.add(leaves)
+        assert known.of(leaves) is not None
+        assert len(known._looks) <= 256
