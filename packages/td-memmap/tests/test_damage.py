@@ -19,7 +19,7 @@ from td_core import TensorDict
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._missing import UNAVAILABLE
 from td_core.errors import FormatError, MissingPluginError
-from td_memmap import PickleRefusedError, inspect, pack_memmap, unpack_memmap, verify
+from td_memmap import PickleRefusedError, inspect, is_memmap_archive, pack_memmap, unpack_memmap, verify
 
 Meta = dict[str, Any]
 
@@ -498,6 +498,38 @@ def test_hostile_archives(archive: Path) -> None:
     bomb.compress_type = zipfile.ZIP_DEFLATED
     rewrite(archive, [(bomb, b" " * (1 << 29) + b"{}")])
     with pytest.raises(FormatError, match="bytes, at most 536870912 are read"):
+        TensorDict.load_memmap(archive)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"header_offset": 1 << 63}, "the entry 'a.memmap' would start at byte 9223372036854775808"),
+        ({"header_offset": 1 << 20}, "the entry 'a.memmap' would start at byte 1048576"),
+        ({"file_size": 200, "compress_size": 200}, "the entry 'a.memmap' ends at byte .*, the files at"),
+    ],
+)
+def test_a_directory_of_an_archive_is_not_believed(
+    damage: dict[str, int], message: str, archive: Path
+) -> None:
+    meta = {"a": {**ENTRY, "shape": [200]}, "shape": [], "_type": "<class 'tensordict._td.TensorDict'>"}
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("meta.json", json.dumps(meta))
+        file.writestr("a.memmap", bytes(100 if "file_size" in damage else 200))
+        for name, value in damage.items():
+            setattr(file.getinfo("a.memmap"), name, value)
+    with pytest.raises(FormatError, match=message):
+        TensorDict.load_memmap(archive)
+    with pytest.raises(FormatError, match="the entry 'a.memmap'"):
+        unpack_memmap(archive, archive.with_name("unpacked"))
+
+
+def test_what_zipfile_cannot_read_is_no_archive(archive: Path) -> None:
+    content = bytearray(archive.read_bytes())
+    content[content.rindex(b"PK\x01\x02") + 6] = 99  # the version that is needed to read it
+    archive.write_bytes(content)
+    assert not is_memmap_archive(archive)
+    with pytest.raises(FormatError, match="is no archive of a save: .*version 9.9"):
         TensorDict.load_memmap(archive)
 
 

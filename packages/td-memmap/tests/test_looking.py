@@ -183,10 +183,16 @@ def test_the_command_line(nest: Any, prefix: Path, capsys: pytest.CaptureFixture
     damage(prefix / "a.memmap")
     assert main(["verify", str(prefix), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["problems"][0]["file"] == "a.memmap"
+    (prefix / "%manifest.json").unlink()
+    (prefix / "a.memmap").unlink()
+    assert main(["verify", str(prefix)]) == 1
+    assert "the file of key 'a' is missing" in capsys.readouterr().err
     assert main(["verify", str(prefix) + "3"]) == 2
     assert "FileNotFoundError" in capsys.readouterr().err
     assert main(["pack", str(prefix), archive, "--compression", "zz"]) == 2
     assert "unknown compression 'zz'" in capsys.readouterr().err
+    assert main(["pack", str(prefix), str(prefix)]) == 2
+    assert "it is a directory" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([])
 
@@ -246,6 +252,33 @@ def test_progress_ends_with_all(prefix: Path) -> None:
         nbytes[name] = last[0][1]
     assert nbytes["tied"] == nbytes["linked"] == 32
     assert nbytes["pack"] == nbytes["unpack"]
+
+
+def test_nothing_that_is_printed_controls_a_terminal(
+    prefix: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "\x1b[2J\x9b2J\n\u202ea"
+    TensorDict({key: torch.ones(1)}).memmap(prefix)
+    manifest = json.loads((prefix / "%manifest.json").read_text())
+    manifest["files"][key] = [1, None]
+    (prefix / "%manifest.json").write_text(json.dumps(manifest))
+    (prefix / key).touch()
+    assert main(["inspect", str(prefix)]) == 0
+    assert main(["verify", str(prefix)]) == 1
+    assert main(["inspect", str(prefix / key)]) == 1
+    td_memmap.print_directory_tree(prefix)
+    shown = capsys.readouterr()
+    assert all(line.isprintable() for line in (shown.out + shown.err).split("\n"))
+    assert (shown.out + shown.err).count("\\x1b[2J\\x9b2J\\n\\u202ea") == 3
+
+
+def test_what_is_too_deep_for_json_is_told(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    td = TensorDict()
+    for _ in range(1000):
+        td = TensorDict({"n": td})
+    td.memmap(prefix)
+    assert main(["inspect", str(prefix), "--json"]) == 2
+    assert "RecursionError" in capsys.readouterr().err
 
 
 def test_keys_that_cannot_be_printed_are_escaped(

@@ -82,10 +82,13 @@ class NpzSerializer(Serializer):
 
     def detect(self, path: Path) -> bool:
         """Tell whether ``path`` is a zip file with our header."""
-        if not path.is_file() or not zipfile.is_zipfile(path):
+        if not path.is_file():
             return False
-        with zipfile.ZipFile(path) as file:
-            return f"{HEADER}.npy" in file.namelist()
+        try:
+            with zipfile.ZipFile(path) as file:
+                return f"{HEADER}.npy" in file.namelist()
+        except (zipfile.BadZipFile, ValueError, NotImplementedError):
+            return False
 
 
 def _leaf(array: Any, dtype: str, shape: list[int]) -> torch.Tensor:

@@ -7,12 +7,13 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
-from td_core.errors import TensorDictError
+from td_core.errors import FormatError, TensorDictError
 
 from ._archive import pack_memmap, unpack_memmap
 from ._inspect import inspect
+from ._listing import printable
 from ._manifest import verify
 
 #: Exit codes: all is well; something is damaged; the command could not be carried out.
@@ -51,14 +52,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         code, text, data = _COMMANDS[options.command](options)
-    except (OSError, ValueError, TensorDictError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return FAILED
-    # Not every key can be printed everywhere.
-    encoding = sys.stdout.encoding or "utf-8"
-    shown = json.dumps(data) if options.json else text
-    print(shown.encode(encoding, "backslashreplace").decode(encoding))
+        shown = json.dumps(data) if options.json else text
+    except (OSError, ValueError, TensorDictError, RecursionError) as error:
+        _print(f"{type(error).__name__}: {error}", sys.stderr)
+        return DAMAGED if isinstance(error, FormatError) else FAILED
+    _print(shown, sys.stdout)
     return code
+
+
+def _print(text: str, stream: TextIO) -> None:
+    """Print keys and paths too that cannot be printed everywhere, or that a terminal would act on."""
+    encoding = stream.encoding or "utf-8"
+    shown = "\n".join(map(printable, text.split("\n")))
+    print(shown.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 
 def _inspect(options: argparse.Namespace) -> tuple[int, str, Any]:

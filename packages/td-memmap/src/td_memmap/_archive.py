@@ -78,7 +78,7 @@ def is_memmap_archive(path: str | Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return _names.META in archive.NameToInfo
-    except (zipfile.BadZipFile, OSError):
+    except (*_BAD_ZIP, OSError):
         return False
 
 
@@ -97,6 +97,10 @@ def _packing(
 ) -> Iterator[_Packing]:
     """Write an archive beside its place, which it takes when it is complete."""
     method, path = _method(compression), _fs.real_path(path)
+    if os.path.isdir(path):
+        raise FileTakenError(
+            f"cannot write the archive {path}: it is a directory; memmap(archive=False) saves into it"
+        )
     _fs.make_directories(os.path.dirname(path))
     new = NewFile(path, replace=True)
     new.clear_litter()
@@ -164,14 +168,8 @@ def save_archive(data: Core, path: str, options: Options, compression: str | int
         ValueError: the compression is unknown.
     """
     path = os.path.abspath(path)
-    if options.inplace:
-        raise ValueError("an archive cannot be written in place: use memmap()")
     if not options.existsok and _fs.status(path) is not None:
         raise FileTakenError(f"the archive {path} exists; pass existsok=True to replace it")
-    if os.path.isdir(path):
-        raise FileTakenError(
-            f"cannot write the archive {path}: it is a directory; pass archive=False to save into it"
-        )
     plan = make_plan(
         data, robust_key=options.robust_key, allow_pickle=options.allow_pickle, content=not options.like
     )
@@ -316,14 +314,14 @@ class ArchiveTree:
     def __init__(self, path: str, base: Parts = ()) -> None:
         self.path = path
         self.base = base
-        self._fd = _fs.open_path(path, writable=False)
+        self._file = os.fdopen(_fs.open_path(path, writable=False), "rb")
+        self._fd = self._file.fileno()
         try:
             self.size = _fs.status_of(self._fd).st_size
-            self._file = os.fdopen(os.dup(self._fd), "rb")
             self.zip = zipfile.ZipFile(self._file)
             self._index()
         except BaseException as error:
-            _fs.close(self._fd)
+            self._file.close()
             if isinstance(error, FormatError) or not isinstance(error, _BAD_ZIP):
                 raise
             raise FormatError(
@@ -340,6 +338,8 @@ class ArchiveTree:
                 raise FormatError(
                     f"{self.path}: the entry {name!r} would leave the directory it is unpacked to"
                 )
+            if not 0 <= info.header_offset < self.zip.start_dir:
+                raise FormatError(f"{self.path}: the entry {name!r} would start at byte {info.header_offset}")
             if info.flag_bits & 1:
                 raise FormatError(f"{self.path}: the entry {name!r} is encrypted")
             if name.endswith("/"):
@@ -366,7 +366,6 @@ class ArchiveTree:
     ) -> None:
         self.zip.close()
         self._file.close()
-        _fs.close(self._fd)
 
     def show(self, parts: Parts, name: str = "") -> str:
         """Return a path for messages."""
@@ -459,8 +458,10 @@ class ArchiveTree:
         if name != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437"):
             raise FormatError(f"{where} is called {name!r} in its own header")
         start: int = info.header_offset + _LOCAL_HEADER + name_length + extra_length
-        if start + info.file_size > self.size:
-            raise FormatError(f"{where} ends at byte {start + info.file_size}, the file at {self.size}")
+        if start + info.file_size > self.zip.start_dir:
+            raise FormatError(
+                f"{where} ends at byte {start + info.file_size}, the files at {self.zip.start_dir}"
+            )
         return start
 
     def map_whole(self, *, shared: bool) -> Tensor:

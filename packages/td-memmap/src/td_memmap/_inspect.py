@@ -14,7 +14,7 @@ from td_core.errors import FormatError
 from . import _fs, _names
 from ._archive import ArchiveTree
 from ._fs import Parts
-from ._listing import show_size
+from ._listing import printable, show_size
 from ._load import members_of
 from ._meta import LIMIT, describe, parse_json
 
@@ -55,14 +55,14 @@ class Tree:
         todo: list[tuple[Tree, int]] = [(self, 0)]
         while todo:
             node, depth = todo.pop()
-            about = [f"{'    ' * depth}{node.name}: {node.kind}"]
+            about = [f"{'    ' * depth}{printable(node.name)}: {printable(node.kind)}"]
             if node.shape is not None:
                 about.append(f" {node.shape}")
             if node.dtype is not None:
                 about.append(f" {node.dtype}")
             about.append(f", {show_size(node.nbytes)}")
             if node.provider is not None:
-                about.append(f", by {node.provider}")
+                about.append(f", by {printable(node.provider)}")
             if node.pickled:
                 about.append(f", PICKLED: {', '.join(node.pickled)}")
             lines.append("".join(about))
@@ -156,7 +156,8 @@ def _one(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
         raise FormatError(f"{where} is missing") from None
     level = describe(meta, where, parts, torch.Size(), robust_key=True, strict=False)
     listing = files.entries(parts)
-    node = Tree(key, _kind(meta), provider=meta.get("provider"))
+    provider = meta.get("provider")
+    node = Tree(key, _kind(meta), provider=None if provider is None else str(provider))
     node.pickled = [name for name in (_names.PICKLE, _names.STACK_PICKLE) if name in listing]
     if level.sized:
         node.shape = list(level.batch_size)

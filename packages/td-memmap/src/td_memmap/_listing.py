@@ -42,7 +42,7 @@ def print_directory_tree(path: str | Path, indent: str = "", display_metadata: b
         while todo:
             parts, is_directory = todo.pop()
             name = parts[-1] if parts else os.path.basename(place)
-            lines.append(f"{indent}{'    ' * len(parts)}{name}{'/' if is_directory else ''}")
+            lines.append(f"{indent}{'    ' * len(parts)}{printable(name)}{'/' if is_directory else ''}")
             if is_directory:
                 below = sorted(
                     tree.entries(parts).items(), key=lambda item: (not item[1], item[0]), reverse=True
@@ -56,6 +56,15 @@ def print_directory_tree(path: str | Path, indent: str = "", display_metadata: b
     text = "\n".join(lines)
     print(text)
     return text
+
+
+def printable(text: str) -> str:
+    r"""Return a name for people, in one line and without what a terminal would act on.
+
+    >>> print(printable("a b"), printable("a\nb"), printable("\x1b[2J"))
+    a b a\nb \x1b[2J
+    """
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def show_size(nbytes: int) -> str:

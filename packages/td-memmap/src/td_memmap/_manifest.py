@@ -14,6 +14,7 @@ from . import _fs, _names
 from ._archive import ArchiveTree
 from ._checksum import named
 from ._fs import Parts, Tree
+from ._listing import printable
 from ._load import Loading, read_levels
 from ._meta import LIMIT, parse_json
 from ._progress import Progress, reporter
@@ -36,7 +37,7 @@ class Problem:
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.file} is {self.kind}: {self.detail}"
+        return printable(f"{self.file} is {self.kind}: {self.detail}")
 
 
 @dataclass(frozen=True, slots=True)
