@@ -6,8 +6,10 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.errors import CodecError, LockedError, StructureError
-from td_distributed import _file, from_buffer, from_consolidated, storage_of
+from td_distributed import _consolidate, _file, from_buffer, from_consolidated, storage_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:B?Complex")
 
@@ -125,6 +127,9 @@ if HAS_TENSORCLASS:
         return torch.stack([Sample(x=torch.ones(2), y="a"), Sample(x=torch.zeros(2), y="b")])
 
     TREES |= {
+        "named values": lambda: TensorDict(
+            {"s": "x", "l": NonTensorStack("x", "y"), "n": {"m": MetaData(1)}}, [2], names=["t"]
+        ),
         "values": lambda: TensorDict(
             {"s": "text", "a": torch.ones(2), "j": NonTensorData({"k": [1, None, 2.5]})}, [2]
         ),
@@ -265,6 +270,27 @@ def test_leaves_that_torch_saves_can_be_loaded(way: str, dtype: torch.dtype, tmp
         torch.save(each, tmp_path / "saved")
         back = torch.load(tmp_path / "saved")
         assert torch.equal(back if isinstance(back, torch.Tensor) else back["a"], tree["a"])
+
+
+def test_torch_saves_views_of_several_dtypes_on_one_storage(tmp_path: Path) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    source = {"a": torch.ones(2), "b": torch.arange(3), "n": {"c": torch.arange(2)}, "p": parameter}
+    tree = TensorDict({**source, "tied": source["a"]})
+    tree.consolidate(tmp_path / "td")
+    for each in (from_consolidated(tmp_path / "td"), tree.consolidate().unlock_()):
+        torch.save(each, tmp_path / "saved")
+        back = torch.load(tmp_path / "saved")
+        same(back, each)
+        assert back["a"] is back["tied"] and back["b"].dtype is torch.int64
+    storage = torch.zeros(4, dtype=torch.int32)
+    mixed = TensorDict(
+        {"a": storage, "p": torch.nn.Parameter(storage.view(torch.float32), requires_grad=False)}
+    )
+    mixed["g"] = storage.view(torch.float32)[1:3].requires_grad_()
+    torch.save(mixed, tmp_path / "saved")
+    back = torch.load(tmp_path / "saved")
+    assert [type(leaf) for leaf in back.values()] == [torch.Tensor, torch.nn.Parameter, torch.Tensor]
+    assert [leaf.requires_grad for leaf in back.values()] == [False, False, True]
 
 
 def buffer_of(consolidated: Any) -> torch.Tensor:
@@ -417,6 +443,20 @@ def test_return_early_gives_a_future(tmp_path: Path) -> None:
     future = tree.consolidate(tmp_path / "td", return_early=True)
     same(future.result(), tree)
     same(from_consolidated(tmp_path / "td"), tree)
+
+
+def test_return_early_takes_the_collection_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = SimpleNamespace(
+        submit=lambda function, *args, **options: SimpleNamespace(result=partial(function, *args, **options)),
+        shutdown=lambda wait: None,
+    )
+    monkeypatch.setattr(_consolidate, "ThreadPoolExecutor", lambda threads: late)
+    tree = TREES["flat"]()
+    future = tree.consolidate(return_early=True)
+    tree["c"] = tree.pop("a")
+    same(future.result(), TREES["flat"]())
+    consolidated = tree.consolidate()
+    assert consolidated.consolidate(return_early=True).result() is consolidated
 
 
 @pytest.mark.parametrize("skipped", [0, 1])

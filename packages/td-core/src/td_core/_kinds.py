@@ -73,17 +73,19 @@ def _dense_from_directory(record: Record) -> TensorDict:
     meta = record.meta
     size, listed = as_batch_size(meta["shape"]), meta.get("_names")
     names = check_names(listed, len(size)) if isinstance(listed, list) else None
-    entries = dict(record.entries)
-    if names is not None:
-        # Values have no names of their own there.
-        for key, child in entries.items():
-            if not isinstance(child, Tensor):
-                entries[key] = take_names(child, names, show_path((key,)))
     device = None if meta.get("device") in (None, "None") else torch.device(meta["device"])
-    td: TensorDict = (record.cls or TensorDict)._make(entries, size, device, names)
+    td: TensorDict = (record.cls or TensorDict)._make(dict(record.entries), size, device, names)
+    _name_below(td)
     if meta.get("_locked") is True:
         td.lock_()
     return td
+
+
+def _name_below(td: TensorDict) -> None:
+    """Give the names of a level to the collections in it: values have no names of their own in files."""
+    for key, child in dict(td._children()).items() if td._names is not None else ():
+        if not isinstance(child, Tensor):
+            td._set_child(key, take_names(child, td._names, show_path((key,))))
 
 
 def _flatten_stack(stack: LazyStackedTensorDict) -> Record:
@@ -168,7 +170,11 @@ def _dense_to_buffer(td: Any) -> Record:
 
 
 def _dense_from_buffer(record: Record) -> TensorDict:
-    return _unflatten_dense(Record({**record.meta, "locked": record.meta.get("is_locked")}, record.entries))
+    td = _unflatten_dense(Record(record.meta, record.entries))
+    _name_below(td)
+    if said(record.meta, "is_locked", bool, _NONE):
+        td.lock_()
+    return td
 
 
 def _stack_to_buffer(stack: LazyStackedTensorDict) -> Record:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ._attachments import attachments
 from ._buffers import Leaves
@@ -40,8 +41,28 @@ def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
     """
     subclasses: list[type] = []
     encoded = encode(node, subclasses)
-    leaves = Leaves(encoded.leaves) if protocol > 2 else encoded.leaves
+    leaves = Leaves(encoded.leaves) if protocol > 2 else _apart(encoded.leaves)
     return encoded.nodes, leaves, encoded.values, tuple(subclasses)
+
+
+def _apart(leaves: list[Tensor]) -> list[Tensor]:
+    """Return leaves as torch.save takes them: copies of those that share a storage with leaves of another dtype."""
+    kinds: dict[int, set[torch.dtype]] = {}
+    places = [
+        leaf.untyped_storage().data_ptr()
+        if type(leaf) in (Tensor, Parameter) and leaf.layout is torch.strided and not leaf.is_nested
+        else 0
+        for leaf in leaves
+    ]
+    for leaf, place in zip(leaves, places):
+        kinds.setdefault(place, set()).add(leaf.dtype)
+    copies: dict[int, Tensor] = {}
+    for leaf, place in zip(leaves, places):
+        if place and len(kinds[place]) > 1 and id(leaf) not in copies:
+            copy = leaf.detach().clone()
+            grad = leaf.requires_grad
+            copies[id(leaf)] = Parameter(copy, grad) if type(leaf) is Parameter else copy.requires_grad_(grad)
+    return [copies.get(id(leaf), leaf) for leaf in leaves]
 
 
 def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:

@@ -51,7 +51,8 @@ def consolidate(
         device: where the storage lies; by default that of the leaves, if they share one, else the CPU.
         non_blocking: as in :meth:`torch.Tensor.to`.
         inplace: put the views into this collection, lock it and return it.
-        return_early: return a :class:`concurrent.futures.Future` of the result.
+        return_early: return a :class:`concurrent.futures.Future` of the result, made in the background of the collection
+            as it is now; elements must not be written to meanwhile, nor, with ``inplace``, entries.
         use_buffer: with ``filename``, gather in memory first, write once, and keep the result in memory.
         share_memory: put the storage in shared memory.
         pin_memory: put the storage in page-locked memory.
@@ -73,7 +74,8 @@ def consolidate(
     if return_early:
         wait_for({leaf.device for leaf in self._leaves()})
         pool = ThreadPoolExecutor(1)
-        future: Future[Any] = pool.submit(consolidate, self, filename, inplace=inplace, **options)
+        tree = self if inplace or is_consolidated(self) else decode(encode(self))
+        future: Future[Any] = pool.submit(consolidate, tree, filename, inplace=inplace, **options)
         pool.shutdown(wait=False)
         return future
     if not any(options.values()) and filename is None and is_consolidated(self):
