@@ -71,6 +71,24 @@ def test_a_save_without_a_manifest_stays_without_one(tmp_path: Path) -> None:
     assert not (tmp_path / "%manifest.json").exists() and td_memmap.verify(tmp_path).ok
 
 
+@pytest.mark.parametrize("key", ["index", "custom_op", "stack_dim"])
+def test_keys_that_describe_other_kinds_grow_too(key: str, tmp_path: Path, same: Any) -> None:
+    td = TensorDict({key: torch.arange(2), "n": TensorDict({key: TensorDict({}, [2])}, [2])}, [2])
+    td.memmap(tmp_path / "save")
+    append_memmap(tmp_path / "save", td)
+    same(TensorDict.load_memmap(tmp_path / "save"), torch.cat([td, td]))
+
+
+def test_a_value_that_is_not_equal_to_itself_stays(tmp_path: Path) -> None:
+    NonTensorData = pytest.importorskip("td_tensorclass").NonTensorData
+    td = TensorDict({"a": torch.ones(2), "value": NonTensorData(float("nan"), batch_size=[2])}, [2])
+    td.memmap(tmp_path / "save")
+    append_memmap(tmp_path / "save", td)
+    assert TensorDict.load_memmap(tmp_path / "save").batch_size == (4,)
+    with pytest.raises(AppendError, match="the value of key 'value' must stay"):
+        append_memmap(tmp_path / "save", td.clone().set("value", NonTensorData(0.0, batch_size=[2])))
+
+
 def test_rows_of_an_empty_save(tmp_path: Path, same: Any) -> None:
     prefix = tmp_path / "save"
     rows(0, 0).memmap(prefix)

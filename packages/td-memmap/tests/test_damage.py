@@ -92,6 +92,18 @@ EDITS = {
     "nested flag": (of_leaf(is_nested="yes"), "is_nested is 'yes', expected true or false"),
     "nested shape": (of_leaf(is_nested=True, shape=[3]), "the shape of a table of component shapes"),
     "batch size": (change(shape=[-1]), "the root: shape is"),
+    **{
+        f"batch size {size}": (change(shape=size), f"the root: shape is {size}, expected a list of sizes")
+        for size in (None, 3, {})
+    },
+    "no batch size": (
+        lambda meta: meta.pop("shape") and None,
+        "the root: shape is None, expected a list of sizes",
+    ),
+    "an operation": (
+        change(custom_op="view"),
+        "custom_op is 'view', expected none, or an entry of that name",
+    ),
     "batch size of a level": (change(shape=[3, 2]), "key '(n|stack)': the (batch size|shape) is"),
     "device": (change(device="gpu7"), "device is 'gpu7', expected the name of a device"),
     "null device": (change(device=None), "device is None, expected the name of a device"),
@@ -129,7 +141,7 @@ EDITS = {
     ),
     "general: no batch size": (
         lambda meta: {"_format_version": 2, "kind": "TensorDict", "meta": {}},
-        "cannot be put together: 'batch_size'",
+        "cannot be put together: 'batch_size' is missing",
     ),
 }
 
@@ -551,6 +563,28 @@ def test_a_compressed_leaf_is_not_believed_its_size(archive: Path) -> None:
         leaf.file_size = 1 << 60
     with pytest.raises(FormatError, match="has 1 bytes, its directory says 1152921504606846976"):
         TensorDict.load_memmap(archive)
+
+
+def test_what_a_kind_refuses_is_said_with_its_place(save: Path) -> None:
+    edit(save / "stack" / "meta.json", change(stack_dim=7))
+    with pytest.raises(
+        FormatError, match="stack/meta.json: key 'stack' cannot be put together: .*stack_dim 7"
+    ):
+        TensorDict.load_memmap(save)
+
+
+def test_a_stack_of_more_members_than_a_directory_has_room_for_is_not_counted(save: Path) -> None:
+    edit(save / "stack" / "meta.json", change(_members=1 << 24))
+    with pytest.raises(FormatError, match="_members is 16777216, expected a number of members, at most"):
+        TensorDict.load_memmap(save)
+
+
+def test_wrong_types_of_values_are_told_with_their_file(tmp_path: Path) -> None:
+    pytest.importorskip("td_tensorclass")
+    TensorDict({"v": (1, "a")}).memmap(tmp_path / "save")
+    (tmp_path / "save" / "v" / "%values.json").write_text("{")
+    with pytest.raises(FormatError, match="v/%values.json is no valid metadata"):
+        TensorDict.load_memmap(tmp_path / "save")
 
 
 def test_levels_without_an_entry_are_in_order(save: Path) -> None:

@@ -276,8 +276,8 @@ def test_what_is_too_deep_for_json_is_told(prefix: Path, capsys: pytest.CaptureF
     td = TensorDict()
     for _ in range(1000):
         td = TensorDict({"n": td})
-    td.memmap(prefix)
-    assert main(["inspect", str(prefix), "--json"]) == 2
+    td.memmap(f"{prefix}.tdz")
+    assert main(["inspect", f"{prefix}.tdz", "--json"]) == 2
     assert "RecursionError" in capsys.readouterr().err
 
 

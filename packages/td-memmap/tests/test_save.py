@@ -34,7 +34,7 @@ ODD_KEYS = [
     "shape", "device", "_type", "_class", "_format_version", "_names", "_locked", "_members", "type", "dtype", "size",
     "cls", "leaves", "entries", "meta", "meta.json", "a.memmap", ".", "..", "", " ", "a/b", "a\\b", "../x", "%", "%k0",
     "%41", "é中", "😀", "\ud800", "\x00", "\n", "k" * 1000, "é" * 200, "Case", "case", "x", "x.shape", "0", "_tensordict",
-    "CON", "a.b", "-", "~", "'", '"',
+    "CON", "a.b", "-", "~", "'", '"', "index", "custom_op", "stack_dim", "members",
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ new metadata takes the place of the old one. A reader, or a crash, sees the save
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -21,7 +22,7 @@ from ._errors import AppendError
 from ._fs import Parts, Tree
 from ._load import Loading, Node, read_levels
 from ._manifest import digest_of, file_pieces, read_manifest, verify_tree
-from ._meta import LIMIT, LeafEntry, manifest_text, parse_json
+from ._meta import LIMIT, LeafEntry, is_view, manifest_text, parse_json
 from ._pieces import pieces
 from ._plan import LeafFile, make_plan
 
@@ -90,7 +91,7 @@ def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> 
     if place not in texts:
         raise AppendError(f"cannot append to {tree.path}: the rows have nothing at {where}")
     theirs = json.loads(texts[place])
-    if level.general or "stack_dim" in meta or "custom_op" in meta or "index" in meta:
+    if level.general or (not level.sized and ("stack_dim" in meta or is_view(meta))):
         raise AppendError(f"cannot append to {tree.path}: {where} is of a kind that cannot grow")
     if not level.sized:
         _check_values(tree, node, meta, theirs, texts)
@@ -136,11 +137,21 @@ def _check_values(
         for name, value in pickle.loads(pickled).items():
             pairs.setdefault(name, (values.get(name), value))
     for name, (mine, other) in pairs.items():
-        if mine != other and name not in ("_metadata", "_is_non_tensor"):
+        if not _equal(mine, other) and name not in ("_metadata", "_is_non_tensor"):
             raise AppendError(
                 f"cannot append to {tree.path}: the value of {show_path(node.key)} must stay; it is {mine!r}, "
                 f"the rows have {other!r}"
             )
+
+
+def _equal(mine: Any, other: Any) -> bool:
+    """Tell whether two values are the same, as NaN is; what cannot be compared is not."""
+    try:
+        return json.dumps(mine, sort_keys=True) == json.dumps(other, sort_keys=True)
+    except (TypeError, ValueError):
+        with contextlib.suppress(Exception):
+            return bool(mine == other)
+        return False
 
 
 def _there(tree: Tree, node: Node, name: str) -> bytes | None:

@@ -235,7 +235,8 @@ class Reader:
             level.members = members_of(listing, where, node.key)
         values = node.values = dict(level.values)
         if _names.VALUES in listing:
-            self._typed(node, values, parse_json(tree.read(node.parts, _names.VALUES, LIMIT), where))
+            place = tree.show(node.parts, _names.VALUES)
+            self._typed(node, values, parse_json(tree.read(node.parts, _names.VALUES, LIMIT), place))
         if _names.STACK_PICKLE in listing and values.get("data") == _names.STACK_PICKLE:
             values["data"] = self._unpickle(node, _names.STACK_PICKLE)
         if _names.PICKLE in listing:
@@ -493,13 +494,14 @@ class Reader:
                 return _views.rebuild(meta, members)
             unflatten = level.kind.unflatten if level.general else level.kind.layouts[FORMAT].unflatten
             result = check_node(unflatten(record))
-            if level.nodes and level.sized and level.batch_size:
-                self._check_nested(node)
-        except (FormatError, MissingPluginError):
+        except MissingPluginError:
             raise
         except _MISFITS as error:
             where = self.tree.show(node.parts, _names.META)
-            raise FormatError(f"{where}: {show_path(node.key)} cannot be put together: {error}") from error
+            what = f"{error} is missing" if type(error) is KeyError else error
+            raise FormatError(f"{where}: {show_path(node.key)} cannot be put together: {what}") from error
+        if level.nodes and level.sized and level.batch_size:
+            self._check_nested(node)
         return result
 
     def _check_nested(self, node: Node) -> None:

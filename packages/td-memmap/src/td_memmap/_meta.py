@@ -19,7 +19,7 @@ from ._dtypes import DTYPES
 from ._plan import FORMAT, VERSION
 
 __all__ = [
-    "LeafEntry", "Level", "damaged", "describe", "manifest_text", "parse_json", "possible_names", "read_level",
+    "LeafEntry", "Level", "damaged", "describe", "is_view", "manifest_text", "parse_json", "possible_names", "read_level",
 ]  # fmt: skip
 
 #: Longest ``meta.json`` that is read; a level of a million leaves has about 100 MB.
@@ -27,6 +27,7 @@ LIMIT = 1 << 29
 
 _TOO_LARGE = 1 << 62
 _MOST_DIMS = 64
+_MOST_MEMBERS = 1 << 20
 
 _DENSE = re.compile(r"<class '[^']*\.TensorDict'>")
 _BELONGS_TO_LEVEL = ("_type", "_format_version", "_class")
@@ -164,6 +165,10 @@ def read_level(
     resolve = _general_kind if _version(obj, where, key) == VERSION else _kind
     kind, cls = resolve(obj, where, key, strict)
     level = known or describe(obj, where, key, above, robust_key=robust_key, strict=strict)
+    if kind is KINDS["TensorDict"] and not (level.sized or level.general):
+        # Its entries would be taken for values, and be lost.
+        check_shape(obj.get("shape"), where, key, "shape")
+        raise damaged(where, key, "custom_op", obj["custom_op"], "none, or an entry of that name")
     # Any other depends on more than its content: on the level above, or on what is in the directory beside it.
     if level.sized and not level.general and level.version and len(content) < _SHORT:
         if len(_KNOWN) >= _MOST_KNOWN:
@@ -197,17 +202,26 @@ def describe(
     if version == VERSION:
         return _general(obj, where, key)
     level = Level(None, False, None, {}, batch_size=above, version=version)
-    if isinstance(obj.get("shape"), list) and "custom_op" not in obj and "index" not in obj:
+    if isinstance(obj.get("shape"), list) and not is_view(obj):
         _mapping(level, obj, where, key, robust_key, strict)
     else:
         level.meta = obj
         level.values = {name: value for name, value in obj.items() if name not in _BELONGS_TO_LEVEL}
         count = obj.get("_members")
         if count is not None:
-            if type(count) is not int or not 0 <= count < 1 << 31:
-                raise damaged(where, key, "_members", count, "a number of members")
-            level.members = [str(i) for i in range(min(count, 1 << 24))]
+            if type(count) is not int or not 0 <= count <= _MOST_MEMBERS:
+                raise damaged(where, key, "_members", count, f"a number of members, at most {_MOST_MEMBERS}")
+            level.members = [str(i) for i in range(count)]
     return level
+
+
+def is_view(obj: dict[str, Any]) -> bool:
+    """Tell whether metadata is that of a view; a level may have keys called like what describes one.
+
+    >>> is_view({"shape": [], "index": {"type": "TensorDict"}}), is_view({"index": ["ellipsis"]})
+    (False, True)
+    """
+    return isinstance(obj.get("custom_op"), str) if isinstance(obj.get("shape"), list) else "index" in obj
 
 
 def _kind(
@@ -219,7 +233,7 @@ def _kind(
     kind = KINDS.named(FORMAT, name)
     if kind is not None:
         return kind, None
-    if "custom_op" in obj or "index" in obj:
+    if is_view(obj):
         return None, None
     for each in list(KINDS):
         if FORMAT in each.layouts:

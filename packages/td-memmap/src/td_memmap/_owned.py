@@ -15,6 +15,7 @@ from td_core.errors import FormatError
 
 from . import _names
 from ._fs import Parts, Tree
+from ._meta import is_view
 
 __all__ = ["Owned", "foreign", "owned"]
 
@@ -70,7 +71,7 @@ def owned(tree: Tree) -> Owned:
         meta = _read(tree, parts, _names.META)
         stems = _stems(meta)
         result.files.update((*parts, name) for name in _FIXED if name in listing)
-        mapping = isinstance(meta.get("shape"), list) or "entries" in meta
+        mapping = (isinstance(meta.get("shape"), list) and not is_view(meta)) or "entries" in meta
         for name, is_directory in listing.items():
             if not is_directory:
                 ours = not stems.isdisjoint(_cut(name)) or _LITTER.fullmatch(name) is not None
@@ -99,6 +100,8 @@ def _stems(meta: dict[str, Any]) -> set[str]:
     for row in entries if isinstance(entries, list) else ():
         if isinstance(row, list) and len(row) == 2 and isinstance(row[1], dict):
             stems.add(str(row[1].get("file")))
+    members = meta.get("members")
+    stems.update(name for name in members if isinstance(name, str)) if isinstance(members, list) else None
     return stems
 
 
