@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 from torch.utils._pytree import tree_map
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, assert_close, pad_sequence
 
 pytestmark = pytest.mark.slow
 
@@ -132,12 +135,60 @@ def test_gradients_through_aot_autograd():
     torch.testing.assert_close(leaf.grad, 2 * (2 * leaf).exp().detach())
 
 
-def test_batch_sizes_make_at_most_two_graphs():
+#: What a batch size goes through, on its way to a result, that could make it a constant of the graph.
+SIZED = {
+    "int": lambda td: td[0] + 1,
+    "slices": lambda td: [td[1:3], td[-2:], td[:-1:2]],
+    "view": lambda td: td.view(-1, 1).view(-1),
+    "reshape": lambda td: td.reshape(1, -1),
+    "expand": lambda td: td.expand(2, -1),
+    "split": lambda td: td.split([1, td.shape[0] - 1]),
+    "split by a size": lambda td: td.split(8),
+    "chunk": lambda td: td.chunk(1),
+    "tensor_split": lambda td: td.tensor_split([1, 3]),
+    "gather": lambda td: td.gather(0, torch.tensor([1, 0])),
+    "write": lambda td: setitem(td.clone(), slice(1, None), 0),
+    "update": lambda td: td.clone().update(td + 1).flatten_keys("."),
+    "stack": lambda td: torch.stack([td, td + 1]),
+    "lazy stack": lambda td: torch.cat([LazyStackedTensorDict(td, td + 1), LazyStackedTensorDict(td, td)]),
+    "join into another": lambda td: torch.cat([td, td], out=torch.cat([td, td])),
+    "guess the batch size": lambda td: td.clone().auto_batch_size_(1),
+    "pad": lambda td: pad_sequence([td, td[1:]]),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_batch_sizes_make_at_most_two_graphs(name):
+    program = SIZED[name]
     counter = CompileCounter()
-    compiled = torch.compile(lambda td: td[0] + 1, fullgraph=True, backend=counter)
-    for n in (4, 5, 6, 7):
-        compiled(make(n))
+    compiled = torch.compile(program, fullgraph=True, backend=counter)
+    for n in (4, 5, 6):
+        for got, wanted in zip(leaves(compiled(make(n))), leaves(program(make(n))), strict=True):
+            torch.testing.assert_close(got, wanted)
     assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_leaves_the_batch_size_open(strict):
+    class Model(torch.nn.Module):
+        def forward(self, td):
+            return td[1:].reshape(-1, 1)
+
+    rows = {0: torch.export.Dim("rows", min=4)}
+    shapes = {"td": [rows, [rows, [rows]]]}
+    program = torch.export.export(Model(), (make(),), dynamic_shapes=shapes, strict=strict).module()
+    assert_close(program(make(7)), make(7)[1:].reshape(-1, 1))
+
+
+def test_removing_from_other_members_compiles_nothing():
+    counter = CompileCounter()
+    compiled = torch.compile(lambda stack: stack.del_(("n", "b"))["a"] + 1, fullgraph=True, backend=counter)
+    for _ in range(3):
+        member = make()
+        stack = LazyStackedTensorDict(member, make(), member)
+        compiled(stack)
+        assert list(stack.keys(True, True)) == ["a", ("n", "c", "d")]
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -171,3 +222,27 @@ def test_fake_tensors_go_through_every_level():
         td = make()
         result = torch.stack([td, td])[0].exp().reshape(2, 2)
     assert result["n", "c", "d"].shape == (2, 2, 2)
+
+
+def test_an_exported_program_runs_in_another_process(tmp_path):
+    class Model(torch.nn.Module):
+        def forward(self, td, stack, ragged):
+            return {"td": td * 2, "stacks": [stack + td["a"].sum(), ragged * 2]}
+
+    made = """
+td = TensorDict({"a": torch.ones(2, 3), "n": {}}, [2], device="cpu", names=["rows"])
+stack = LazyStackedTensorDict(td, td, stack_dim_name="s")
+ragged = LazyStackedTensorDict(TensorDict(x=torch.ones(1)), TensorDict(x=torch.ones(2)))
+"""
+    given = {"torch": torch, "TensorDict": TensorDict, "LazyStackedTensorDict": LazyStackedTensorDict}
+    exec(made, given)
+    td, stack, ragged = given["td"], given["stack"], given["ragged"]
+    torch.export.save(torch.export.export(Model(), (td, stack, ragged)), tmp_path / "program.pt2")
+    script = f"""
+import torch
+from td_core import LazyStackedTensorDict, TensorDict
+{made}
+print(torch.export.load({str(tmp_path / "program.pt2")!r}).module()(td, stack, ragged))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == f"{Model()(td, stack, ragged)}\n", done.stderr

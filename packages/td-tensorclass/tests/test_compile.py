@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from td_core import TensorDict
+from td_core.errors import LockedError
 from td_tensorclass import NonTensorStack, TensorClass, UnbatchedTensor
 
 
@@ -53,6 +55,12 @@ def write_tensor(p: Any) -> Any:
     return p
 
 
+def renamed(p: Any) -> Any:
+    p.batch_size = [3]
+    p.names = ["rows"]
+    return p
+
+
 def write_value(p: Any) -> Any:
     p.s = "new"
     return p
@@ -86,6 +94,8 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "set an unbatched tensor": lambda p: (
         TensorDict({"x": p.x}, [3]).set("u", UnbatchedTensor(torch.ones(4))) + 1
     ),
+    "write properties": lambda p: renamed(p.clone()),
+    "apply to another batch size": lambda p: p.apply(torch.sum, batch_size=[]),
     "hasattr": lambda p: p if hasattr(p, "nothing") else p + 1,
 }
 
@@ -222,6 +232,42 @@ def test_grad() -> None:
     grad = torch.func.grad(lambda q: (q.x**2).sum())(p)
     assert type(grad) is Point
     assert grad.x.tolist() == [2, 2, 2]
+
+
+def test_a_frozen_one_is_frozen_again() -> None:
+    frozen = Frozen(torch.ones(3), batch_size=[3])
+    for result in (torch.utils._pytree.tree_map(torch.neg, frozen), torch.vmap(torch.neg)(frozen)):
+        with pytest.raises(LockedError):
+            result.set("x", torch.zeros(3))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_takes_values_and_any_batch_size(strict: bool) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, p: Any) -> Any:
+            return p * 2
+
+    rows = {0: torch.export.Dim("rows", min=2)}
+    given = TensorDict({"x": torch.ones(3), "s": "text"}, [3])
+    program = torch.export.export(Model(), (given,), dynamic_shapes={"p": [rows, []]}, strict=strict)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    more = torch.cat([given, given])
+    more["s"] = "text"
+    result = torch.export.load(io.BytesIO(file.getvalue())).module()(more)
+    assert result.batch_size == (6,)
+    assert result["s"] == "text"
+    assert result["x"].tolist() == [2] * 6
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_takes_and_returns_tensorclasses(strict: bool) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, p: Any) -> Any:
+            return p * 2
+
+    program = torch.export.export(Model(), (point(),), strict=strict)
+    same(program.module()(point()), point() * 2)
 
 
 def test_tree_map() -> None:

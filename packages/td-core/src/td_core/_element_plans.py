@@ -184,12 +184,15 @@ class Gather(ShapePlan):
         self.index = index
         n = len(batch)
         by_shape: dict[Shape, Tensor] = {}
+        keeps = not torch.compiler.is_compiling()  # a key of a dict is a constant of a graph
 
         def leaf(value: Tensor) -> Tensor:
             shape = value.shape
-            full = by_shape.get(shape)
+            full = by_shape.get(shape) if keeps else None
             if full is None:
-                full = by_shape[shape] = wide(index, len(shape)).expand((*index.shape, *shape[n:]))
+                full = wide(index, len(shape)).expand((*index.shape, *shape[n:]))
+                if keeps:
+                    by_shape[shape] = full
             return value.gather(dim, full)
 
         self.leaf = leaf

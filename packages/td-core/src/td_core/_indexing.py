@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ._foreach import PLAIN
-from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, positions, remembered
+from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, positions, remembered, slice_length
 from ._torch_private import functorch_level
 from .errors import CollectionIndexError
 
@@ -237,7 +237,7 @@ def plan_index(index: Any, batch_size: tuple[int, ...]) -> IndexPlan:
             return IndexPlan(index, (), 1, (), batch_size)
     elif kind is slice:
         if batch_size:
-            return IndexPlan(index, (_slice_length(index, batch_size[0]),), 1, (0,), batch_size)
+            return IndexPlan(index, (slice_length(index, batch_size[0]),), 1, (0,), batch_size)
     elif kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 and batch_size:
         return IndexPlan(index, (len(index),), 1, (0,), batch_size)
     elif kind is tuple and REPEATING.issuperset(map(type, index)):
@@ -276,7 +276,7 @@ def _plan_basic(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPla
             return None
         kind = type(item)
         if kind is slice:
-            lead.append(_slice_length(item, batch_size[n]))
+            lead.append(slice_length(item, batch_size[n]))
             kept.append(n)
         elif kind is not int or not -batch_size[n] <= item < batch_size[n]:
             return None
@@ -299,7 +299,7 @@ def _plan_items(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPla
             kept.append(None)
             continue
         if type(item) is slice:
-            lead.append(_slice_length(item, batch_size[n]))
+            lead.append(slice_length(item, batch_size[n]))
             kept.append(n)
         elif not _is_scalar(item):
             if not shapes:
@@ -431,12 +431,6 @@ def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
             f"the tensors of an index cannot be broadcast together: got shapes {list(map(list, shapes))}"
         )
     return shape
-
-
-def _slice_length(item: slice, size: int) -> int:
-    if item.step is not None and item.step < 0:
-        raise ValueError(f"the step of a slice must be greater than zero; got {item}")
-    return len(range(size)[item])
 
 
 def _is_scalar(item: Any) -> bool:

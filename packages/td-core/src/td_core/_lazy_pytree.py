@@ -15,7 +15,7 @@ from torch import Tensor
 from ._collection import Core
 from ._lazy_stack import LazyStackedTensorDict
 from ._ops.member_writes import unbind_members
-from ._pytree import register
+from ._pytree import leaves_below, register
 from ._torch_private import are_followed, before_transforms, functorch_level
 from .errors import StructureError
 
@@ -39,7 +39,7 @@ class Members(NamedTuple):
 
 
 def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
-    leaves = _leaves_below([stack])
+    leaves = leaves_below([stack])
     if all(isinstance(leaf, Tensor) for leaf in leaves) and _may_fit(stack._members):
         try:
             # What a transform makes itself, it refuses to take as an argument.
@@ -58,22 +58,8 @@ def _may_fit(members: list[Any]) -> bool:
     """Tell whether members may have equal shapes: a graph keeps a stack that was tried, also where it failed."""
     if not torch.compiler.is_compiling():
         return True
-    shapes = [[leaf.shape for leaf in _leaves_below([member])] for member in members]
+    shapes = [[leaf.shape for leaf in leaves_below([member])] for member in members]
     return all(each == shapes[0] for each in shapes)
-
-
-def _leaves_below(nodes: list[Any]) -> list[Any]:
-    """Return the leaves below some nodes: tensors, and the objects that pytrees have in place of tensors and nodes."""
-    leaves: list[Any] = []
-    todo = nodes[:]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, Core):
-            stacked = node._stacked()
-            todo.extend(node._children().values() if stacked is None else stacked[0])
-        else:
-            leaves.append(node)
-    return leaves
 
 
 def _depth(node: Any) -> int:
@@ -95,7 +81,7 @@ def _unflatten(children: Any, context: Whole | Members) -> Any:
         (whole,) = items
         behind, name, ndim, depth = context
         found = len(whole.batch_size) if isinstance(whole, Core) else 0
-        leaves = [leaf for leaf in _leaves_below(items) if isinstance(leaf, Tensor)]
+        leaves = [leaf for leaf in leaves_below(items) if isinstance(leaf, Tensor)]
         # Below a leaf of a Jacobian stand collections, and the dims of their leaves come behind its own.
         if behind > found or _depth(whole) > depth or are_followed(leaves):
             return whole
@@ -106,7 +92,7 @@ def _unflatten(children: Any, context: Whole | Members) -> Any:
         stack._stack_dim_name = name if found == ndim else None
     else:
         dim, name, _, ndims = context
-        leaves = _leaves_below(items) if functorch_level() is not None else []
+        leaves = leaves_below(items) if functorch_level() is not None else []
         if any(isinstance(leaf, Tensor) and leaf.ndim != ndim for leaf, ndim in zip(leaves, ndims)):
             raise StructureError(
                 "torch.vmap, also inside jacrev, jacfwd and hessian, cannot take a dim from a lazy stack whose members "
@@ -121,4 +107,8 @@ def _keys(context: Whole | Members) -> list[str]:
     return ["stacked"] if isinstance(context, Whole) else [str(i) for i in range(context.size)]
 
 
-register(LazyStackedTensorDict, _flatten, _unflatten, _keys)
+def _load(dumped: tuple[Any, ...]) -> Whole | Members:
+    return (Members if isinstance(dumped[-1], tuple) else Whole)(*dumped)
+
+
+register(LazyStackedTensorDict, _flatten, _unflatten, _keys, load=_load)

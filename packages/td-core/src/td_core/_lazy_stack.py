@@ -185,7 +185,7 @@ class LazyStackedTensorDict(TensorDictBase):
         size = members[0].batch_size
         for member in members:
             other = member.batch_size
-            if other is not size and other != size:
+            if other != size:
                 size = torch.Size([a if a == b else -1 for a, b in zip(size, other)])
         return torch.Size((*size[:dim], len(members), *size[dim:]))
 

@@ -164,9 +164,13 @@ class Sizes(dict[Shape, tuple[Any, ...]]):
     def __missing__(self, shape: Shape) -> tuple[Any, ...]:
         if len(self) >= _REMEMBERED:
             self.clear()
-        # Starring no ints at all would call the method without a size.
-        sizes = self[shape] = (*self._lead, *shape[self._n :]) or ((),)
+        sizes = self[shape] = self.of(shape)
         return sizes
+
+    def of(self, shape: Shape) -> tuple[Any, ...]:
+        """Return the sizes for a shape without keeping them: a key of a dict is a constant of a graph."""
+        # Starring no ints at all would call the method without a size.
+        return (*self._lead, *shape[self._n :]) or ((),)
 
 
 def broadcast_shape(*shapes: Shape) -> Shape | None:
@@ -192,6 +196,39 @@ def broadcast_shape(*shapes: Shape) -> Shape | None:
             if size != 1:
                 result[i] = size
     return tuple(result)
+
+
+#: What a slice may be made of that needs no conversion.
+_ENDS = frozenset({int, type(None), torch.SymInt})
+
+
+def slice_length(item: slice, size: int) -> int:
+    """Return how many positions of a dim a slice has.
+
+    Raises:
+        ValueError: its step is not positive.
+
+    >>> slice_length(slice(1, None, 2), 4)
+    2
+    """
+    start, stop, step = item.start, item.stop, item.step
+    if step is not None and step <= 0:
+        raise ValueError(f"the step of a slice must be greater than zero; got {item}")
+    if type(start) not in _ENDS or type(stop) not in _ENDS or type(step) not in _ENDS:
+        return len(range(size)[item])
+    # Faster than a range, which would also make a constant of a size that varies from call to call of a graph.
+    if start is None:
+        start = 0
+    elif start < 0:
+        start = max(start + size, 0)
+    if stop is None:
+        stop = size
+    elif stop < 0:
+        stop += size
+    elif stop > size:
+        stop = size
+    length: int = stop - start if stop > start else 0
+    return length if step is None else -(-length // step)
 
 
 def coordinates(position: Any, sizes: Sequence[int]) -> tuple[Any, ...]:

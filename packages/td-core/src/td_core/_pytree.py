@@ -17,6 +17,7 @@ from torch.utils import _pytree as torch_pytree
 from ._collection import Core
 from ._names import Names
 from ._nodes import NodeKind, Record
+from ._values import join, split
 
 Context = tuple[Any, ...]
 
@@ -26,6 +27,8 @@ def register(
     flatten: Callable[[Any], tuple[list[Any], Any]],
     unflatten: Callable[[Iterable[Any], Any], Any],
     keys: Callable[[Any], Iterable[str]],
+    dump: Callable[[Any], Any] = tuple,
+    load: Callable[[Any], Any] = tuple,
 ) -> None:
     """Register a kind with torch's pytrees.
 
@@ -34,6 +37,8 @@ def register(
         flatten: node -> (children, context).
         unflatten: (children, context) -> node.
         keys: context -> a name for each child, for key paths.
+        dump: context -> what the value codec can store, for ``torch.export.save``.
+        load: the inverse.
     """
 
     def with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
@@ -46,6 +51,8 @@ def register(
         unflatten,
         serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
         flatten_with_keys_fn=with_keys,
+        to_dumpable_context=lambda context: split(dump(context)),
+        from_dumpable_context=lambda dumped: load(join(*dumped)),
     )
 
 
@@ -62,11 +69,26 @@ def has_leaves(node: Core) -> bool:
     return False
 
 
-def sizes_of(node: Core, children: Iterable[Any]) -> tuple[Any, ...]:
+def leaves_below(nodes: list[Any]) -> list[Any]:
+    """Return the leaves below some nodes: tensors, and the objects that pytrees have in place of tensors and nodes."""
+    leaves: list[Any] = []
+    todo = nodes[:]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Core):
+            stacked = node._stacked()
+            todo.extend(node._children().values() if stacked is None else stacked[0])
+        else:
+            leaves.append(node)
+    return leaves
+
+
+def sizes_of(node: Core, children: list[Any]) -> tuple[Any, ...]:
     """Return the part of a context from which :func:`batch_size_of` tells the batch size again.
 
     The first item is ``(child, extra dims)``, of a leaf if there is one, or, where there is no leaf below, the batch size
-    itself; then come, for each child without leaves, its position and the dims it has beyond this node's.
+    itself; then come, for each child without leaves, its position and the dims it has beyond this node's. In ``children``
+    it has no other dims from here on, so that its own context says nothing of a batch size that may vary.
     """
     ndim = len(node.batch_size)
     leaf: Any = None
@@ -78,7 +100,10 @@ def sizes_of(node: Core, children: Iterable[Any]) -> tuple[Any, ...]:
         elif has_leaves(child):
             level = level or (position, len(child.batch_size) - ndim)
         else:
-            empty.append((position, tuple(child.batch_size[ndim:])))
+            tail = child.batch_size[ndim:]
+            empty.append((position, tuple(tail)))
+            children[position] = child = child._shallow()
+            _resize(child, tail)
     return (leaf or level or torch.Size(node.batch_size), *empty)
 
 
@@ -191,4 +216,13 @@ def register_kind(kind: NodeKind) -> None:
             names=names_for(names, batch_size),
         )
 
-    register(kind.type, flatten, unflatten, lambda context: context[0])
+    def dump(context: Context) -> Context:
+        *rest, shell = context
+        return (*rest, shell.meta, dict(shell.values))
+
+    def load(dumped: Context) -> Context:
+        *rest, meta, values = dumped
+        record = Record(meta, values=values)
+        return (*rest, Shell(kind.unflatten(record), record))
+
+    register(kind.type, flatten, unflatten, lambda context: context[0], dump, load)

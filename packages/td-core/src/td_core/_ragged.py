@@ -31,15 +31,18 @@ def merged_shape(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
 
 def distinct_members(members: Sequence[Core]) -> list[Any]:
     """Return the members of a stack, and those of the stacks among them, each of them once."""
-    found: dict[int, Core] = {}
+    flat: list[Any] = []
     todo = list(members)
     for member in todo:
         stacked = member._stacked()
         if stacked is None:
-            found[id(member._inner())] = member
+            flat.append(member)
         else:
             todo.extend(stacked[0])
-    return list(found.values())
+    if torch.compiler.is_compiling():
+        # A graph that takes an id is of use for this very object only.
+        return [one for at, one in enumerate(flat) if not any(one._inner() is o._inner() for o in flat[:at])]
+    return list({id(member._inner()): member for member in flat}.values())
 
 
 def refuse_hidden(keys: Sequence[Collection[str]]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._plans import Along, ExplodePlan, Shape, ShapePlan, Sizes, remembered, without, wrap_dim
+from ._plans import Along, ExplodePlan, Shape, ShapePlan, Sizes, remembered, slice_length, without, wrap_dim
 from .errors import BatchSizeError, DimError
 
 
@@ -43,6 +43,8 @@ class Reshape(ShapePlan):
         sizes = Sizes(new, n)
         if leaf is not None:
             self.leaf = leaf
+        elif torch.compiler.is_compiling():
+            self.leaf = lambda value: (value.reshape if copy else value.view)(*sizes.of(value.shape))
         elif copy:
             self.leaf = lambda value: value.reshape(*sizes[value.shape])
         else:
@@ -182,6 +184,8 @@ class Expand(ShapePlan):
         n = len(old)
         sizes = Sizes(new, n)
         self.leaf = lambda value: value.expand(*sizes[value.shape])
+        if torch.compiler.is_compiling():
+            self.leaf = lambda value: value.expand(*sizes.of(value.shape))
         self.lead = new
         self.n = n
         self._old = old
@@ -482,8 +486,8 @@ def split_plan(batch: Shape, split_size: int | Sequence[int], dim: int) -> Split
         raise ValueError(f"split: split_size must be positive; got {split_size}")
     if size == 0:
         return Split(batch, dim, [0])
-    full, rest = divmod(size, split_size)
-    return Split(batch, dim, [split_size] * full + [rest] * (rest > 0))
+    rest = size % split_size
+    return Split(batch, dim, [split_size] * (size // split_size) + [rest] * (rest > 0))
 
 
 @remembered
@@ -509,10 +513,10 @@ def tensor_split_plan(batch: Shape, indices_or_sections: int | Sequence[int] | T
             raise BatchSizeError(
                 f"tensor_split: the number of sections must be larger than 0; got {sections}"
             )
-        least, longer = divmod(size, sections)
+        least, longer = size // sections, size % sections
         return Split(batch, dim, [least + 1] * longer + [least] * (sections - longer))
     slices = zip([0, *indices_or_sections], [*indices_or_sections, size], strict=True)
-    parts = [len(range(size)[start:stop]) for start, stop in slices]
+    parts = [slice_length(slice(start, stop), size) for start, stop in slices]
     if sum(parts) != size:
         raise BatchSizeError(
             f"tensor_split: the positions must not decrease; got {list(indices_or_sections)}"

@@ -636,12 +636,11 @@ class TensorDict(TensorDictBase):
         cls, device, n = type(self), self._device, plan.n
         tail = self._batch_size[n:]
         names = None if self._names is None else move_names(self._names, plan.dims(), n)
-        # The parts of an unbind share one lead; equal neighbours share one Size.
-        sizes: list[torch.Size] = []
-        last: Any = None
-        for lead in plan.leads:
-            sizes.append(sizes[-1] if lead is last else torch.Size(lead + tail))
-            last = lead
+        leads = plan.leads
+        if leads and len(leads[0]) < n:
+            sizes = [torch.Size(leads[0] + tail)] * len(leads)  # the parts of an unbind share one
+        else:
+            sizes = [torch.Size(lead + tail) for lead in leads]
         return [_node(cls, {}, size, device, names) for size in sizes]
 
     def _join(self: SelfT, items: Sequence[Core], plan: Plan, path: tuple[str, ...] = ()) -> SelfT:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -19,8 +18,6 @@ from td_core.typing import BatchSize
 
 NodeT = TypeVar("NodeT", bound="OpaqueNode")
 SelfT = TypeVar("SelfT", bound="ValueNode")
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class OpaqueNode(Core):
@@ -51,7 +48,7 @@ class OpaqueNode(Core):
         self._device = device
 
     def _children(self) -> Mapping[str, Child]:
-        return _NOTHING
+        return {}
 
     def _nested(self) -> Iterator[Core]:
         return iter(())

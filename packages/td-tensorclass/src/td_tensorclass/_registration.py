@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
+
 from td_core import Layout, NodeKind, Record
 from td_core._collection import Core
+from td_core._locking import lock as lock_nodes
 from td_core._nodes import KINDS, class_name
-from td_core._pytree import register
+from td_core._pytree import leaves_below, register
 
 from ._non_tensor import NonTensorData
 
@@ -81,6 +84,12 @@ def register_class(cls: Any) -> None:
 
     def tree_unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
         (inner,) = children
+        if (
+            cls._schema.options.frozen
+            and isinstance(inner, Core)
+            and all(isinstance(leaf, Tensor) for leaf in leaves_below([inner]))
+        ):
+            lock_nodes(inner)
         return cls._bare(inner)
 
     register(cls, tree_flatten, tree_unflatten, lambda context: (MEMBER,))

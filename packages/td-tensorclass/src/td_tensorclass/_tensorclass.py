@@ -486,7 +486,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                     self._tensordict._set_path(name, value)
                 else:
                     self._set_path(name, value)
-            elif hasattr(getattr(type(self), name, None), "__set__"):
+            elif hasattr(type(getattr(type(self), name, None)), "__set__"):
                 if schema.options.frozen and not name.startswith("_"):
                     raise FrozenInstanceError(f"cannot assign to {name!r}: {type(self).__name__} is frozen")
                 super().__setattr__(name, value)

@@ -9,6 +9,8 @@ from td_core._pytree import names_for, register
 
 from ._values import same_value
 
+_CONSTANTS = (str, int, bool, type(None))
+
 
 class Held:
     """A value in a context: contexts are compared with ``==``, and values may answer with anything.
@@ -29,31 +31,61 @@ class Held:
     __hash__ = None  # type: ignore[assignment]
 
 
+def hold(value: Any) -> Any:
+    """Return a value as a context has it; what torch takes for a constant remains one, for ``torch.export(strict=True)``.
+
+    >>> hold("a") == hold("a"), hold(1) == hold(True)
+    (True, False)
+    """
+    return (type(value).__name__, value) if type(value) in _CONSTANTS else Held(value)
+
+
+def held(holder: Any) -> Any:
+    """Return the value that :func:`hold` was given.
+
+    >>> held(hold("a")), held(hold([1]))
+    ('a', [1])
+    """
+    return holder[1] if type(holder) is tuple else holder.value
+
+
+def dump_held(context: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a context that begins with a value that is held, as the value codec can store it."""
+    holder, *rest = context
+    return (held(holder), *rest)
+
+
+def load_held(dumped: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Undo :func:`dump_held`."""
+    value, *rest = dumped
+    return (hold(value), *rest)
+
+
 def register_data(cls: Any) -> None:
     """Register a class of nodes that hold one value."""
 
     def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [], (Held(node._value), node._metadata, node.batch_size, node.device, node._names)
+        return [], (hold(node._value), node._metadata, node.batch_size, node.device, node._names)
 
     def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
         value, metadata, batch_size, device, names = context
-        node = cls(value.value, metadata, batch_size=batch_size, device=device)
+        node = cls(held(value), metadata, batch_size=batch_size, device=device)
         node._names = names_for(names, batch_size)
         return node
 
-    register(cls, flatten, unflatten, lambda context: ())
+    register(cls, flatten, unflatten, lambda context: (), dump_held, load_held)
 
 
 def register_stack(cls: Any) -> None:
     """Register a class of nodes that hold one value for each element of their batch."""
 
     def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [], (Held(node._values), node._values_size, node.batch_size, node.device, node._names)
+        return [], (hold(node._values), node._values_size, node.batch_size, node.device, node._names)
 
     def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
         values, values_size, batch_size, device, names = context
-        node = cls._of(values.value, values_size, device, names_for(names, batch_size))
+        node = cls._of(held(values), values_size, device, names_for(names, batch_size))
         node._batch_size = batch_size
         return node
 
-    register(cls, flatten, unflatten, lambda context: ())
+    register(cls, flatten, unflatten, lambda context: (), dump_held, load_held)

@@ -24,7 +24,7 @@ from td_core.errors import StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
 
 from ._opaque import OpaqueNode
-from ._trees import Held
+from ._trees import dump_held, held, hold, load_held
 from ._values import same_value
 
 SelfT = TypeVar("SelfT", bound="UnbatchedNode")
@@ -243,12 +243,12 @@ def to_unbatched(value: Any, batch_size: torch.Size, device: torch.device | None
 
 def _tree_flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
     # vmap would take a dim of a child; this tensor has no dim of the batch.
-    return [], (Held(node._payload), node._batch_size, node._device)
+    return [], (hold(node._payload), node._batch_size, node._device)
 
 
 def _tree_unflatten(children: Any, context: tuple[Any, ...]) -> Any:
     payload, batch_size, device = context
-    return UnbatchedNode(payload.value, batch_size, device)
+    return UnbatchedNode(held(payload), batch_size, device)
 
 
-register(UnbatchedNode, _tree_flatten, _tree_unflatten, lambda context: ())
+register(UnbatchedNode, _tree_flatten, _tree_unflatten, lambda context: (), dump_held, load_held)

@@ -139,7 +139,7 @@ def _pad_leaves(leaves: list[Tensor], pad_dim: int, value: float, left: bool, pa
         amount = length - leaf.shape[dim] if leaf.ndim == ndim else 0
         pads = [0, 0] * (ndim - 1 - dim) + ([amount, 0] if left else [0, amount])
         padded.append(torch.nn.functional.pad(leaf, pads, value=value) if amount else leaf)
-    if len({leaf.shape for leaf in padded}) != 1:
+    if any(leaf.shape != padded[0].shape for leaf in padded):
         raise StructureError(
             f"pad_sequence: {show_path(path)} has shapes {[list(leaf.shape) for leaf in leaves]}, which differ in "
             f"other dims than {pad_dim}"

@@ -107,7 +107,7 @@ def common_prefix(shapes: Iterable[tuple[int, ...]], limit: int | None = None) -
     """
     prefix: list[int] = []
     for sizes in zip(*shapes, strict=False):
-        if len(prefix) == limit or len(set(sizes)) != 1 or sizes[0] < 0:
+        if len(prefix) == limit or sizes.count(sizes[0]) != len(sizes) or sizes[0] < 0:
             break
         prefix.append(sizes[0])
     return tuple(prefix)

@@ -50,7 +50,7 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
         return torch.stack(_tensors(items, "stack"), dim, out=out)
     sizes = _batch_sizes(items, "stack")
     size = sizes[0]
-    if sizes.count(size) != len(sizes):
+    if sizes != [size] * len(sizes):
         i, other = next((i, other) for i, other in enumerate(sizes) if other != size)
         raise BatchSizeError(
             f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}; "
@@ -86,7 +86,7 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     sizes = _batch_sizes(items, "concatenate")
     size = sizes[0]
     at = wrap_dim(dim, len(size))
-    if sizes.count(size) != len(sizes):
+    if sizes != [size] * len(sizes):
         before, behind = size[:at], size[at + 1 :]
         for i, other in enumerate(sizes):
             if len(other) <= at or other[:at] != before or other[at + 1 :] != behind:

@@ -91,7 +91,7 @@ class UpdatePlan:
                 if self.resize and theirs != size:
                     self._check_resize(node, source, theirs, at)
                     size = theirs
-                trusted = device is None and (theirs is size or theirs == size)
+                trusted = device is None and theirs == size
                 items = source._children()
             if not self.inplace and node._locked:
                 refuse_if_locked(node, f"update {show_path(at)}")
@@ -249,7 +249,7 @@ def merged_at_once(root: Core, source: Any) -> bool:
         if isinstance(theirs, Core):
             if theirs._opaque or theirs._stacked() is not None:
                 return False
-            known = known or theirs.batch_size is size or theirs.batch_size == size
+            known = known or theirs.batch_size == size
             theirs = theirs._children()
         elif type(theirs) is not dict:
             return False
