@@ -115,6 +115,8 @@ def test_what_a_checkpoint_cannot_hold_is_named() -> None:
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     with pytest.raises(StructureError, match="key 'j' is a nested tensor"):
         DistributedStateful(TensorDict({"j": jagged})).state_dict()
+    with pytest.raises(StructureError, match="key '<values>' is where a checkpoint holds the values"):
+        DistributedStateful(TensorDict({"<values>": torch.ones(1)})).state_dict()
     if HAS_TENSORCLASS:
         with pytest.raises(CodecError, match=r"key \('n', 'o'\): cannot store"):
             DistributedStateful(TensorDict({"n": {"o": object()}})).state_dict()

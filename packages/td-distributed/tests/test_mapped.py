@@ -92,6 +92,31 @@ def test_otherwise_the_bytes_travel(two: Any, how: str, tmp_path: Path) -> None:
     assert sent == (["bytes"] if how == "isend" else ["question", "bytes"])
 
 
+def takes_memory(tree: Any, folder: Path) -> None:
+    tree["n", "b"].data = torch.full((2,), 5.0)
+
+
+def is_saved_over(tree: Any, folder: Path) -> None:
+    TREES["nested"]().apply(lambda leaf: leaf + 1).memmap(folder)
+
+
+def is_moved(tree: Any, folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+@needs_memmap
+@pytest.mark.parametrize("change", [takes_memory, is_saved_over, is_moved])
+def test_files_that_hold_something_else_by_now_are_not_named(change: Any, tmp_path: Path) -> None:
+    saved = TREES["nested"]().memmap(tmp_path / "save")
+    assert _mapped.folder_of(saved) == str(tmp_path / "save")
+    assert _mapped.folder_of(saved["n"]) == str(tmp_path / "save" / "n")
+    saved["a"].fill_(7)  # which the file has too
+    assert _mapped.folder_of(saved) == str(tmp_path / "save")
+    change(saved, tmp_path / "save")
+    assert _mapped.folder_of(saved) is None
+    assert _mapped.folder_of(TREES["nested"]().memmap()) is None
+
+
 def leaves(tree: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     tree._collect(found)

@@ -48,6 +48,9 @@ class Attachment:
     def pickled(self, node: Core, protocol: int) -> tuple[Any, ...] | None:
         """Return ``node`` as ``__reduce_ex__`` does."""
 
+    def files(self, node: Core) -> str | None:
+        """Return the folder whose files hold the leaves of ``node`` as they are."""
+
     def changed(self, node: Core) -> None:
         """Take notice that a value of ``node``, not a leaf, was written in place."""
 

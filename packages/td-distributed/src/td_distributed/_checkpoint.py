@@ -49,7 +49,8 @@ class DistributedStateful:
         """Return the leaves under dotted keys, and the values of non-tensor data as a text.
 
         Raises:
-            StructureError: a leaf is a nested tensor, which the engine cannot take apart; names its key.
+            StructureError: a leaf is a nested tensor, which the engine cannot take apart, or stands where the text does;
+                names its key.
             CodecError: a value that no registered serializer stores; names its key.
         """
         state = self.collection.state_dict()
@@ -58,6 +59,10 @@ class DistributedStateful:
                 raise StructureError(
                     f"key {key!r} is a nested tensor: a checkpoint holds its values() and offsets()"
                 )
+        if VALUES in state:
+            raise StructureError(
+                f"key {VALUES!r} is where a checkpoint holds the values of non-tensor data: rename it"
+            )
         values = {
             level: split_at(meta["_non_tensor"], partial(show_path, tuple(level.split("."))))
             for level, meta in state._metadata.items()
@@ -68,8 +73,10 @@ class DistributedStateful:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Copy what :meth:`state_dict` gave into the collection.
 
+        The engine does not wait for this: it reads into the leaves that it was given before it calls it.
+
         Raises:
-            StructureError: keys are missing or unexpected, or a shape differs; nothing was changed.
+            StructureError: keys are missing or unexpected, or a shape differs; nothing was changed here.
         """
         state: Any = OrderedDict(state_dict)
         values = json.loads(state.pop(VALUES, "{}"))

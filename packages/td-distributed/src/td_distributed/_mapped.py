@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from td_core import TensorDict
+from td_core._attachments import attachments
 from td_core.errors import FormatError
 
-from ._attachment import KEY
 from ._memory import bytes_of, room, vector
 
 #: The mark of a question: "td_root".
@@ -24,15 +24,13 @@ ASKS = 0x74645F726F6F74
 LONGEST = 1 << 16
 
 
-def is_saved(collection: Any) -> bool:
-    """Tell whether the files of a collection could be named instead of sending its bytes."""
-    # What is mapped holds an attachment, and to look for that is cheaper for all the others.
-    held = collection._inner()._attachments
-    return bool(held) and held.keys() != {KEY} and getattr(collection, "saved_path", None) is not None
+def folder_of(collection: Any) -> str | None:
+    """Return the folder that can be named instead of sending the bytes of a collection."""
+    return next((found for each in attachments(collection) if (found := each.files(collection))), None)
 
 
-def header_for(collection: Any, peer: Any) -> bytes | None:
-    """Take the root that a peer answers with, and return the header that names the save below it; None if it is not there."""
+def header_for(folder: str, peer: Any) -> bytes | None:
+    """Take the root that a peer answers with, and return the header that names a folder below it; None if it is not there."""
     device = peer.device()
     length = int(peer.recv(torch.zeros(1, dtype=torch.int64, device=device)).item())
     if not 0 <= length <= LONGEST:
@@ -40,7 +38,7 @@ def header_for(collection: Any, peer: Any) -> bytes | None:
     if not length:
         return None
     root = bytes(bytes_of(peer.recv(room(length, device)))).decode()
-    saved = Path(collection.saved_path).resolve()
+    saved = Path(folder).resolve()
     if not saved.is_relative_to(root):
         return None
     return json.dumps({"path": saved.relative_to(root).as_posix()}).encode()

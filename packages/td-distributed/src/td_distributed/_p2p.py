@@ -298,10 +298,11 @@ def irecv(
 
 def _named(collection: Any, peer: Peer) -> bool:
     """Send the name of the files of a mapped collection instead of its bytes, if the receiver wants that."""
-    if not _mapped.is_saved(collection):
+    folder = _mapped.folder_of(collection)
+    if folder is None:
         return False
     peer.send(_wire.packed(_mapped.ASKS, b"", [])[0])
-    header = _mapped.header_for(collection, peer)
+    header = _mapped.header_for(folder, peer)
     if header is None:
         return False
     peer.send(*_wire.packed(MARK, header, []))

@@ -19,6 +19,7 @@ from ._fs import Tree
 from ._load import Loading, load_directory
 from ._plan import plan_values, take_apart
 from ._subpath import find
+from ._tensor import MemoryMappedTensor, is_in_its_file
 
 __all__ = ["ATTACHMENT", "Saved", "attach", "directory", "saved_of"]
 
@@ -47,6 +48,13 @@ class Saved(Attachment):
     above: torch.Size
     shared: bool
     seen: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def files(self, node: Core) -> str | None:
+        """Return the directory of a node, unless a leaf is elsewhere by now, or another save has taken the place of this one."""
+        leaves: list[Tensor] = []
+        node._collect(leaves)
+        in_place = (isinstance(leaf, MemoryMappedTensor) and is_in_its_file(leaf) for leaf in leaves)
+        return directory(node, self) if self.path is not None and all(in_place) else None
 
     def changed(self, node: Core) -> None:
         """Write the values of a node to its save, those that describe them last, in one step.

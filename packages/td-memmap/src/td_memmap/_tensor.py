@@ -551,6 +551,15 @@ def is_whole(tensor: MemoryMappedTensor) -> bool:
     return tensor.shape == place.shape and tensor.is_contiguous() and start == place.offset
 
 
+def is_in_its_file(tensor: MemoryMappedTensor) -> bool:
+    """Tell whether who maps the path of a tensor now gets the elements that it shows."""
+    place = tensor._place
+    if place.identity is None or not is_whole(tensor):
+        return is_whole(tensor)
+    found = _fs.status(place.filename or "")
+    return place.shared and found is not None and (found.st_dev, found.st_ino) == place.identity
+
+
 def _same_storage(one: Tensor, other: Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
