@@ -123,23 +123,23 @@ def open_path(path: str, writable: bool) -> int:
     return fd
 
 
-def in_mode(opener: Callable[[bool], Opened], mode: str | None) -> tuple[Opened, bool]:
+def in_mode(mode: str | None, opener: Callable[..., Opened], *name: Any) -> tuple[Opened, bool]:
     """Open a file as ``mode`` says; tell whether stores shall reach it.
 
     Args:
-        opener: opens it; takes whether it is to be writable.
         mode: as in :meth:`TensorDict.load_memmap`.
+        opener: opens it; takes ``name``, and whether it is to be writable.
 
     Raises:
         PermissionError: mode ``"r+"``, and it is not writable.
     """
     if mode != "r":
         try:
-            return opener(True), True
+            return opener(*name, True), True
         except OSError as error:
             if mode is not None or error.errno not in NOT_WRITABLE:
                 raise
-    return opener(False), False
+    return opener(*name, False), False
 
 
 def open_new(path: str) -> int:

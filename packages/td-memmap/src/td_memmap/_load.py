@@ -451,7 +451,7 @@ class Reader:
             data = shaped(torch.empty(0, dtype=dtype), shape)
             return MemoryMappedTensor._on(data, Place(shape, path, None, 0, mode))
         try:
-            (fd, status), shared = _fs.in_mode(lambda writable: self.tree.open(parts, name, writable), mode)
+            (fd, status), shared = _fs.in_mode(mode, self.tree.open, parts, name)
         except FileNotFoundError:
             raise FormatError(f"{path} is missing") from None
         try:

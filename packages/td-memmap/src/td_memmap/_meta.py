@@ -169,12 +169,14 @@ def read_level(
         # Its entries would be taken for values, and be lost.
         check_shape(obj.get("shape"), where, key, "shape")
         raise damaged(where, key, "custom_op", obj["custom_op"], "none, or an entry of that name")
+    if level.kind is not kind or level.cls is not cls:
+        level = replace(level, kind=kind, cls=cls)
     # Any other depends on more than its content: on the level above, or on what is in the directory beside it.
     if level.sized and not level.general and level.version and len(content) < _SHORT:
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
         _KNOWN[content, robust_key, strict] = level
-    return replace(level, kind=kind, cls=cls)
+    return level
 
 
 def _version(obj: Any, where: str, key: tuple[str, ...]) -> int:

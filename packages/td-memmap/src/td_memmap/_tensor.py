@@ -8,7 +8,6 @@ and pickling sends the place, not the elements.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -256,7 +255,7 @@ class MemoryMappedTensor(Tensor):
         if not element_count(shape):
             result = cls._on(shaped(torch.empty(0, dtype=dtype), shape), Place(shape, path, mode=mode))
         else:
-            fd, shared = _fs.in_mode(functools.partial(_fs.open_path, path), mode)
+            fd, shared = _fs.in_mode(mode, _fs.open_path, path)
             try:
                 result = map_file(fd, path, dtype, shape, mode, shared=shared)
             finally:
