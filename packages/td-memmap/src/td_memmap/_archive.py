@@ -30,6 +30,7 @@ from ._fs import Parts, Tree
 from ._load import Loading, Reader
 from ._mapping import map_elements
 from ._new_file import NewFile
+from ._one_version import on_one_version
 from ._owned import owned
 from ._pieces import pieces
 from ._plan import Plan, make_plan
@@ -253,7 +254,7 @@ def pack_memmap(
                 raise FormatError(f"{prefix} was replaced while it was packed")
         return None, True
 
-    _fs.on_one_version(os.path.abspath(prefix), pack)
+    on_one_version(os.path.abspath(prefix), pack)
     return Path(archive_path)
 
 

@@ -38,7 +38,6 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ, _WRITE = os.O_RDONLY | _FILE, os.O_RDWR | _FILE
 _FD_DIRECTORY = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
 _OPEN_DIRECTORIES = 128
-_ATTEMPTS = 1000
 #: So many processes may build at one prefix at once, all but the last end well, and the last be killed.
 _GAP = 4
 _PIECE = 16 << 20
@@ -128,7 +127,8 @@ def in_mode(mode: str | None, opener: Callable[..., Opened], *name: Any) -> tupl
 
     Args:
         mode: as in :meth:`TensorDict.load_memmap`.
-        opener: opens it; takes ``name``, and whether it is to be writable.
+        opener: opens it; takes its name, and whether it is to be writable.
+        *name: what the opener takes first.
 
     Raises:
         PermissionError: mode ``"r+"``, and it is not writable.
@@ -440,36 +440,6 @@ class Tree:
     def sync(self, parts: Parts = ()) -> None:
         """Make the names in a directory durable."""
         os.fsync(self.fd(parts))
-
-
-def on_one_version(
-    path: str, work: Callable[[Tree], tuple[Any, bool]], place: Callable[[Tree], Parts] | None = None
-) -> Any:
-    """Do something with a directory, and start over where another one took its place and the files were gone.
-
-    Args:
-        path: the directory.
-        work: what to do; it returns the result, and whether that is right even if the directory was replaced meanwhile.
-        place: where the directory to work with is below that one.
-
-    Raises:
-        FormatError: it is replaced each time.
-    """
-    for _ in range(_ATTEMPTS):
-        trees = [Tree.at_path(path)]
-        try:
-            if place is not None:
-                trees.append(trees[0].below(place(trees[0])))
-            result, right = work(trees[-1])
-            if right or not any(tree.replaced() for tree in trees):
-                return result
-        except (OSError, ValueError):
-            if not any(tree.replaced() for tree in trees):
-                raise
-        finally:
-            for tree in trees:
-                tree.close()
-    raise FormatError(f"cannot load {path}: other processes replace it all the time")
 
 
 def file_sync(fd: int) -> None:

@@ -17,6 +17,7 @@ from ._fs import Parts
 from ._listing import printable, show_size
 from ._load import members_of
 from ._meta import LIMIT, describe, parse_json
+from ._one_version import on_one_version
 
 __all__ = ["Tree", "inspect"]
 
@@ -120,7 +121,7 @@ def inspect(path: str | Path) -> Tree:
     if _fs.is_file(place):
         with ArchiveTree(place) as files:
             return _inspect(files, name)
-    tree: Tree = _fs.on_one_version(place, lambda files: (_inspect(files, name), False))
+    tree: Tree = on_one_version(place, lambda files: (_inspect(files, name), False))
     return tree
 
 

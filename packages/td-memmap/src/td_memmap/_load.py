@@ -28,10 +28,11 @@ from td_core.typing import NestedKey
 from . import _fs, _names, _views
 from ._dtypes import DTYPES
 from ._errors import PickleRefusedError
-from ._fs import Parts, Tree, on_one_version
+from ._fs import Parts, Tree
 from ._legacy import load_legacy
 from ._limits import check_mappings
 from ._meta import LIMIT, LeafEntry, Level, check_shape, damaged, parse_json, read_level
+from ._one_version import on_one_version
 from ._plan import FORMAT
 from ._progress import Progress, reporter
 from ._shapes import element_count, jagged, shaped

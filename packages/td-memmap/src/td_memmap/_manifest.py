@@ -17,6 +17,7 @@ from ._fs import Parts, Tree
 from ._listing import printable
 from ._load import Loading, read_levels
 from ._meta import LIMIT, parse_json
+from ._one_version import on_one_version
 from ._progress import Progress, reporter
 
 __all__ = ["Problem", "Report", "check", "digest_of", "file_pieces", "read_manifest", "verify", "verify_tree"]
@@ -103,7 +104,7 @@ def verify(path: str | Path, *, progress: Progress = False) -> Report:
         report = verify_tree(tree, manifest, progress)
         return report, not report.problems
 
-    report: Report = _fs.on_one_version(place, check_tree)
+    report: Report = on_one_version(place, check_tree)
     return report
 
 
