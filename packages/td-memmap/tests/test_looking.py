@@ -92,11 +92,29 @@ def test_without_hashes_sizes_are_verified(nest: Any, prefix: Path) -> None:
         "a.memmap is damaged: 3 bytes, 24 were saved"
     ]
     (prefix / "%manifest.json").unlink()
+    assert "the size is 3" in str(verify(prefix).problems)
     with pytest.raises(FormatError, match="the size is 3"):
-        verify(prefix)
+        TensorDict.load_memmap(prefix, verify=True)
     (prefix / "%manifest.json").write_text("[]")
     with pytest.raises(FormatError, match="files is None, expected the size of every file"):
         verify(prefix)
+
+
+def test_a_save_without_a_manifest_needs_no_class_and_no_pickle_to_be_verified(
+    nest: Any, prefix: Path
+) -> None:
+    nest.memmap(prefix)
+    (prefix / "%manifest.json").unlink()
+    files = verify(prefix).files
+    (prefix / "n" / "meta.json").write_text(
+        (prefix / "n" / "meta.json").read_text().replace("tensordict._td.TensorDict", "my.Own")
+    )
+    (prefix / "n" / "other.pickle").write_bytes(b"what")
+    assert str(verify(prefix)) == f"{prefix}: {files} files, 0 hashes, 0 problems"
+    (prefix / "a.memmap").unlink()
+    (prefix / "n" / "i.memmap").write_bytes(b"x")
+    problems = [(each.file, each.kind) for each in verify(prefix).problems]
+    assert problems == [("a.memmap", "missing"), ("n/i.memmap", "damaged")]
 
 
 def test_carried_over_leaves_keep_their_hashes(hashed: Path) -> None:
@@ -186,7 +204,10 @@ def test_the_command_line(nest: Any, prefix: Path, capsys: pytest.CaptureFixture
     (prefix / "%manifest.json").unlink()
     (prefix / "a.memmap").unlink()
     assert main(["verify", str(prefix)]) == 1
-    assert "the file of key 'a' is missing" in capsys.readouterr().err
+    assert "the file of key 'a' is missing" in capsys.readouterr().out
+    (prefix / "meta.json").write_text("{")
+    assert main(["verify", str(prefix)]) == 1
+    assert "is no valid metadata" in capsys.readouterr().err
     assert main(["verify", str(prefix) + "3"]) == 2
     assert "FileNotFoundError" in capsys.readouterr().err
     assert main(["pack", str(prefix), archive, "--compression", "zz"]) == 2
@@ -242,6 +263,9 @@ def test_progress_ends_with_all(prefix: Path) -> None:
     for name, work in {
         "tied": lambda: TensorDict({"a": tied, "b": tied, "c": torch.ones(2)}).memmap(prefix, progress=note),
         "linked": lambda: TensorDict.load_memmap(prefix).memmap(prefix, progress=note),
+        "anonymous": lambda: TensorDict({"a": tied}).memmap(progress=note),
+        "in place": lambda: TensorDict({"a": tied}).memmap_(progress=note),
+        "like": lambda: TensorDict({"a": tied}).memmap_like(prefix.with_name("like"), progress=note),
         "verify": lambda: verify(prefix, progress=note),
         "pack": lambda: td_memmap.pack_memmap(prefix, archive, progress=note),
         "unpack": lambda: td_memmap.unpack_memmap(archive, prefix, progress=note),

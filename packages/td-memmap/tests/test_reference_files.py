@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from td_core import TensorDict
+from td_core.errors import FormatError
+from td_memmap import inspect, verify
 
 FIXTURES = Path(__file__).parent / "fixtures"
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
@@ -123,6 +126,21 @@ def test_reads_a_file_of_the_reference(name: str, spec: dict[str, Any], unpacked
     path = unpacked(name, spec)
     loaded = TensorDict.load_memmap(path, mode="r", allow_pickle="pickle" in name)
     check(loaded, tree, name, name)
+
+
+@pytest.mark.parametrize("release", ["v0.2.1", "v0.3.2"])
+def test_levels_that_the_metadata_does_not_list_are_found_everywhere(release: str, unpacked: Any) -> None:
+    path = unpacked(f"legacy/{release}/nested", {"data": "nested"})
+    assert set(TensorDict.load_memmap(path, subpath="n").keys()) == {"b", "m"}
+    with FakeTensorMode():
+        assert all(isinstance(leaf, FakeTensor) for leaf in TensorDict.load_memmap(path)._leaves())
+    if release == "v0.2.1":
+        for read in (inspect, verify):
+            with pytest.raises(FormatError, match="was written by a release before 0.3"):
+                read(path)
+    else:
+        assert set(inspect(path).children["n"].children) == {"b", "m"}
+        assert verify(path).files == 8
 
 
 def test_finds_the_raw_names_that_the_reference_gives_up(unpacked: Any) -> None:

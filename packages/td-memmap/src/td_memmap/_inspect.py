@@ -15,11 +15,11 @@ from . import _fs, _names
 from ._archive import ArchiveTree
 from ._fs import Parts
 from ._listing import printable, show_size
-from ._load import members_of
-from ._meta import LIMIT, describe, parse_json
+from ._load import members_of, unlisted
+from ._meta import LIMIT, Level, describe, parse_json
 from ._one_version import on_one_version
 
-__all__ = ["Tree", "inspect"]
+__all__ = ["Tree", "inspect", "look"]
 
 
 @dataclass(slots=True)
@@ -126,10 +126,6 @@ def inspect(path: str | Path) -> Tree:
 
 
 def _inspect(files: Any, name: str) -> Tree:
-    if files.stat((), _names.META) is None and files.stat((), _names.OLD_META) is not None:
-        raise FormatError(
-            f"{files.path} was written by a release before 0.3, whose metadata is pickled; load it and save it again"
-        )
     nodes: list[tuple[Tree, int]] = []
     todo: list[tuple[Parts, str, int]] = [((), name, -1)]
     while todo:
@@ -147,16 +143,42 @@ def _inspect(files: Any, name: str) -> Tree:
     return nodes[0][0]
 
 
-def _one(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
+def look(files: Any, parts: Parts) -> tuple[dict[str, Any], Level, dict[str, bool], dict[str, Parts]]:
+    """Return the metadata of a node as it stands there and checked, the names beside it, and the nodes below.
+
+    No class is needed for it, and nothing is unpickled.
+
+    Raises:
+        FileNotFoundError: the root has no metadata.
+        FormatError: the metadata is damaged.
+    """
     where = files.show(parts, _names.META)
     try:
         meta = parse_json(files.read(parts, _names.META, LIMIT), where)
     except FileNotFoundError:
+        if files.stat(parts, _names.OLD_META) is not None:
+            raise FormatError(
+                f"{files.path} was written by a release before 0.3, whose metadata is pickled; load it and save it again"
+            ) from None
         if not parts:
             raise
         raise FormatError(f"{where} is missing") from None
     level = describe(meta, where, parts, torch.Size(), robust_key=True, strict=False)
     listing = files.entries(parts)
+    if not level.sized and not level.general:
+        level.members = level.members or members_of(listing, where, parts)
+    below = {}
+    for name, names in level.nodes.items():
+        below[name] = (*parts, next((each for each in names if each in listing), names[0]))
+    below.update({name: (*parts, name) for name in level.members or ()})
+    if level.sized and level.version == 0 and not level.nodes:
+        for name in unlisted(files, parts):
+            below[name] = (*parts, name)
+    return meta, level, listing, below
+
+
+def _one(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
+    meta, level, listing, below = look(files, parts)
     provider = meta.get("provider")
     node = Tree(key, _kind(meta), provider=None if provider is None else str(provider))
     node.pickled = [name for name in (_names.PICKLE, _names.STACK_PICKLE) if name in listing]
@@ -164,7 +186,6 @@ def _one(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
         node.shape = list(level.batch_size)
     elif not level.general:
         node.values = {name: value for name, value in meta.items() if not name.startswith("_")}
-        level.members = level.members or members_of(listing, where, parts)
     for name, entry in level.leaves.items():
         node.children[name] = leaf = Tree(name, "leaf", list(entry.shape), str(entry.dtype), entry.nbytes)
         if entry.nested or entry.jagged is not None:
@@ -172,10 +193,6 @@ def _one(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
             leaf.kind, leaf.shape = "nested leaf", None
             leaf.nbytes = next((found.st_size for found in sizes if found is not None), 0)
         node.nbytes += leaf.nbytes
-    below = {}
-    for name, names in level.nodes.items():
-        below[name] = (*parts, next((each for each in names if each in listing), names[0]))
-    below.update({name: (*parts, name) for name in level.members or ()})
     return node, below
 
 

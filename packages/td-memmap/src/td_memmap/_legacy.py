@@ -101,8 +101,8 @@ def _leaf(reader: Any, parts: Parts, key: str) -> Tensor:
         list(shape) if isinstance(shape, tuple) else shape, where, (*parts, key), "shape", dtype.itemsize
     )
     device = reader.options.device
-    if device is not None and device.type == "meta":
-        return torch.empty(shape, dtype=dtype, device=device)
+    if reader.imagine:
+        return torch.empty(shape, dtype=dtype, device=device or _CPU)
     leaf: Tensor = reader.map_file(parts, key + ".memmap", dtype, shape)
     return leaf if device is None or device == _CPU else plain(leaf).to(device)
 

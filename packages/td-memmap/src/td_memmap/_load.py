@@ -39,7 +39,7 @@ from ._shapes import element_count, jagged, shaped
 from ._subpath import find
 from ._tensor import MemoryMappedTensor, Place, map_file, plain
 
-__all__ = ["Loading", "Reader", "load_directory", "members_of", "read_levels"]
+__all__ = ["Loading", "Reader", "load_directory", "members_of", "read_levels", "unlisted"]
 
 _CPU = torch.device("cpu")
 _CONTAINERS = {"dict": dict, "OrderedDict": OrderedDict, "list": list, "tuple": tuple}
@@ -128,13 +128,14 @@ class Reader:
         self.guessed = False
         device = options.device
         self._without_content = device is not None and device.type == "meta"
+        # A mode that makes tensors of its own is FakeTensorMode.
+        self.imagine = self._without_content or type(torch.empty(0)) is not Tensor
         self._device = None if device == _CPU else device
         self._device_name = str(device or _CPU)
 
     def load(self) -> Any:
         """Return the collection."""
-        # A mode that makes tensors of its own is FakeTensorMode.
-        imagine = self._without_content or type(torch.empty(0)) is not Tensor
+        imagine = self.imagine
         self.read(sizes=imagine or not self.options.strict)
         if not imagine:
             self._check_mappings(sum(len(node.leaves) for node in self.nodes))
@@ -221,10 +222,9 @@ class Reader:
         """Add the collections that releases 0.3 wrote without an entry."""
         self.guessed = True
         level = node.level
-        for name, is_directory in sorted(self.tree.entries(node.parts).items()):
-            if is_directory and self.tree.stat((*node.parts, name), _names.META) is not None:
-                level.nodes[name] = (name,)
-                level.keys.append(name)
+        for name in unlisted(self.tree, node.parts):
+            level.nodes[name] = (name,)
+            level.keys.append(name)
 
     def _sidecars(self, node: Node) -> None:
         """Read the files beside the metadata of a node that is not a mapping: members, values."""
@@ -322,13 +322,13 @@ class Reader:
         node.leaves = {}
         for key, entry in node.level.leaves.items():
             try:
-                node.leaves[key] = self._find_leaf(node, key, entry)
+                node.leaves[key] = self.find_leaf(node, key, entry)
             except FormatError:
                 if self.options.strict:
                     raise
                 del node.entries[key]
 
-    def _find_leaf(self, node: Node, key: str, entry: LeafEntry) -> LeafEntry:
+    def find_leaf(self, node: Node, key: str, entry: LeafEntry) -> LeafEntry:
         """Find the file of a leaf, and check its size; return what is known of the leaf then."""
         if self._without_content:
             return entry
@@ -412,10 +412,10 @@ class Reader:
                 return self.map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
             except FormatError:
                 # Missing or too short: it may have another name, and if not, this says what is wrong.
-                entry = self._find_leaf(node, key, entry)
+                entry = self.find_leaf(node, key, entry)
                 name = entry.files[0] + ".memmap"
                 return self.map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
-        entry = self._find_leaf(node, key, entry)
+        entry = self.find_leaf(node, key, entry)
         if entry.jagged is not None:
             return self._map_jagged(node, entry)
         table = self._table(node, key, entry)
@@ -524,6 +524,15 @@ def _joined(value: dict[str, Any], where: str, key: tuple[str, ...]) -> Any:
         return join(value["plain"], value.get("types"))
     except (FormatError, MissingPluginError) as error:
         raise type(error)(f"{where}: {show_path(key)}: {error}") from error
+
+
+def unlisted(tree: Any, parts: Parts) -> list[str]:
+    """Return the directories that hold collections, sorted."""
+    return [
+        name
+        for name, is_directory in sorted(tree.entries(parts).items())
+        if is_directory and tree.stat((*parts, name), _names.META) is not None
+    ]
 
 
 def members_of(listing: dict[str, bool], where: str, key: tuple[str, ...]) -> list[str]:

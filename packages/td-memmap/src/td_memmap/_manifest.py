@@ -14,8 +14,9 @@ from . import _fs, _names
 from ._archive import ArchiveTree
 from ._checksum import named
 from ._fs import Parts, Tree
+from ._inspect import look
 from ._listing import printable
-from ._load import Loading, read_levels
+from ._load import Loading, Node, Reader
 from ._meta import LIMIT, parse_json
 from ._one_version import on_one_version
 from ._progress import Progress, reporter
@@ -99,8 +100,7 @@ def verify(path: str | Path, *, progress: Progress = False) -> Report:
     def check_tree(tree: Tree) -> tuple[Report, bool]:
         manifest = read_manifest(tree)
         if manifest is None:
-            nodes = read_levels(tree, Loading())
-            return Report(place, sum(1 + len(node.leaves) for node in nodes), 0), False
+            return _verify_levels(tree), False
         report = verify_tree(tree, manifest, progress)
         return report, not report.problems
 
@@ -197,6 +197,28 @@ def file_pieces(tree: Tree, path: Parts) -> Iterator[Any]:
         yield from _fs.read_pieces(fd)
     finally:
         _fs.close(fd)
+
+
+def _verify_levels(tree: Tree) -> Report:
+    """Check a save without a manifest: whether every leaf has its file, which is long enough."""
+    reader = Reader(tree, Loading())
+    problems = []
+    files = 0
+    todo: list[Parts] = [()]
+    while todo:
+        parts = todo.pop()
+        _, level, _, below = look(tree, parts)
+        todo.extend(below.values())
+        files += 1 + len(level.leaves)
+        node = Node(parts, parts, level.batch_size, {}, "")
+        for key, entry in level.leaves.items():
+            try:
+                reader.find_leaf(node, key, entry)
+            except FormatError as error:
+                there = any(tree.stat(parts, stem + ".memmap") for stem in entry.files)
+                path = "/".join((*parts, entry.files[0] + ".memmap"))
+                problems.append(Problem(path, "damaged" if there else "missing", str(error)))
+    return Report(tree.path, files, 0, problems)
 
 
 def _verify_archive(path: str, progress: Progress) -> Report:

@@ -198,7 +198,7 @@ def memmap_like(
         from ._save import save_anonymous, snapshot
 
         tree = snapshot(data)
-        work = lambda: save_anonymous(tree, inplace=False, like=True)  # noqa: E731
+        work = lambda: save_anonymous(tree, inplace=False, like=True, progress=progress)  # noqa: E731
     elif packed:
         from ._archive import save_archive
 
@@ -486,7 +486,7 @@ def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable
         return lambda: attach(snapshot(data), directory(data, saved), saved.robust_key, saved.allow_pickle)
     if prefix is None:
         tree = data if options.inplace else snapshot(data)
-        return lambda: save_anonymous(tree, inplace=options.inplace)
+        return lambda: save_anonymous(tree, inplace=options.inplace, progress=options.progress)
     return save_directory(data, os.fspath(prefix), options)
 
 

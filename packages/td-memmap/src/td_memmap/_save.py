@@ -208,6 +208,7 @@ class _Writer:
         try:
             if self.options.like and file.leaf is not None:
                 _fs.set_size(fd, file.nbytes)
+                report(file.nbytes)
             else:
                 self._write_elements(file, fd, report)
             if self.options.durable:
@@ -313,7 +314,7 @@ def _named(error: OSError, file: LeafFile, path: str) -> OSError:
     return _fs.named(error, f"cannot write {show_path(file.key)}, {file.nbytes} bytes", path)
 
 
-def save_anonymous(tree: Core, *, inplace: bool, like: bool = False) -> Any:
+def save_anonymous(tree: Core, *, inplace: bool, like: bool = False, progress: Progress = False) -> Any:
     """Map a collection to one anonymous file.
 
     Leaves that are mapped already stay where they are.
@@ -322,6 +323,7 @@ def save_anonymous(tree: Core, *, inplace: bool, like: bool = False) -> Any:
         tree: any collection.
         inplace: replace the leaves of ``tree`` itself.
         like: leave zeros that take no space.
+        progress: show a progress bar, or call a function of (bytes done, bytes in all).
 
     Raises:
         OSError: there is no room.
@@ -340,6 +342,7 @@ def save_anonymous(tree: Core, *, inplace: bool, like: bool = False) -> Any:
             offsets[file] = end
             end = align(end + file.nbytes)
     shared = AnonymousFile.of_size(end, sparse=like) if end else None
+    report = reporter(progress, sum(file.nbytes for file in plan.leaves), "save")
     for file in plan.leaves:
         first = file.same_as
         if first is not None and file not in files:
@@ -348,6 +351,7 @@ def save_anonymous(tree: Core, *, inplace: bool, like: bool = False) -> Any:
             files[file] = _anonymous(file, shared, offsets[file], like and file.leaf is not None)
         if file.leaf is not None:
             mapped[id(file.leaf)] = files[file]
+        report(file.nbytes)
     for leaf, parts, ragged in plan.jagged:
         mapped[id(leaf)] = jagged(ragged, **{role: plain(files[file]) for role, file in parts.items()})
     return finish(tree, plan, mapped, None, Options(inplace=inplace))

@@ -31,7 +31,9 @@ def find(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
             below = _names_below(tree, parts, key, robust_key)
         # The members of a stack are no entries either.
         for name in (key,) if below is None else below:
-            if _names.inside(name) == (name,) and tree.stat((*parts, name), _names.META) is not None:
+            if _names.inside(name) == (name,) and any(
+                tree.stat((*parts, name), meta) is not None for meta in (_names.META, _names.OLD_META)
+            ):
                 parts = (*parts, name)
                 break
         else:
