@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import multiprocessing
 import pickle
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from td_core import TensorDict, TensorDictParams
+from td_core.errors import FormatError
 from td_distributed import from_consolidated, storage_of
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
@@ -125,6 +127,48 @@ def test_torch_save_and_load_with_weights_only() -> None:
     back = torch_save(nested().consolidate())
     same(back, nested())
     assert back.is_consolidated()
+
+
+class Calls:
+    """What pickle stores as a call."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda nodes, places, data: data[24:48].view(torch.int64).fill_(1 << 30),
+            "rows of a jagged tensor lie",
+        ),
+        (
+            lambda nodes, places, data: places.__setitem__(3, [0, 24, 1 << 40]),
+            "leaf 1 lies at bytes 1099511627776",
+        ),
+        (
+            lambda nodes, places, data: nodes[0]["entries"].append(["b", [0]]),
+            "each leaf of the encoded tree occurs once",
+        ),
+        (
+            lambda nodes, places, data: nodes[0]["meta"].update(batch_size=[9]),
+            r"the batch size \[9\] does not fit",
+        ),
+    ],
+)
+def test_a_hostile_file_of_torch_is_refused(change: Any, message: str) -> None:
+    rows = torch.nested.nested_tensor_from_jagged(torch.arange(6.0), torch.tensor([0, 2, 6]))
+    reduced: Any = TensorDict({"j": rows, "a": torch.ones(2)}, [2]).consolidate().__reduce_ex__(2)
+    function, (schema, (data,), values, classes) = reduced
+    nodes, places = json.loads(schema)
+    change(nodes, places, data)
+    call = function, (json.dumps([nodes, places]), [data], values, classes)
+    with pytest.raises(FormatError, match=f"the pickle is damaged: .*{message}"):
+        torch_save(Calls(*call))
 
 
 def test_a_pickled_slice_holds_its_own_bytes_only() -> None:

@@ -21,7 +21,7 @@ from td_core._ops.moving import Target, move
 from td_core._torch_private import looks
 from td_core.errors import StructureError
 
-from . import _storage
+from . import _file, _paths, _storage
 from ._storage import Layout, Leaf, Span
 
 KEY = "consolidated"
@@ -226,11 +226,23 @@ class Consolidated(Attachment):
 
 
 def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], classes: tuple[type, ...]) -> Any:
-    """Return the consolidated collection that :meth:`Consolidated.pickled` took apart."""
-    (data,) = storage.tensors if isinstance(storage, Leaves) else storage
+    """Return the consolidated collection that :meth:`Consolidated.pickled` took apart.
+
+    Raises:
+        FormatError: a file of :func:`torch.save` is damaged.
+    """
     nodes, columns = json.loads(schema)
-    leaves = _storage.Views(data).leaves(_storage.from_columns(columns))
-    result = arrived(decode(Encoded(nodes, leaves, values)), nodes, leaves)
+    if isinstance(storage, Leaves):
+        (data,) = storage.tensors
+        leaves = _storage.Views(data).leaves(_storage.from_columns(columns))
+        result = arrived(decode(Encoded(nodes, leaves, values)), nodes, leaves)
+    else:
+        # torch.load() calls this for a file that anyone may have written.
+        (data,) = storage
+        with _file.damaged("the pickle"):
+            layout = _storage.from_columns(columns)
+            _paths.check_tree(nodes, len(layout.leaves), len(values))
+            result = _file.assembled(nodes, layout, values, data)
     return attach(result, Consolidated(data))
 
 

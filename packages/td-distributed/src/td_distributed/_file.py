@@ -26,7 +26,7 @@ from torch import Tensor
 
 from td_core import Record, decode
 from td_core._collection import show_path
-from td_core._labels import correct
+from td_core._labels import arrived, correct
 from td_core._nodes import KINDS, Encoded
 from td_core._values import join, readable, split
 from td_core.errors import (
@@ -205,19 +205,30 @@ def _whole(data: Tensor) -> Tensor:
 
 
 def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor]:
-    views = _storage.Views(storage)
     if structure.get("cls") == GENERAL:
         layout, nodes, values = from_description(structure["td"])
-        _storage.check(layout, len(storage))
-        tree = decode(Encoded(nodes, list(map(_storage.check_rows, views.leaves(layout))), values))
-    else:
-        tree = _Reader(views, structure.get("size")).node(structure)
-    check_shapes(tree)
+        return assembled(nodes, layout, values, storage), storage
+    tree = _Reader(Views(storage), structure.get("size")).node(structure)
+    _check_shapes(tree)
     correct(tree)
     return tree, storage
 
 
-def check_shapes(tree: Any) -> None:
+def assembled(nodes: list[dict[str, Any]], layout: Layout, values: list[Any], storage: Tensor) -> Any:
+    """Return the collection of a table that came from outside and is a tree.
+
+    Raises:
+        FormatError: leaves lie outside of the storage, or a node cannot be put together.
+        BatchSizeError: a leaf or a level contradicts the batch size of the level that it is in.
+    """
+    _storage.check(layout, len(storage))
+    leaves = list(map(_storage.check_rows, Views(storage).leaves(layout)))
+    tree = arrived(decode(Encoded(nodes, leaves, values)), nodes, leaves)
+    _check_shapes(tree)
+    return tree
+
+
+def _check_shapes(tree: Any) -> None:
     """Raise BatchSizeError where a leaf or a level contradicts the batch size of the level that it is in."""
     todo = [tree]
     while todo:

@@ -531,7 +531,7 @@ def check_rows(leaf: Tensor) -> Tensor:
     >>> check_rows(torch.ones(2))
     tensor([1., 1.])
     """
-    if not leaf.is_nested:
+    if not leaf.is_nested or leaf.is_meta:
         return leaf
     (values, offsets, *rest), ragged = pieces_of(leaf)
     if any(piece.dim() != 1 or piece.dtype not in (torch.int64, torch.int32) for piece in (offsets, *rest)):

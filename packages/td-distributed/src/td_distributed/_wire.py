@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import decode, encode
-from td_core._labels import arrived
+from td_core import encode
 from td_core._nodes import Encoded
 
 from . import _file, _paths, _storage
@@ -180,10 +179,7 @@ def assemble(message: Message, storage: Tensor) -> Any:
         FormatError: the storage is shorter than announced, or leaves contradict batch sizes.
     """
     with _file.damaged("a message"):
-        _storage.check(message.layout, len(storage))
-        leaves = list(map(_storage.check_rows, _storage.Views(storage).leaves(message.layout)))
-        result = arrived(decode(Encoded(message.nodes, leaves, message.values)), message.nodes, leaves)
-        _file.check_shapes(result)
+        result = _file.assembled(message.nodes, message.layout, message.values, storage)
     if message.consolidated:
         with contextlib.suppress(FrozenInstanceError):  # what is frozen keeps the lock of its class
             result.unlock_()
