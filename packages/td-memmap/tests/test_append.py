@@ -79,6 +79,14 @@ def test_keys_that_describe_other_kinds_grow_too(key: str, tmp_path: Path, same:
     same(TensorDict.load_memmap(tmp_path / "save"), torch.cat([td, td]))
 
 
+@pytest.mark.parametrize("robust_key", [False, True])
+def test_keys_that_are_no_safe_names_grow(robust_key: bool, tmp_path: Path, same: Any) -> None:
+    td = TensorDict({"a b": torch.arange(2), "n%n": TensorDict({"c:d": torch.arange(2)}, [2])}, [2])
+    td.memmap(tmp_path / "save", robust_key=robust_key)
+    append_memmap(tmp_path / "save", td)
+    same(TensorDict.load_memmap(tmp_path / "save", robust_key=robust_key), torch.cat([td, td]))
+
+
 def test_a_value_that_is_not_equal_to_itself_stays(tmp_path: Path) -> None:
     NonTensorData = pytest.importorskip("td_tensorclass").NonTensorData
     td = TensorDict({"a": torch.ones(2), "value": NonTensorData(float("nan"), batch_size=[2])}, [2])

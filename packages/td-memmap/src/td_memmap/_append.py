@@ -77,15 +77,20 @@ def _append(tree: Tree, path: str, rows: Core, options: Loading) -> None:
         metas[place] = _new_meta(tree, node, texts, count)
         for key, entry in node.leaves.items():
             place = (*node.parts, entry.files[0] + ".memmap")
-            wanted = (*node.parts, _names.encode_key(key) + ".memmap")
+            wanted = (*_in_rows(node), _names.encode_key(key) + ".memmap")
             grown.append((place, _check_leaf(node, key, entry, files.get(wanted)), entry.nbytes))
     _publish(tree, path, nodes, metas, grown)
+
+
+def _in_rows(node: Node) -> Parts:
+    """Return the directory of a node in the plan of the rows; the save may have its key as it stands."""
+    return tuple(map(_names.encode_key, node.key))
 
 
 def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> bytes:
     """Return the metadata of a level with the new number of rows, after comparing it with that of the rows."""
     level = node.level
-    place = (*node.parts, _names.META)
+    place = (*_in_rows(node), _names.META)
     where = show_path(node.key)
     meta = parse_json(tree.read(node.parts, _names.META, LIMIT), tree.show(node.parts, _names.META))
     if place not in texts:
@@ -127,10 +132,10 @@ def _check_values(
     pairs = {name: (meta.get(name), theirs.get(name)) for name in {*meta, *theirs}}
     types = [
         text and parse_json(text, _names.VALUES).get("values")
-        for text in (_there(tree, node, _names.VALUES), texts.get((*node.parts, _names.VALUES)))
+        for text in (_there(tree, node, _names.VALUES), texts.get((*_in_rows(node), _names.VALUES)))
     ]
     pairs["types"] = (types[0], types[1])
-    pickled = texts.get((*node.parts, _names.PICKLE))
+    pickled = texts.get((*_in_rows(node), _names.PICKLE))
     if pickled is not None and pickled != _there(tree, node, _names.PICKLE):
         # This call made the pickle, of the rows; one that was read is loaded only where the caller allowed it.
         values = node.values or {}
