@@ -22,7 +22,7 @@ from td_core import TensorDict, TensorDictParams
 from td_core.errors import FormatError, StructureError
 from td_distributed import _file, _wire
 from td_distributed._collectives import Parcel, receive, unpack
-from td_distributed._group import FAILED, MARK
+from td_distributed._group import FAILED, MARK, Group, text_to_bytes
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -714,3 +714,19 @@ def test_more_structure_than_a_reader_takes_is_refused_where_it_is(
     with pytest.raises(StructureError, match="a reader takes 1000"):
         td.consolidate(tmp_path / "td")
     assert not list(tmp_path.iterdir())
+
+
+def says(rank: int, text: str) -> Any:
+    """Take part in a reduction on rank 0, and on rank 1 as a process that says anything of its structure."""
+    tree = TensorDict({"a": torch.ones(2)})
+    if rank == 0:
+        return caught(tree.all_reduce)
+    among, message = Group(None), text_to_bytes(text)
+    sizes = among.all_numbers("all_reduce with bucket_bytes=None by SUM", 1, len(message), 1, 2, 3, 4)
+    return among.all_bytes(message, [size for _, size, *_ in sizes])
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "5", '{"x": 1}', '{"5": 1}'])
+def test_what_is_no_structure_is_refused(two: Any, text: str) -> None:
+    message = "FormatError: what a rank says of its structure is damaged"
+    assert message in two.run(says, text)[0]

@@ -85,6 +85,13 @@ def test_below_the_root_of_the_receiver_only_the_path_travels(
 
 
 @needs_memmap
+def test_a_root_may_have_a_name_that_is_no_text(two: Any, tmp_path: Path) -> None:
+    root = tmp_path / "\udcff"
+    sent, _ = two.run(transmits, "nested", str(root / "deep" / "save"), str(root), "recv")
+    assert sent == ["question", "path"]
+
+
+@needs_memmap
 @pytest.mark.parametrize("how", ["no root", "another root", "isend"])
 def test_otherwise_the_bytes_travel(two: Any, how: str, tmp_path: Path) -> None:
     roots = {"no root": None, "another root": str(tmp_path / "other"), "isend": str(tmp_path)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def header_for(folder: str, peer: Any) -> bytes | None:
         raise FormatError(f"the peer answered with a root of {length} bytes")
     if not length:
         return None
-    root = bytes(bytes_of(peer.recv(room(length, device)))).decode()
+    root = os.fsdecode(bytes(bytes_of(peer.recv(room(length, device)))))
     saved = Path(folder).resolve()
     if not saved.is_relative_to(root):
         return None
@@ -46,7 +47,7 @@ def header_for(folder: str, peer: Any) -> bytes | None:
 
 def answer(root: str | Path | None, peer: Any) -> None:
     """Answer a question with the root of this process."""
-    text = b"" if root is None else str(Path(root).resolve()).encode()
+    text = b"" if root is None else os.fsencode(Path(root).resolve())
     peer.send(torch.tensor([len(text)]))
     if text:
         peer.send(vector(text))

@@ -16,7 +16,7 @@ from td_core._collection import show_path
 from td_core._ops.leaf_writes import copy_all
 from td_core.errors import StructureError
 
-from . import _paths, _storage, _wire
+from . import _file, _paths, _storage, _wire
 from ._group import Group, bytes_to_text, failed, text_to_bytes
 
 #: Leaves of one dtype travel together up to this size.
@@ -231,13 +231,19 @@ def _agree(collection: Any, among: Group, op: Any, call: str) -> tuple[list[Tens
     for rank, front in enumerate(fronts):
         if not front[0]:
             raise failed(rank, every[rank])
-    first = json.loads(bytes_to_text(every[0]))
-    for rank in range(1, among.size):
-        other = json.loads(bytes_to_text(every[rank]))
-        for path in sorted(first.keys() | other.keys(), key=json.loads):
+    with _file.damaged("what a rank says of its structure"):
+        first, *others = (
+            {
+                tuple(map(str, json.loads(path))): found
+                for path, found in json.loads(bytes_to_text(each)).items()
+            }
+            for each in every
+        )
+    for rank, other in enumerate(others, 1):
+        for path in sorted(first.keys() | other.keys()):
             if first.get(path) != other.get(path):
                 raise StructureError(
-                    f"cannot reduce: {show_path(tuple(json.loads(path)))} is {first.get(path, 'missing')} on rank 0, "
+                    f"cannot reduce: {show_path(path)} is {first.get(path, 'missing')} on rank 0, "
                     f"{other.get(path, 'missing')} on rank {rank}; nothing was changed on any rank"
                 )
     raise StructureError("cannot reduce: the structures of the ranks differ")
