@@ -46,7 +46,106 @@ def test_an_explicit_buffer_stays_one():
     )
     holder = nn.Module()
     holder.p = params
-    assert list(params.parameters()) == [] and [name for name, _ in params.named_buffers()] == ["a", "b"]
+    for copied in (
+        params,
+        params.clone(),
+        copy.deepcopy(params),
+        params.to(torch.float64),
+        copy.deepcopy(holder).p,
+    ):
+        copied.update({"n": {}})  # looks at what is there already
+        assert list(copied.parameters()) == [] and [name for name, _ in copied.named_buffers()] == ["a", "b"]
+        assert list(copied.state_dict()) == ["a"]
+    assert list(holder.state_dict()) == ["p.a"]
+    holder.load_state_dict(holder.state_dict())
+    params.load_state_dict(params.state_dict())
+
+
+@pytest.mark.skipif(not hasattr(nn, "Buffer"), reason="this torch has no nn.Buffer")
+def test_a_buffer_of_torch_is_one():
+    params = TensorDictParams(TensorDict({"a": nn.Buffer(torch.zeros(2), persistent=False)}))
+    assert [name for name, _ in params.named_buffers()] == ["a"]
+    assert list(params.state_dict()) == []
+
+
+def in_a_module():
+    holder = nn.Module()
+    holder.p = TensorDictParams(TensorDict({"w": torch.ones(2), "n": {"m": {"b": torch.ones(2)}}}))
+    holder.forward = lambda: (holder.p["w"] + 2 * holder.p["n", "m", "b"]).sum()
+    return holder
+
+
+def test_functional_call_puts_tensors_of_every_level_in_and_the_parameters_back():
+    holder = in_a_module()
+    before = list(holder.parameters())
+
+    def call(given):
+        return torch.func.functional_call(holder, given, ())
+
+    given = {"p.w": torch.zeros(2), "p.n.m.b": torch.zeros(2)}
+    assert call(given).item() == 0
+    assert [grad.tolist() for grad in torch.func.grad(call)(given).values()] == [[1, 1], [2, 2]]
+    assert all(now is then for now, then in zip(holder.parameters(), before, strict=True))
+    assert holder() == 6
+    assert holder.get_parameter("p.n.m.b") is before[1]
+
+
+def test_a_module_takes_the_tensors_of_a_state_dict():
+    with torch.device("meta"):
+        holder = in_a_module()
+    holder.load_state_dict(
+        {name: leaf.double() for name, leaf in in_a_module().state_dict().items()}, assign=True
+    )
+    assert holder() == 6
+    assert [(leaf.dtype, leaf.is_cpu, leaf.requires_grad) for leaf in holder.parameters()] == [
+        (torch.float64, True, True)
+    ] * 2
+
+
+def test_hooks_of_state_dicts_run():
+    holder, seen = in_a_module(), []
+    holder.p.register_state_dict_pre_hook(lambda module, prefix, keep_vars: seen.append(("save", prefix)))
+    holder.p.register_state_dict_post_hook(lambda module, state, prefix, meta: state.pop(prefix + "w"))
+    holder.p.register_load_state_dict_pre_hook(
+        lambda module, state, prefix, *rest: state.setdefault(prefix + "w", torch.zeros(2))
+    )
+    state = holder.state_dict()
+    assert list(state) == ["p.n.m.b"]
+    holder.load_state_dict(state)
+    assert seen == [("save", "p.")]
+    assert holder() == 4
+
+
+def test_an_average_of_a_model_follows_its_parameters():
+    holder = in_a_module()
+    average = torch.optim.swa_utils.AveragedModel(holder)
+    average.update_parameters(holder)
+    holder.p.zero_()
+    average.update_parameters(holder)
+    assert average.module.p["n", "m", "b"].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda params: params.register_parameter("q", nn.Parameter(torch.zeros(1))),
+        lambda params: params.register_buffer("q", torch.zeros(1)),
+        lambda params: params.add_module("q", nn.Linear(1, 1)),
+        lambda params: setattr(params, "q", nn.Linear(1, 1)),
+    ],
+)
+def test_what_a_module_registers_is_set_by_key(change):
+    with pytest.raises(TypeError, match=r"set 'q' by key: params\['q'\] = "):
+        change(in_a_module().p)
+
+
+def test_an_attribute_that_is_deleted_is_an_entry():
+    params = in_a_module().p
+    del params.w
+    assert list(params.keys(True, True)) == [("n", "m", "b")]
+    params.lock_()
+    with pytest.raises(LockedError):
+        del params.n.m.b
 
 
 def test_entries_set_at_any_level_show_up_in_the_module():

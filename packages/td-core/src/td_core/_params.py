@@ -6,6 +6,7 @@ made from it when asked, so a write to any level shows up in ``parameters()`` an
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from ._base import TensorDictBase
 from ._coerce import nest
 from ._collection import Child, Core, changed_meanwhile, show_path
 from ._keys import is_key, unravel_key_to_tuple
+from ._locking import refuse_if_locked
 from ._names import Names
 from ._pytree import register
 from .errors import StructureError
@@ -25,6 +27,10 @@ from .typing import NO_DEFAULT, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="TensorDictParams")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+
+
+#: ``torch.nn.Buffer``, which torch has from 2.5 on.
+_TORCH_BUFFER: Any = getattr(nn, "Buffer", ())
 
 
 class Buffer(Tensor):
@@ -46,11 +52,37 @@ class Buffer(Tensor):
         buffer.persistent = persistent
         return buffer
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = Buffer(copy.deepcopy(self.detach(), memo), persistent=self.persistent)
+        memo[id(self)] = copied.requires_grad_(self.requires_grad)
+        return copied
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute on buffers as on plain tensors: the results are plain."""
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
+
+
+class _Slots(dict[str, Any]):
+    """The parameters or the buffers of a collection, by dotted name; what a module writes there reaches the collection."""
+
+    __slots__ = ("_params",)
+
+    def __init__(self, params: Any, entries: Mapping[str, Any]) -> None:
+        super().__init__(entries)
+        self._params = params
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        node, key = self._params._place_of(name)
+        node._set_child(key, value)
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        node, key = self._params._place_of(name)
+        refuse_if_locked(node, f"remove key {key!r}")
+        node._del_child(key)
+        super().__delitem__(name)
 
 
 def _without_grad(method: MethodT) -> MethodT:
@@ -121,7 +153,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     @property
     def _parameters(self) -> dict[str, Any]:
-        return {name: leaf for name, leaf in self._named_leaves() if isinstance(leaf, nn.Parameter)}
+        entries = {name: leaf for name, leaf in self._named_leaves() if isinstance(leaf, nn.Parameter)}
+        return _Slots(self, entries)
 
     @_parameters.setter
     def _parameters(self, value: Any) -> None:
@@ -129,7 +162,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     @property
     def _buffers(self) -> dict[str, Any]:
-        return {name: leaf for name, leaf in self._named_leaves() if not isinstance(leaf, nn.Parameter)}
+        entries = {name: leaf for name, leaf in self._named_leaves() if not isinstance(leaf, nn.Parameter)}
+        return _Slots(self, entries)
 
     @_buffers.setter
     def _buffers(self, value: Any) -> None:
@@ -152,27 +186,50 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             for key, leaf in inner.items(include_nested=True, leaves_only=True)
         ]
 
+    def _place_of(self, name: str) -> tuple[Any, str]:
+        """Return the level that holds the leaf of a dotted name, and its key there."""
+        for key in self._inner_params.keys(include_nested=True, leaves_only=True):
+            path = unravel_key_to_tuple(key)
+            if ".".join(path) == name:
+                *above, last = path
+                return (self._inner_params._get_path(tuple(above)) if above else self._inner_params), last
+        raise KeyError(name)
+
     def __getattr__(self, name: str) -> Any:
-        """Return an entry as an attribute, as modules do; declared methods of absent packages raise their own error."""
+        """Return an entry as an attribute, as modules do, and a level as the module of its parameters.
+
+        Declared methods of absent packages raise their own error.
+        """
         for base in type(self).__mro__:
             if name in base.__dict__:
                 # Its own lookup raised, and its error says more than ours would.
                 return base.__dict__[name].__get__(self, type(self))
         inner = self.__dict__.get("_inner_params")
         if inner is not None and name in inner._children():
-            return self.get(name)
+            found = self.get(name)
+            return self._around(found) if isinstance(found, TensorDictBase) else found
         return nn.Module.__getattr__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Store a plain attribute; entries are set by key.
 
         Raises:
-            TypeError: the name is that of an entry, or the value a parameter, which no module would find there.
+            TypeError: the name is that of an entry, or the value a parameter or a module, which no module would find there.
         """
         inner = self.__dict__.get("_inner_params")
-        if isinstance(value, nn.Parameter) or (inner is not None and name in inner._children()):
+        if isinstance(value, (nn.Parameter, nn.Module)) or (inner is not None and name in inner._children()):
             raise TypeError(f"set {name!r} by key: params[{name!r}] = ...")
         object.__setattr__(self, name, value)
+
+    def register_parameter(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Refuse: entries are set by key.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"set {name!r} by key: params[{name!r}] = ..., a Buffer where it is to be one")
+
+    register_buffer = add_module = register_parameter
 
     def __repr__(self) -> str:
         """Return the printed form, around that of the collection."""
@@ -383,12 +440,16 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         self._inner_params._collect(leaves)
         old = iter(leaves)
         try:
-            again = type(self)(inner._map(lambda leaf: _like_parameter(leaf, next(old))), no_convert=True)
+            return self._around(inner._map(lambda leaf: _like_parameter(leaf, next(old))))
         except StopIteration:
             raise changed_meanwhile(self) from None
-        object.__setattr__(again, "_no_convert", self._no_convert)
-        object.__setattr__(again, "_get_hooks", list(self._get_hooks))
-        return again
+
+    def _around(self: SelfT, inner: Any) -> SelfT:
+        """Return a module of this class around a collection of parameters."""
+        module = type(self)(inner, no_convert=True)
+        object.__setattr__(module, "_no_convert", self._no_convert)
+        object.__setattr__(module, "_get_hooks", list(self._get_hooks))
+        return module
 
     def _apply(self: SelfT, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SelfT:
         """Move or cast the parameters in place: what ``module.to()`` calls."""
@@ -417,7 +478,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Copy what a surrounding module's state dict holds for these parameters."""
+        """Copy, or with ``assign`` take, what a surrounding module's state dict holds for these parameters."""
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         skipped = self._non_persistent_buffers_set
         leaves = {name: leaf for name, leaf in self._named_leaves() if name not in skipped}
         for name, leaf in leaves.items():
@@ -428,12 +491,39 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
                 error_msgs.append(
                     f"{prefix + name}: shape {tuple(given.shape)} given, {tuple(leaf.shape)} expected"
                 )
+            elif local_metadata.get("assign_to_params_buffers"):
+                node, key = self._place_of(name)
+                node._set_child(key, _like_parameter(given, leaf))
             else:
                 with torch.no_grad():
                     leaf.copy_(given)
         if strict:
             known = {prefix + name for name in leaves}
             unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
+
+    def state_dict(
+        self, destination: Any = None, prefix: str = "", keep_vars: bool = False, flatten: bool = True
+    ) -> Any:
+        """Return the leaves, without the buffers that are not persistent; see :meth:`TensorCollection.state_dict`."""
+        for before in self._state_dict_pre_hooks.values():
+            before(self, prefix, keep_vars)
+        entries = self._inner_params.items(include_nested=True, leaves_only=True)
+        left_out = [key for key, leaf in entries if not getattr(leaf, "persistent", True)]
+        source = self._around(self._inner_params.exclude(*left_out)) if left_out else self
+        state = TensorDictBase.state_dict(source, destination, prefix, keep_vars, flatten)
+        for hook in self._state_dict_hooks.values():
+            given = hook(self, state, prefix, {})
+            state = state if given is None else given
+        return state
+
+    def load_state_dict(self: SelfT, state_dict: Any, *args: Any, **kwargs: Any) -> SelfT:
+        """Copy a state dict into the leaves, in place; see :meth:`TensorCollection.load_state_dict`."""
+        skipped = self._non_persistent_buffers_set
+        if skipped and isinstance(state_dict, Mapping):
+            held = {name: leaf for name, leaf in self._named_leaves() if name in skipped}
+            state_dict = copy.copy(state_dict)
+            state_dict.update({name: leaf for name, leaf in held.items() if name not in state_dict})
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
         """Call ``hook(params, value)`` on every entry that is read by key; what it returns, if not None, is given instead.
@@ -470,6 +560,9 @@ def _as_parameter(leaf: Tensor) -> Tensor:
     """Return a leaf as a parameter where it can require grad, as a buffer otherwise."""
     if isinstance(leaf, (nn.Parameter, Buffer)):
         return leaf
+    if isinstance(leaf, _TORCH_BUFFER):
+        buffer: Tensor = Buffer(leaf, persistent=leaf.persistent)
+        return buffer
     if leaf.is_floating_point() or leaf.is_complex():
         if leaf.grad_fn is not None:
             raise StructureError("a tensor with a grad_fn cannot become a parameter; detach() it first")
@@ -482,6 +575,9 @@ def _own_copy(leaf: Tensor) -> Tensor:
 
 
 def _like_parameter(leaf: Tensor, old: Tensor) -> Tensor:
+    if isinstance(old, Buffer) and not isinstance(leaf, Buffer):
+        buffer: Tensor = Buffer(leaf, persistent=old.persistent)
+        return buffer
     if isinstance(old, nn.Parameter) and not isinstance(leaf, nn.Parameter):
         differentiable = leaf.is_floating_point() or leaf.is_complex()
         return nn.Parameter(leaf.detach(), requires_grad=old.requires_grad and differentiable)

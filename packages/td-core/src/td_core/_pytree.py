@@ -17,6 +17,7 @@ from torch.utils import _pytree as torch_pytree
 from ._collection import Core
 from ._names import Names
 from ._nodes import NodeKind, Record
+from ._torch_private import functorch_level
 from ._values import join, split
 
 Context = tuple[Any, ...]
@@ -119,8 +120,9 @@ def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
             child.batch_size if isinstance(child, Core) else child.shape if isinstance(child, Tensor) else ()
         )
         batch_size = torch.Size(shape[: max(len(shape) - extra, 0)])
-        if isinstance(child, Core):
-            # Collections may stand where leaves stood, as in a Jacobian, with a batch size of their own each.
+        if isinstance(child, Core) or functorch_level() is not None:
+            # Collections may stand where leaves stood, as in a Jacobian, with a batch size of their own each, and vmap puts
+            # its dim behind all others where out_dims is -1.
             others = {position for position, _ in empty}
             for i, other in enumerate(children):
                 if i not in others and isinstance(other, (Tensor, Core)):
