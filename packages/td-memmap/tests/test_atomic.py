@@ -47,7 +47,7 @@ CALLS = {
 class Watched:
     """Stand for the module ``os`` inside the module that touches the file system, and see every call."""
 
-    def __init__(self, see: Callable[[str, tuple[Any, ...], Any], None], behind: bool) -> None:
+    def __init__(self, see: Callable[[str, tuple[Any, ...], Any], None], behind: bool = False) -> None:
         self._see = see
         self._behind = behind
 
