@@ -251,6 +251,12 @@ def test_a_call_that_fails_leaves_the_old_save_and_no_litter(
     assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())
 
 
+def save_without_exchange(prefix: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fs, "exchange", lambda *names: False)
+        make(2).memmap(prefix)
+
+
 #: What an interrupt comes behind: what changes names, marks who uses what, or follows the opening of a file.
 INTERRUPTED = {"mkdir", "rename", "renameat2", "replace", "link", "unlink", "flock", "fstat"}
 
@@ -259,13 +265,14 @@ INTERRUPTED = {"mkdir", "rename", "renameat2", "replace", "link", "unlink", "flo
     ("work", "ends"),
     [
         (lambda prefix: make(2).memmap(prefix), {1, 2}),
+        (save_without_exchange, {1, 2}),
         (lambda prefix: unpack_memmap(f"{prefix}.tdz", prefix), {1, 2}),
         (lambda prefix: pack_memmap(prefix, f"{prefix}.tdz"), {1}),
         (lambda prefix: TensorDict.load_memmap(prefix), {1}),
         (lambda prefix: TensorDict.load_memmap(f"{prefix}.tdz"), {1}),
         (lambda prefix: verify(prefix), {1}),
     ],
-    ids=["save", "unpack", "pack", "load", "load archive", "verify"],
+    ids=["save", "save without exchange", "unpack", "pack", "load", "load archive", "verify"],
 )
 def test_an_interrupt_leaves_nothing_behind(
     work: Any, ends: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -246,11 +246,17 @@ class Staging:
             # under a name from which the next save restores it.
             token = self._free_number(excluded)
             aside = f"{self._litter}old-{token}"
-            _fs.rename(parent, self._name, parent, aside)
-            if _fs.rename_new(parent, self._temporary, parent, self._name):
+            done = False
+            try:
+                _fs.rename(parent, self._name, parent, aside)
+                done = _fs.rename_new(parent, self._temporary, parent, self._name)
+            finally:
+                # Its place is taken, by this save or another one, or it comes back.
+                if not done:
+                    _fs.rename_new(parent, aside, parent, self._name)
+            if done:
                 self._token = token
                 return True
-            _fs.rename_new(parent, aside, parent, self._name)
         raise FileTakenError(f"cannot save at {self.prefix}: other processes replace it all the time")
 
     def _carry(self, previous: Tree, mine: Owned) -> None:
