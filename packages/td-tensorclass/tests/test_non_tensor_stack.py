@@ -554,3 +554,14 @@ def test_empty_has_a_value_for_each_element_too() -> None:
         BatchSizeError, match=r"one value for each element of \[2\] cannot have the batch size \[\]"
     ):
         NonTensorStack("a", "b").empty(batch_size=[])
+
+
+@pytest.mark.parametrize(
+    "write", [lambda td, new: td.update_(new), lambda td, new: td.update(new, inplace=True)]
+)
+def test_values_that_do_not_fill_an_entry_keep_the_leaves_beside_it_as_they_are(write: Any) -> None:
+    td = TensorDict({"a": torch.zeros(1, 2), "s": "old"}, [1])
+    values = NonTensorStack.from_list([["x", "y"]], 2)
+    with pytest.raises(BatchSizeError, match=r"values of batch size \[1, 2\] do not fill \[1\]"):
+        write(td, TensorDict({"a": torch.ones(1, 2), "s": values}, [1, 2]))
+    assert not td["a"].any() and td["s"] == "old"

@@ -211,6 +211,9 @@ class UpdatePlan:
                 )
             else:
                 others.append((node, key, value))
+        # What holds values says only now whether it takes them.
+        for node, key, value in others:
+            node._write_child(key, value, non_blocking=self.non_blocking)
         for resized, size in self.sizes:
             resized._set_batch_size(size)
         for store, key, value in self.stores:
@@ -219,8 +222,6 @@ class UpdatePlan:
             else:
                 add_level(store, key, value)
         copy_all(targets, values, self.non_blocking)
-        for node, key, value in others:
-            node._write_child(key, value, non_blocking=self.non_blocking)
 
 
 def _by_member(stacked: Any, source: Any, at: Path) -> list[tuple[Any, Any]]:
