@@ -939,6 +939,34 @@ def test_of_several_writers_one_wins_completely(
     assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())
 
 
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("exchange", [False, True], ids=["plain", "renameat2"])
+def test_of_two_first_saves_one_wins_whenever_the_other_comes(
+    exchange: bool, behind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(_fs, "_rename_with", lambda *args: False)
+    for n in range(1000):
+        prefix = tmp_path / str(n) / "save"
+        prefix.parent.mkdir()
+        calls = 0
+
+        def see(name: str, args: tuple[Any, ...], kwargs: Any, n: int = n, prefix: Path = prefix) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == n + 1:
+                make(2).memmap(prefix)
+
+        with pytest.MonkeyPatch.context() as patch:
+            watch(patch, see, behind=behind)
+            make(1, more=True).memmap(prefix)
+        if calls <= n:
+            break
+        assert content(prefix) in (1, 2), n
+        assert os.listdir(prefix.parent) == ["save"], n
+    assert n > 15
+
+
 def test_threads_that_save_at_one_prefix_take_turns(tmp_path: Path) -> None:
     prefix = tmp_path / "save"
     with ThreadPoolExecutor(4) as pool:

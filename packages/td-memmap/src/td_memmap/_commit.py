@@ -6,10 +6,11 @@ name, is removed. Whatever stops the process leaves a complete save at the prefi
 litter that the next save at that prefix removes: of a directory called ``new`` everything is ours, from one called
 ``old`` files that belong to no save are first brought back to the prefix, which makes a ``new`` one of it.
 
-One process at a time looks for litter, publishes, and removes what it replaced: the one that holds the lock on
+One process at a time looks for litter, replaces a save, and removes what it replaced: the one that holds the lock on
 ``.<name>.td-lock``, a file that is there only meanwhile. Building needs no such lock, and two processes may do it at
 once; who builds holds a lock on its directory, so that nobody takes it for litter. What is called ``old`` is only in use
-while its user holds the first lock.
+while its user holds the first lock. Where nothing is at the prefix, the directory takes its place in one step and without
+that lock, which would be a third of the time that saving a few leaves takes.
 
 Where the prefix is itself a mount point, or its parent must not be written to, the save is built in place, the
 ``meta.json`` of the root last, and the file ``%saving`` says what is unfinished. This is refused where a save is already
@@ -19,6 +20,7 @@ there, since that one would be lost on failure.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -86,9 +88,12 @@ class Staging:
         except FileNotFoundError:
             _fs.make_directories(parent)
             self._parent = Tree.at_path(parent)
+        wanted = set(files)
+        self._directories = {path[:depth] for path in wanted for depth in range(1, len(path))}
         try:
-            with self._exclusive() as excluded:
-                self._begin(set(files), excluded)
+            if not self._begin_first():
+                with self._exclusive() as excluded:
+                    self._begin(wanted, excluded)
         except BaseException:
             self._close()
             raise
@@ -98,8 +103,26 @@ class Staging:
             return contextlib.nullcontext(True)
         return _fs.exclusive(self._parent, f"{self._litter}lock")
 
+    def _begin_first(self) -> bool:
+        """Begin without the lock, where nothing is at the prefix and nothing unfinished beside it; tell whether that was so.
+
+        Who looks for litter meanwhile may take the directory for some: then it is gone, or marked, before it is ours.
+        """
+        parent, starts = self._parent.root, (f"{self._litter}new-", f"{self._litter}old-")
+        there = (_fs.is_name(name, parent) for name in (self._name, f"{self._litter}lock"))
+        if any(there) or next(_fs.numbered(parent, *starts), None) is not None:
+            return False
+        try:
+            self.tree = self._make_temporary(next(_names.numbers()))
+        except OSError:
+            return False  # somebody was faster, or the other way says what is wrong
+        found = _fs.status(self._temporary, parent)
+        if self._marked and found is not None and _fs.same(found, _fs.status_of(self.tree.root)):
+            return True
+        self.tree.close()
+        return False
+
     def _begin(self, files: set[Parts], excluded: bool) -> None:
-        self._directories = {path[:depth] for path in files for depth in range(1, len(path))}
         if excluded:
             self._clear_litter()
         self._look()
@@ -108,7 +131,7 @@ class Staging:
             self.in_place = _fs.is_mount(self.prefix)
         if not self.in_place:
             try:
-                self.tree = self._make_temporary(excluded)
+                self.tree = self._make_temporary(self._free_number(excluded))
             except OSError as error:
                 if error.errno not in _fs.NOT_WRITABLE or self.previous is None:
                     raise
@@ -138,14 +161,14 @@ class Staging:
             if not any(_fs.is_name(start + number, parent) for start in starts)
         )
 
-    def _make_temporary(self, excluded: bool) -> Tree:
-        """Create the directory to build in, and lock it."""
-        self._token = self._free_number(excluded)
+    def _make_temporary(self, token: str) -> Tree:
+        """Create the directory to build in, and mark it as in use."""
+        self._token = token
         self._temporary = f"{self._litter}new-{self._token}"
         _fs.make_directory(self._temporary, self._parent.root)
         tree = Tree.at_path(self._temporary, self._parent.root)
         tree.path = f"{self._parent.path}/{self._temporary}"
-        _fs.take(tree.root, without_locks=True)
+        self._marked = _fs.take(tree.root, without_locks=True)
         return tree
 
     def _begin_in_place(self, files: set[Parts]) -> None:
@@ -200,6 +223,8 @@ class Staging:
             if self._durable:
                 self.tree.sync()
             return
+        if self.previous is None and self._appear():
+            return
         with self._exclusive() as excluded:
             try:
                 self._publish(excluded)
@@ -208,6 +233,24 @@ class Staging:
                 if not self._finished:
                     self._abort()
                 raise
+
+    def _appear(self) -> bool:
+        """Take the prefix without the lock, where nothing is there; tell whether that was so."""
+        if self._durable:
+            self.tree.sync()
+        parent = self._parent.root
+        try:
+            if not _fs.rename_new(parent, self._temporary, parent, self._name):
+                return False
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return False  # where a name cannot be asked for and taken in one step, somebody was faster
+        self._finished = True
+        self.tree.path = self.prefix
+        if self._durable:
+            self._parent.sync()
+        return True
 
     def _publish(self, excluded: bool) -> None:
         self._look()
