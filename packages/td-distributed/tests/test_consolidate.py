@@ -467,6 +467,11 @@ def test_leaves_of_a_buffer_are_views_where_it_is_aligned(skipped: int) -> None:
     assert back.is_locked and back.is_consolidated() == (not skipped)
 
 
+def test_a_buffer_may_lie_apart() -> None:
+    buffer = buffer_of(TREES["locked"]().consolidate(metadata=True))
+    same(from_buffer(buffer.repeat_interleave(2)[::2]), TREES["locked"]())
+
+
 @pytest.mark.parametrize("name", [name for name in TREES if name != "locked"])
 def test_inplace_replaces_the_leaves(name: str) -> None:
     tree = TREES[name]()

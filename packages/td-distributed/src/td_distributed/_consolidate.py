@@ -175,7 +175,8 @@ def from_buffer(buffer: Tensor) -> Any:
     """Return the collection in the storage of one that was consolidated with ``metadata=True``.
 
     Args:
-        buffer: a vector of bytes. The leaves are views on it, if it starts where 16 divides its address.
+        buffer: a vector of bytes. The leaves are views on it, if they follow each other and the first is where 16 divides
+            its address.
 
     Raises:
         TypeError: it is no vector of bytes.
@@ -189,6 +190,7 @@ def from_buffer(buffer: Tensor) -> Any:
     """
     if buffer.dtype is not torch.uint8 or buffer.dim() != 1:
         raise TypeError(f"a vector of bytes is needed; got {buffer.dtype} of shape {list(buffer.shape)}")
+    buffer = buffer.contiguous()
     tree, _ = _file.parse(buffer, "the buffer")
     return _held(tree, buffer, None)
 
