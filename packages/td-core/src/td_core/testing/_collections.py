@@ -366,11 +366,16 @@ class CollectionTests:
         assert stacked.names == [names[0], None, *names[1:]]
 
     def test_pytree(self) -> None:
-        """Flattening and unflattening give the same collection, and any object may be a leaf meanwhile."""
+        """Flattening and unflattening give the same collection, and any object may be a leaf meanwhile.
+
+        What ``torch.export.save`` writes of the structure gives it too.
+        """
         collection = self.make()
         leaves, spec = pytree.tree_flatten(collection)
         assert all(isinstance(leaf, Tensor) for leaf in leaves)
-        self.check(pytree.tree_unflatten(leaves, spec), self.leaves(collection), collection.batch_size)
+        for each in (spec, pytree.treespec_loads(pytree.treespec_dumps(spec))):
+            assert each == spec
+            self.check(pytree.tree_unflatten(leaves, each), self.leaves(collection), collection.batch_size)
         pytree.tree_unflatten(list(range(len(leaves))), spec)
         doubled = pytree.tree_map(lambda leaf: leaf * 2, collection)
         self.check(doubled, {key: leaf * 2 for key, leaf in self.leaves(collection).items()})
