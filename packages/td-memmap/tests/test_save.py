@@ -857,6 +857,10 @@ def test_unknown_options_are_refused(nest: Any, prefix: Path) -> None:
     for where in (None, prefix.with_name("save.tdz")):
         with pytest.raises(ValueError, match="share_non_tensor=True needs a prefix that is a directory"):
             nest.memmap(where, share_non_tensor=True)
+    for call, name in ((nest.memmap, "checksums"), (nest.memmap_, "durable"), (nest.memmap_like, "durable")):
+        with pytest.raises(ValueError, match=f"{name}=True needs a prefix"):
+            call(**{name: True})
+    assert not nest.is_memmap()
     with pytest.raises(ValueError, match="only an archive can be compressed"):
         nest.memmap(prefix, compression="deflate")
     for call in nest.memmap, nest.memmap_like:

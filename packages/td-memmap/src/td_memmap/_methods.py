@@ -81,7 +81,8 @@ def memmap(
     """
     packed = _packed(prefix, archive, compression)
     options = _options(
-        packed or prefix is None,
+        prefix,
+        packed,
         atomic,
         robust_key,
         share_non_tensor,
@@ -132,7 +133,8 @@ def memmap_(
     (True, True, MemoryMappedTensor([0, 1, 2]))
     """
     options = _options(
-        prefix is None,
+        prefix,
+        False,
         atomic,
         robust_key,
         share_non_tensor,
@@ -181,7 +183,8 @@ def memmap_like(
     """
     packed = _packed(prefix, archive)
     options = _options(
-        packed or prefix is None,
+        prefix,
+        packed,
         False,
         robust_key,
         share_non_tensor,
@@ -461,11 +464,19 @@ def _packed(prefix: str | Path | None, archive: bool | None, compression: str | 
 
 
 def _options(
-    no_directory: bool, atomic: bool, robust_key: bool | None, share_non_tensor: bool, **chosen: Any
+    prefix: str | Path | None,
+    packed: bool,
+    atomic: bool,
+    robust_key: bool | None,
+    share_non_tensor: bool,
+    **chosen: Any,
 ) -> Options:
     from ._save import Options
 
-    if share_non_tensor and no_directory:
+    for name in ("durable", "checksums"):
+        if prefix is None and chosen.get(name):
+            raise ValueError(f"{name}=True needs a prefix: without one nothing is saved")
+    if share_non_tensor and (packed or prefix is None):
         raise ValueError(
             "share_non_tensor=True needs a prefix that is a directory: values are shared through its files"
         )
