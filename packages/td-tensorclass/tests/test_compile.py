@@ -15,6 +15,8 @@ from td_core import TensorDict
 from td_core.errors import LockedError
 from td_tensorclass import NonTensorStack, TensorClass, UnbatchedTensor
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+
 
 class Point(TensorClass):
     x: Tensor
@@ -154,6 +156,8 @@ def same(a: Any, b: Any) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_graph(name: str) -> None:
+    if name == "write properties" and TORCH < (2, 13):
+        pytest.skip("this torch sets properties before the attributes that they read")
     program = PROGRAMS[name]
     torch._dynamo.reset()
     compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
