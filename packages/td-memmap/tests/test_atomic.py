@@ -599,6 +599,7 @@ def test_litter_of_processes_that_built_at_once_is_found(tmp_path: Path, litter:
     ],
 )
 def test_litter_of_a_change_of_a_live_save_is_removed(change: Any, call: str, tmp_path: Path) -> None:
+    pytest.importorskip("td_tensorclass")
     prefix = tmp_path / "save"
     td = make(1)
     td["n", "value"] = "old"

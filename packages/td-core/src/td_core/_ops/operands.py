@@ -136,7 +136,11 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
         same = _WRITABLE.of(leaves)
         mixed = same is None and not _writable(name, node, this, leaves, operands)
         for operand in operands:
-            if type(operand) is list and not (same is not None and same(*operand)):
+            if type(operand) is not list:
+                continue
+            if len(operand) != len(leaves):
+                raise changed_meanwhile(node)
+            if same is None or not same(*operand):
                 if not all(map(Tensor.is_same_size, leaves, operand)):
                     _check_shapes(name, node, leaves, operand)
                 mixed = mixed or len({other.dtype for other in operand}) > 1
