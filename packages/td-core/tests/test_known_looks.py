@@ -29,12 +29,13 @@ def test_looks_are_known_once_such_leaves_came_twice_in_a_row() -> None:
     assert known.of(others) is not None
 
 
-def test_leaves_of_other_classes_and_none_at_all_are_never_known() -> None:
+def test_leaves_of_other_classes_tied_ones_and_none_at_all_are_never_known() -> None:
     known = KnownLooks()
-    for leaves in ([torch.zeros(2).as_subclass(Special)], []):
+    for leaves in ([torch.zeros(2).as_subclass(Special)], [torch.zeros(2)] * 2, []):
         for _ in range(3):
             known.add(leaves)
             assert known.of(leaves) is None
+            assert not known._looks
 
 
 def test_few_looks_are_remembered() -> None:

@@ -46,6 +46,8 @@ class KnownLooks:
         """Take note that leaves passed; what they look like is remembered from the second time on."""
         if torch.compiler.is_compiling() or not leaves or not PLAIN.issuperset(map(type, leaves)):
             return
+        if len(set(map(id, leaves))) != len(leaves):
+            return  # torch takes no list that has a tensor twice for known
         key = len(leaves), leaves[0].shape
         if key not in self._looks and len(self._looks) >= _REMEMBERED:
             self._looks.clear()

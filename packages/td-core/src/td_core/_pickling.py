@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from ._attachments import attachments
 from ._buffers import Leaves
 from ._collection import Core
+from ._foreach import PLAIN
 from ._labels import arrived
 from ._nodes import Encoded, decode, encode
 
@@ -50,7 +51,7 @@ def _apart(leaves: list[Tensor]) -> list[Tensor]:
     kinds: dict[int, set[torch.dtype]] = {}
     places = [
         leaf.untyped_storage().data_ptr()
-        if type(leaf) in (Tensor, Parameter) and leaf.layout is torch.strided and not leaf.is_nested
+        if type(leaf) in PLAIN and leaf.layout is torch.strided and not leaf.is_nested
         else 0
         for leaf in leaves
     ]

@@ -81,6 +81,7 @@ class Staging:
         self.in_place = False
         self._finished = False
         self._litter = _names.litter(self._name)
+        self._unfinished = f"{self._litter}new-", f"{self._litter}old-"
         self._alone = alone
         self._token = self._temporary = ""
         try:
@@ -108,16 +109,15 @@ class Staging:
 
         Who looks for litter meanwhile may take the directory for some: then it is gone, or marked, before it is ours.
         """
-        parent, starts = self._parent.root, (f"{self._litter}new-", f"{self._litter}old-")
+        parent = self._parent.root
         there = (_fs.is_name(name, parent) for name in (self._name, f"{self._litter}lock"))
-        if any(there) or next(_fs.numbered(parent, *starts), None) is not None:
+        if any(there) or next(_fs.numbered(parent, *self._unfinished), None) is not None:
             return False
         try:
             self.tree = self._make_temporary(next(_names.numbers()))
         except OSError:
             return False  # somebody was faster, or the other way says what is wrong
-        found = _fs.status(self._temporary, parent)
-        if self._marked and found is not None and _fs.same(found, _fs.status_of(self.tree.root)):
+        if _fs.is_named(self.tree.root, self._temporary, parent):
             return True
         self.tree.close()
         return False
@@ -154,21 +154,22 @@ class Staging:
         """
         if not excluded:
             return secrets.token_hex(4)
-        parent, starts = self._parent.root, (f"{self._litter}new-", f"{self._litter}old-")
         return next(
             number
             for number in _names.numbers()
-            if not any(_fs.is_name(start + number, parent) for start in starts)
+            if not any(_fs.is_name(start + number, self._parent.root) for start in self._unfinished)
         )
 
     def _make_temporary(self, token: str) -> Tree:
-        """Create the directory to build in, and mark it as in use."""
+        """Create the directory to build in, and mark it as in use; BlockingIOError where another process has it already."""
         self._token = token
         self._temporary = f"{self._litter}new-{self._token}"
         _fs.make_directory(self._temporary, self._parent.root)
         tree = Tree.at_path(self._temporary, self._parent.root)
         tree.path = f"{self._parent.path}/{self._temporary}"
-        self._marked = _fs.take(tree.root, without_locks=True)
+        if not _fs.take(tree.root, without_locks=True):
+            tree.close()
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process removes it", tree.path)
         return tree
 
     def _begin_in_place(self, files: set[Parts]) -> None:
@@ -338,8 +339,8 @@ class Staging:
             _fs.rename(parent, doomed, parent, name)
 
     def _clear_litter(self) -> None:
-        parent, old = self._parent.root, f"{self._litter}old-"
-        for name in _fs.numbered(parent, f"{self._litter}new-", old):
+        parent, (_, old) = self._parent.root, self._unfinished
+        for name in _fs.numbered(parent, *self._unfinished):
             try:
                 tree = Tree.at_path(name, parent)
             except OSError:
@@ -366,8 +367,7 @@ class Staging:
 
     def _abort(self) -> None:
         self._finished = True
-        found = _fs.status(self._name, self._parent.root)
-        here = found is not None and _fs.same(found, _fs.status_of(self.tree.root))
+        here = _fs.is_named(self.tree.root, self._name, self._parent.root)
         if self.in_place:
             for path in self._files:
                 self.tree.remove_path(path)

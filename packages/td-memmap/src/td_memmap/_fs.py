@@ -562,7 +562,7 @@ def exclusive(folder: Tree, name: str) -> Iterator[bool]:
         try:
             locked = _locks(fd)
             # Who held the lock before has removed the file; it keeps nobody out any more.
-            if locked and not _is_named(fd, name, dir_fd):
+            if locked and not is_named(fd, name, dir_fd):
                 continue
             try:
                 yield locked
@@ -596,7 +596,8 @@ def _locks(fd: int) -> bool:
     return True
 
 
-def _is_named(fd: int, name: str, dir_fd: int) -> bool:
+def is_named(fd: int, name: str, dir_fd: int) -> bool:
+    """Tell whether a name in an open directory is that of an open file or directory."""
     found = status(name, dir_fd)
     return found is not None and same(found, os.fstat(fd))
 
