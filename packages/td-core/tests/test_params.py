@@ -90,6 +90,20 @@ def test_functional_call_puts_tensors_of_every_level_in_and_the_parameters_back(
     assert holder.get_parameter("p.n.m.b") is before[1]
 
 
+def test_a_module_finds_one_leaf_without_a_walk_over_all(monkeypatch):
+    params = TensorDictParams(
+        TensorDict({"w": torch.zeros(2), "n": {"b.c": torch.ones(1), "i": torch.arange(2)}})
+    )
+    monkeypatch.setattr(TensorDict, "items", None)
+    assert params._parameters["n.b.c"] is params["n", "b.c"] and "n.i" in params._buffers
+    assert not any(name in params._parameters for name in ("n.i", "n", "n.b", "w.b", ""))
+    params._buffers["n.i"] = torch.zeros(2)
+    del params._parameters["w"]
+    assert params["n", "i"].tolist() == [0, 0] and "w" not in params.keys()
+    with pytest.raises(KeyError, match="x"):
+        params._parameters["x"] = torch.zeros(2)
+
+
 def test_a_module_takes_the_tensors_of_a_state_dict():
     with torch.device("meta"):
         holder = in_a_module()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -64,25 +64,64 @@ class Buffer(Tensor):
             return func(*args, **(kwargs or {}))
 
 
-class _Slots(dict[str, Any]):
-    """The parameters or the buffers of a collection, by dotted name; what a module writes there reaches the collection."""
+class _Slots(MutableMapping[str, Any]):
+    """The parameters or the buffers of a collection, by dotted name; what a module writes there reaches the collection.
 
-    __slots__ = ("_params",)
+    A name is looked up along its levels: a module asks for each by itself.
+    """
 
-    def __init__(self, params: Any, entries: Mapping[str, Any]) -> None:
-        super().__init__(entries)
-        self._params = params
+    __slots__ = ("_holds", "_root")
+
+    def __init__(self, root: Any, holds: Callable[[Any], bool]) -> None:
+        self._root = root
+        self._holds = holds
+
+    def items(self) -> Any:
+        """Return what there is now, which a module may go through while it writes."""
+        if self._root is None:  # nn.Module asks before there is a collection
+            return []
+        entries = self._root.items(include_nested=True, leaves_only=True)
+        return [
+            (".".join(key) if isinstance(key, tuple) else key, leaf)
+            for key, leaf in entries
+            if self._holds(leaf)
+        ]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for name, _ in self.items()])
+
+    def __len__(self) -> int:
+        return len(self.items())
+
+    def __getitem__(self, name: str) -> Any:
+        node, key = _place_of(self._root, name)
+        leaf = node._children()[key]
+        if not self._holds(leaf):
+            raise KeyError(name)
+        return leaf
 
     def __setitem__(self, name: str, value: Any) -> None:
-        node, key = self._params._place_of(name)
+        node, key = _place_of(self._root, name)
         node._set_child(key, value)
-        super().__setitem__(name, value)
 
     def __delitem__(self, name: str) -> None:
-        node, key = self._params._place_of(name)
+        node, key = _place_of(self._root, name)
         refuse_if_locked(node, f"remove key {key!r}")
         node._del_child(key)
-        super().__delitem__(name)
+
+
+def _place_of(root: Any, name: str) -> tuple[Any, str]:
+    """Return the level that holds the leaf of a dotted name, and its key there; keys may have dots too."""
+    todo = [(root, name)]
+    while todo:
+        node, rest = todo.pop()
+        children = node._children()
+        if isinstance(children.get(rest), Tensor):
+            return node, rest
+        for dot in (i for i, letter in enumerate(rest) if letter == "."):
+            if isinstance(below := children.get(rest[:dot]), Core):
+                todo.append((below, rest[dot + 1 :]))
+    raise KeyError(name)
 
 
 def _without_grad(method: MethodT) -> MethodT:
@@ -152,18 +191,16 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             self.lock_()
 
     @property
-    def _parameters(self) -> dict[str, Any]:
-        entries = {name: leaf for name, leaf in self._named_leaves() if isinstance(leaf, nn.Parameter)}
-        return _Slots(self, entries)
+    def _parameters(self) -> Any:
+        return _Slots(self.__dict__.get("_inner_params"), lambda leaf: isinstance(leaf, nn.Parameter))
 
     @_parameters.setter
     def _parameters(self, value: Any) -> None:
         """Ignore what ``nn.Module.__init__`` sets: the collection is the one place where tensors are kept."""
 
     @property
-    def _buffers(self) -> dict[str, Any]:
-        entries = {name: leaf for name, leaf in self._named_leaves() if not isinstance(leaf, nn.Parameter)}
-        return _Slots(self, entries)
+    def _buffers(self) -> Any:
+        return _Slots(self.__dict__.get("_inner_params"), lambda leaf: not isinstance(leaf, nn.Parameter))
 
     @_buffers.setter
     def _buffers(self, value: Any) -> None:
@@ -171,29 +208,11 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     @property
     def _non_persistent_buffers_set(self) -> set[str]:
-        return {name for name, leaf in self._named_leaves() if not getattr(leaf, "persistent", True)}
+        return {name for name, leaf in self._buffers.items() if not getattr(leaf, "persistent", True)}
 
     @_non_persistent_buffers_set.setter
     def _non_persistent_buffers_set(self, value: Any) -> None:
         """Ignore what ``nn.Module.__init__`` sets."""
-
-    def _named_leaves(self) -> list[tuple[str, Tensor]]:
-        inner = self.__dict__.get("_inner_params")
-        if inner is None:
-            return []
-        return [
-            (".".join(key) if isinstance(key, tuple) else key, leaf)
-            for key, leaf in inner.items(include_nested=True, leaves_only=True)
-        ]
-
-    def _place_of(self, name: str) -> tuple[Any, str]:
-        """Return the level that holds the leaf of a dotted name, and its key there."""
-        for key in self._inner_params.keys(include_nested=True, leaves_only=True):
-            path = unravel_key_to_tuple(key)
-            if ".".join(path) == name:
-                *above, last = path
-                return (self._inner_params._get_path(tuple(above)) if above else self._inner_params), last
-        raise KeyError(name)
 
     def __getattr__(self, name: str) -> Any:
         """Return an entry as an attribute, as modules do, and a level as the module of its parameters.
@@ -482,7 +501,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         for hook in self._load_state_dict_pre_hooks.values():
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         skipped = self._non_persistent_buffers_set
-        leaves = {name: leaf for name, leaf in self._named_leaves() if name not in skipped}
+        held = (*self._parameters.items(), *self._buffers.items())
+        leaves = {name: leaf for name, leaf in held if name not in skipped}
         for name, leaf in leaves.items():
             given = state_dict.get(prefix + name)
             if given is None:
@@ -492,7 +512,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
                     f"{prefix + name}: shape {tuple(given.shape)} given, {tuple(leaf.shape)} expected"
                 )
             elif local_metadata.get("assign_to_params_buffers"):
-                node, key = self._place_of(name)
+                node, key = _place_of(self._inner_params, name)
                 node._set_child(key, _like_parameter(given, leaf))
             else:
                 with torch.no_grad():
@@ -520,9 +540,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         """Copy a state dict into the leaves, in place; see :meth:`TensorCollection.load_state_dict`."""
         skipped = self._non_persistent_buffers_set
         if skipped and isinstance(state_dict, Mapping):
-            held = {name: leaf for name, leaf in self._named_leaves() if name in skipped}
+            held = self._buffers
             state_dict = copy.copy(state_dict)
-            state_dict.update({name: leaf for name, leaf in held.items() if name not in state_dict})
+            state_dict.update({name: held[name] for name in skipped if name not in state_dict})
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
