@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import json
 import pickle
 import weakref
 from collections import deque
@@ -14,10 +15,11 @@ import pytest
 import torch
 
 from td_core import TensorDict
-from td_core.errors import StructureError
-from td_distributed import _reference, _wire, storage_of
+from td_core.errors import FormatError, StructureError
+from td_distributed import _delivery, _memory, _p2p, _reference, _wire, storage_of
 from td_distributed._collectives import Parcel, unpack
 from td_distributed._delivery import Target
+from td_distributed._group import MARK
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -224,6 +226,86 @@ def test_what_cannot_be_received_is_taken_off_the_wire_nevertheless() -> None:
     assert not loop.messages
 
 
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let messages have at most 40,000 bytes; return the sizes of all memory that messages arrive in."""
+    sizes: list[int] = []
+    for module in (_p2p, _memory):
+        make = module.room
+        monkeypatch.setattr(
+            module, "room", lambda n, *a, make=make, **k: (sizes.append(n), make(n, *a, **k))[1]
+        )
+    monkeypatch.setattr(_wire, "PIECE", 40_000)
+    return sizes
+
+
+def large() -> Any:
+    return TensorDict({"a": torch.arange(50_000.0), "b": torch.arange(3), "n": {"c": torch.ones(30_000)}})
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_large_leaves_arrive_in_pieces(small_pieces: list[int], consolidated: bool) -> None:
+    for source in (large(), large().consolidate()):
+        loop, target = Loop(), emptied(large())
+        source.send(group=loop, group_dst=0, consolidated=consolidated)
+        assert {len(message) <= 40_000 for message in loop.messages} == {True}
+        target.recv(group=loop, group_src=0)
+        same(target, source)
+        assert not loop.messages
+        parcel = Parcel(lambda source=source: source, torch.device("cpu"), apart=True)
+        message = _wire.incoming(bytes(parcel.data.tolist())) if parcel.parts else None
+        assert message is None or [stop - start for start, stop in message.parts()] == [
+            *map(len, parcel.parts)
+        ]
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize("held", [{"a": torch.zeros(3)}, {"a": torch.eye(3).to_sparse()}, {}])
+def test_what_does_not_fit_is_dropped_in_the_memory_of_one_message(
+    small_pieces: list[int], held: dict[str, Any], consolidated: bool
+) -> None:
+    loop, target = Loop(), TensorDict(held)
+    large().send(group=loop, group_dst=0, consolidated=consolidated)
+    small_pieces.clear()
+    with pytest.raises(StructureError):
+        target.recv(group=loop, group_src=0)
+    assert max(small_pieces) <= 40_000
+    assert not loop.messages
+
+
+def test_a_storage_that_is_mostly_gaps_is_dropped(
+    small_pieces: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_delivery, "SLACK", 0)
+    loop, target = Loop(), TensorDict({"a": torch.zeros(3)})
+    message = _wire.outgoing(TensorDict({"a": torch.ones(3)}), True)[0]
+    header = json.loads(message.header)
+    header["leaves"][5] = 1 << 17
+    for each in _wire.packed(
+        MARK, json.dumps(header).encode(), torch.ones(1 << 17, dtype=torch.uint8).split(40_000)
+    ):
+        loop.send([each], 0, 0)
+    with pytest.raises(FormatError, match="a storage of 131072 bytes was announced for leaves of 12"):
+        target.recv(group=loop, group_src=0)
+    assert max(small_pieces) <= 40_000
+    assert not loop.messages
+    assert target["a"].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
+def test_a_value_of_a_type_that_only_the_sender_knows_is_dropped() -> None:
+    loop, target = Loop(), large().set("v", ("x",))
+    source = large().set("v", ("y",))
+    source.send(group=loop, group_dst=0)
+    first = loop.messages[0]
+    data = bytes(first.tolist()).replace(b'"tuple"', b'"other"')
+    loop.messages[0] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    with pytest.raises(FormatError, match="of the unknown type 'other'"):
+        target.recv(group=loop, group_src=0)
+    assert not loop.messages
+    assert target["v"] == ("x",)
+
+
 def test_a_message_of_equal_structure_and_other_values_is_never_mistaken_for_the_last_one() -> None:
     td = tree().consolidate()
     for step in range(3):
@@ -239,6 +321,7 @@ def test_the_next_large_message_arrives_in_the_memory_of_the_last_one() -> None:
         message, (storage,) = _wire.outgoing(td, True)
         target = Target(td)
         known = target.announced(message.header)
+        target.check(known)
         rooms.append(target.room(known, torch.device("cpu")))
         target.deliver(known, rooms[-1].copy_(storage + 1))
         assert torch.equal(storage_of(td), rooms[-1])

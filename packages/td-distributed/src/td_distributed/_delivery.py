@@ -12,12 +12,14 @@ from td_core import decode, encode
 from td_core._collection import show_path
 from td_core._nodes import Encoded
 from td_core._ops.leaf_writes import copy_all
-from td_core.errors import StructureError
+from td_core.errors import FormatError, StructureError
 
 from . import _file, _memory, _paths, _storage, _wire
 from ._attachment import attached
 from ._wire import Message
 
+#: Up to this many bytes of a storage may lie between leaves, beyond as many as those have.
+SLACK = 1 << 26
 #: Up to this many bytes a consolidated collection keeps the memory in which a message arrived, for the next one.
 KEPT = 1 << 26
 
@@ -33,6 +35,7 @@ class Target:
         self.collection = collection
         self.state = attached(collection)
         self.taken = None if self.state is None else self.state.taken(collection)
+        self._checked: tuple[Encoded, _storage.Layout, list[Any]] | None = None
 
     def known(self) -> Message | None:
         """Return the last message that was delivered, if one like it comes in one piece."""
@@ -59,12 +62,38 @@ class Target:
         last = None if self.taken is None else self.taken.received
         return last if last is not None and last.header == header else _wire.incoming(header)
 
-    def deliver(self, message: Message, storage: Tensor) -> None:
-        """Copy what has arrived into the leaves, if the collection has the announced structure.
+    def check(self, message: Message) -> None:
+        """Raise what says that a message cannot be taken, as far as that is known before its storage arrives.
+
+        What fits takes no more memory than the collection itself does, whatever its header announces.
 
         Raises:
-            StructureError: the structure differs, a leaf cannot be written in place, or is ragged in another way; names
-                the first key. Nothing was written.
+            StructureError: the structure differs; names the first key.
+            FormatError: the storage is far larger than its leaves, or a value is damaged.
+            MissingPluginError: a value is of a type of a plugin that is not installed.
+        """
+        if self.taken is not None and self.taken.received is message:
+            return
+        encoded = encode(self.collection) if self.taken is None else self.taken.encoded
+        layout = (None if self.taken is None else self.taken.layout) or _storage.plan(encoded)
+        _check_same(encoded, layout, message)
+        nbytes = message.layout.nbytes
+        if nbytes > SLACK:
+            used = sum(stop - start for start, stop in _storage.used(message.layout))
+            if nbytes > 2 * (used + len(message.header)) + SLACK:
+                raise FormatError(
+                    f"cannot receive: a storage of {nbytes} bytes was announced for leaves of {used}"
+                )
+        with _file.damaged("the header of a message"):
+            values = _file.joined(message.values)
+        self._checked = encoded, layout, values
+
+    def deliver(self, message: Message, storage: Tensor) -> None:
+        """Copy what has arrived into the leaves of the collection, for which the message was checked.
+
+        Raises:
+            StructureError: a leaf cannot be written in place, or is ragged in another way; names the first key. Nothing was
+                written.
         """
         if self.state is not None and self.taken is not None and self.taken.received is message:
             # This structure was checked before, and lies in both storages in the same way.
@@ -72,19 +101,19 @@ class Target:
             if storage.is_cpu and not message.is_small() and len(storage) <= KEPT:
                 self.taken.spare.append(storage)
             return
-        encoded = encode(self.collection) if self.taken is None else self.taken.encoded
-        layout = None if self.taken is None else self.taken.layout
+        assert self._checked is not None
+        encoded, layout, values = self._checked
         views = _storage.Views(storage)
         order = _write(
             self.collection,
             encoded,
-            layout or _storage.plan(encoded),
             message,
+            values,
             lambda i: [views.of(span) for span in message.layout.leaves[i].spans],
         )
         if (
             self.taken is not None
-            and layout is not None
+            and self.taken.layout is not None
             and not message.values
             and len(storage) == layout.nbytes
             and all(
@@ -99,37 +128,31 @@ class Target:
 def deliver_files(collection: Any, saved: Any) -> None:
     """Copy a collection that was loaded from files into one of its structure; errors as for :meth:`Target.deliver`."""
     encoded, theirs = encode(collection), encode(saved)
-    message = Message(b"", _storage.plan(theirs), theirs.nodes, theirs.values, True)
-    _write(
-        collection,
-        encoded,
-        _storage.plan(encoded),
-        message,
-        lambda i: _storage.pieces_of(theirs.leaves[i])[0],
-    )
+    message = Message(b"", _storage.plan(theirs), theirs.nodes, [], True)
+    _check_same(encoded, _storage.plan(encoded), message)
+    _write(collection, encoded, message, theirs.values, lambda i: _storage.pieces_of(theirs.leaves[i])[0])
 
 
 def _write(
     collection: Any,
     encoded: Encoded,
-    layout: _storage.Layout,
     message: Message,
+    values: list[Any],
     pieces: Callable[[int], Sequence[Tensor]],
 ) -> list[tuple[int, int]]:
-    """Write the leaves and values of a message, whose leaves consist of ``pieces``, once everything is known to fit.
+    """Write the leaves and values of a message of the same structure, whose leaves consist of ``pieces``, if they fit.
 
     Returns:
         (our position, theirs) of every leaf.
     """
-    _check_same(encoded, layout, message)
     jobs, order = _match(encoded, message, pieces)
     source: Any = None
-    if message.values:
+    if values:
         leaves: list[Any] = [None] * len(order)
         for mine, theirs in order:
             leaves[theirs] = encoded.leaves[mine]
         with _file.damaged("a message"):
-            source = decode(Encoded(message.nodes, leaves, message.values))
+            source = decode(Encoded(message.nodes, leaves, values))
     with torch.no_grad():
         copy_all([target for target, _ in jobs], [piece for _, piece in jobs])
         if source is not None:

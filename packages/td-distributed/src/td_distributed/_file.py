@@ -207,7 +207,7 @@ def _whole(data: Tensor) -> Tensor:
 def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor]:
     if structure.get("cls") == GENERAL:
         layout, nodes, values = from_description(structure["td"])
-        return assembled(nodes, layout, values, storage), storage
+        return assembled(nodes, layout, joined(values), storage), storage
     tree = _Reader(Views(storage), structure.get("size")).node(structure)
     _check_shapes(tree)
     correct(tree)
@@ -261,10 +261,19 @@ def split_at(value: Any, where: Callable[[], str]) -> tuple[Any, Any]:
 
 
 def from_description(table: Any) -> tuple[Layout, list[dict[str, Any]], list[Any]]:
-    """Return (where each leaf lies, nodes, values) of what :func:`describe` gave."""
+    """Return (where each leaf lies, nodes, what :func:`joined` takes) of what :func:`describe` gave."""
     layout = _storage.from_columns(table["leaves"])
     _paths.check_tree(table["nodes"], len(layout.leaves), len(table["values"]))
-    return layout, table["nodes"], [join(plain, types) for plain, types in table["values"]]
+    return layout, table["nodes"], table["values"]
+
+
+def joined(values: list[tuple[Any, Any]]) -> list[Any]:
+    """Return the values that :func:`describe` took apart.
+
+    Raises:
+        MissingPluginError: one is of a type of a plugin that is not installed.
+    """
+    return [join(plain, types) for plain, types in values]
 
 
 def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:

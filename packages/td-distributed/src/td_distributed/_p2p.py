@@ -345,17 +345,31 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
     parts = message.parts()
     if len(parts) != count or sum(stop - start for start, stop in parts) != nbytes:
         raise FormatError(f"a message announced {count} parts of {nbytes} bytes, its header {parts!r:.100}")
-    if message.together and stop + nbytes <= _wire.FIRST:
+    inside_first = stop + nbytes <= _wire.FIRST
+    try:
+        target.check(message)
+    except Exception:  # whatever it is, the next message waits behind this one
+        if not inside_first:
+            _drop(peer, [end - begin for begin, end in parts])
+        raise
+    if message.together and inside_first:
         target.deliver(message, first[stop : stop + nbytes])
         return
     storage = target.room(message, device)
-    if stop + nbytes <= _wire.FIRST:
+    if inside_first:
         for begin, end in parts:
             storage[begin:end] = first[stop : stop + end - begin]
             stop += end - begin
     else:
         peer.take(*(storage[begin:end] for begin, end in parts))
     target.deliver(message, storage)
+
+
+def _drop(peer: Peer, sizes: list[int]) -> None:
+    """Take what was announced off the wire, in the memory of one message."""
+    scratch = room(max(sizes, default=0), peer.device())
+    for size in sizes:
+        peer.recv(scratch[:size])
 
 
 def _first(peer: Peer) -> tuple[Tensor, memoryview | None, Any]:

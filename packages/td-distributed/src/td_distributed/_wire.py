@@ -2,8 +2,9 @@
 
 What travels is: four int64 (a mark, the length of the header, the number of payload messages, their bytes), the header
 as JSON (the encoded tree, where each piece of each leaf lies in one storage, the values), then the payload: the storage as
-plain bytes, in one part, or in one for each large leaf and one for each run of small leaves. The first message has a fixed
-size and holds as much of it as fits. Nothing in it is executed, imported or looked up but registered node kinds.
+plain bytes, in one part, or in one for each large leaf and one for each run of small leaves, and each part in pieces of
+bounded size, so that a receiver drops what it cannot take in bounded memory. The first message has a fixed size and holds
+as much of it as fits. Nothing in it is executed, imported or looked up but registered node kinds.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ LARGEST_HEADER = 1 << 28
 FIRST = 1 << 15
 #: A collective sends up to this many bytes in one vector, and more in parts: then a copy costs more than a latency.
 APART = 1 << 20
+#: The largest message of a payload.
+PIECE = 1 << 28
 #: A mark, the length of the header, the number of payload messages, their bytes.
 FRONT = struct.Struct("<4q")
 
@@ -43,7 +46,7 @@ class Message:
         header: the JSON.
         layout: where each leaf lies in one storage.
         nodes: the encoded tree.
-        values: the values of non-tensor data.
+        values: (plain, types) of each value of non-tensor data.
         together: the storage comes in one part.
         consolidated: the collection was locked by consolidation, so the received one is not.
         spare: first messages that carried the whole of it and are out, to be filled and sent again, and where in them the
@@ -53,7 +56,7 @@ class Message:
     header: bytes
     layout: Layout
     nodes: list[dict[str, Any]]
-    values: list[Any]
+    values: list[tuple[Any, Any]]
     together: bool
     consolidated: bool = False
     spare: list[tuple[Tensor, Tensor]] | None = None
@@ -77,10 +80,12 @@ class Message:
         return first, inside.copy_(storage)
 
     def parts(self) -> list[tuple[int, int]]:
-        """Return (first byte, one past the last) of each part of the storage that travels."""
+        """Return (first byte, one past the last) of each piece of the storage that travels."""
         if self.together:
-            return [(0, self.layout.nbytes)] if self.layout.nbytes else []
-        return [(run[0][0], run[-1][1]) for run in _storage.runs(self.layout)]
+            whole = [(0, self.layout.nbytes)]
+        else:
+            whole = [(run[0][0], run[-1][1]) for run in _storage.runs(self.layout)]
+        return [(at, min(at + PIECE, stop)) for start, stop in whole for at in range(start, stop, PIECE)]
 
 
 def packed(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Tensor]:
@@ -115,8 +120,10 @@ def _payload(message: Message, encoded: Encoded, storage: Tensor | None) -> list
     if storage is None and message.together:
         storage = _storage.gathered(message.layout, encoded.leaves)
     if storage is None:
-        return [data for _, data in _storage.payload(message.layout, encoded.leaves)]
-    return [storage] if len(storage) else []
+        parts = [data for _, data in _storage.payload(message.layout, encoded.leaves)]
+    else:
+        parts = [storage] if len(storage) else []
+    return [piece for part in parts for piece in (part.split(PIECE) if len(part) > PIECE else (part,))]
 
 
 def in_parts(collection: Any, device: torch.device, apart: bool) -> tuple[int, int, list[Tensor]]:
@@ -154,9 +161,10 @@ def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tenso
 
 def _announce(encoded: Encoded, layout: Layout, together: bool, consolidated: bool) -> Message:
     kind = {"together": together, "consolidated": consolidated}
-    header = json.dumps({**kind, **_file.describe(encoded, layout)}, separators=(",", ":")).encode()
+    described = _file.describe(encoded, layout)
+    header = json.dumps({**kind, **described}, separators=(",", ":")).encode()
     _file.check_length(header, LARGEST_HEADER)
-    return Message(header, layout, encoded.nodes, encoded.values, together)
+    return Message(header, layout, encoded.nodes, described["values"], together)
 
 
 def incoming(header: bytes) -> Message:
@@ -179,7 +187,8 @@ def assemble(message: Message, storage: Tensor) -> Any:
         FormatError: the storage is shorter than announced, or leaves contradict batch sizes.
     """
     with _file.damaged("a message"):
-        result = _file.assembled(message.nodes, message.layout, message.values, storage)
+        values = _file.joined(message.values)
+        result = _file.assembled(message.nodes, message.layout, values, storage)
     if message.consolidated:
         with contextlib.suppress(FrozenInstanceError):  # what is frozen keeps the lock of its class
             result.unlock_()
