@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import json
 import os
 import random
 import resource
@@ -499,6 +500,85 @@ def test_files_of_others_stay_and_stale_ones_of_ours_go(tmp_path: Path) -> None:
     assert os.readlink(prefix / "link") == "nowhere"
     assert os.listdir(prefix / "more") == ["mine"]
     assert os.listdir(tmp_path) == ["save"]
+
+
+#: A file that was put into a save later: its name, and what a manifest that knew of it would say.
+LATER = {
+    "any": ("notes.txt", lambda file: [file.st_size, file.st_mtime_ns]),
+    "below": ("n/deeper/notes.txt", lambda file: [file.st_size, None]),
+    "elements": ("mine.memmap", lambda file: [file.st_size, file.st_mtime_ns - 1]),
+    "elements without a time": ("mine.memmap", lambda file: [file.st_size, None]),
+    "elements of another size": ("mine.memmap", lambda file: [file.st_size + 1, file.st_mtime_ns]),
+    "metadata": ("mine/meta.json", lambda file: [file.st_size + 1, None]),
+    "values": ("mine/%values.json", lambda file: [file.st_size + 1, None]),
+    "no row": ("mine.memmap", lambda file: file.st_size),
+}
+
+
+@pytest.mark.parametrize("damage", [False, True])
+@pytest.mark.parametrize("what", LATER)
+def test_a_manifest_makes_no_later_file_ours(what: str, damage: bool, tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    make(1, more=True).memmap(prefix)
+    name, row = LATER[what]
+    mine = prefix / name
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("mine")
+    manifest = json.loads((prefix / "%manifest.json").read_text())
+    manifest["files"][name] = row(mine.stat())
+    (prefix / "%manifest.json").write_text(json.dumps(manifest))
+    if damage:
+        (prefix / "meta.json").write_text("{")
+    make(2).memmap(prefix)
+    assert content(prefix) == 2
+    assert mine.read_text() == "mine"
+    assert not (prefix / "more").exists()
+
+
+def test_a_text_that_was_put_there_after_the_manifest_is_not_ours(tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    make(1).memmap(prefix)
+    manifest = json.loads((prefix / "%manifest.json").read_text())
+    manifest["files"]["mine/meta.json"] = [2, None]
+    (prefix / "%manifest.json").write_text(json.dumps(manifest))
+    os.utime(
+        prefix / "%manifest.json", (1 << 32, 1 << 32)
+    )  # a copy keeps such a time, but says when it was made
+    time.sleep(0.05)
+    (prefix / "mine").mkdir()
+    (prefix / "mine" / "meta.json").write_text("{}")
+    make(2).memmap(prefix)
+    assert content(prefix) == 2
+    assert (prefix / "mine" / "meta.json").read_text() == "{}"
+
+
+def test_a_list_of_what_is_unfinished_makes_no_other_file_ours(tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    make(1).memmap(prefix)
+    put_foreign(prefix)
+    (prefix / "%saving").write_bytes(bytes(1).join(name.encode() for name in (*FOREIGN, "stale.memmap")))
+    (prefix / "stale.memmap").write_text("what an unfinished save left")
+    make(2).memmap(prefix)
+    assert content(prefix) == 2
+    assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())
+    assert not (prefix / "stale.memmap").exists()
+
+
+@pytest.mark.parametrize("place", ["meta.json", "n/meta.json"])
+def test_a_save_whose_metadata_is_damaged_is_replaced_as_a_whole(place: str, tmp_path: Path) -> None:
+    prefix = tmp_path / "save"
+    make(1, more=True).memmap(prefix)
+    put_foreign(prefix)
+    (prefix / place).write_text("{")
+    make(2).memmap(prefix)
+    assert content(prefix) == 2
+    make(2).memmap(fresh := tmp_path / "fresh")
+    wanted = {str(path.relative_to(fresh)) for path in fresh.rglob("*") if path.is_file()}
+    assert {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()} == {
+        *wanted,
+        *FOREIGN,
+    }
+    assert all((prefix / name).read_text() == text for name, text in FOREIGN.items())
 
 
 def test_files_of_others_in_the_way_are_never_overwritten(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Which files of a directory belong to a save: those that its metadata or its manifest name.
+"""Which files of a directory belong to a save: those that its metadata names.
 
 Everything else is somebody else's, and is kept. The metadata is read leniently: what cannot be understood names
-nothing.
+nothing. Where it is damaged, the manifest helps, but anyone may have written one, and a file that it names may be one
+that was put there since: so a file is ours by the word of the manifest only if it is as the manifest recorded it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _FIXED = (_names.META, *_names.SIDECARS)
 #: What a process that was killed may have left while it wrote a value, or a new leaf, to a live save.
 _LITTER = re.compile(rf"{_names.TEMPORARY}[0-9a-f]{{8}}|\..*\.td-file-[0-9a-f]{{8}}")
 _LEAF_ENDINGS = (".memmap", ".shape.memmap", ".offsets.memmap", ".lengths.memmap")
+_OURS = (*_FIXED, _names.MANIFEST, _names.UNFINISHED_META)
 
 
 class Owned:
@@ -54,14 +56,10 @@ def owned(tree: Tree) -> Owned:
     if tree.stat((), _names.SAVING) is not None:
         result.files.add((_names.SAVING,))
         for place in _names.listed(tree.read((), _names.SAVING, _LIMIT)):
-            result.add(place)
+            if place[-1].endswith(".memmap") or place[-1] in _OURS:
+                result.add(place)
     if tree.stat((), _names.META) is None:
         return result
-    manifest = _read(tree, (), _names.MANIFEST).get("files", {})
-    for path in manifest if isinstance(manifest, dict) else ():
-        inside = _names.inside(path)
-        if inside is not None:
-            result.add(inside)
     result.files.add((_names.MANIFEST,))
     todo: list[Parts] = [()]
     while todo:
@@ -83,7 +81,29 @@ def owned(tree: Tree) -> Owned:
                 (*parts, name), _names.META
             ) is not None:
                 todo.append((*parts, name))
+    _add_recorded(tree, result)
     return result
+
+
+def _add_recorded(tree: Tree, result: Owned) -> None:
+    """Add what only the manifest names, and what is as it recorded."""
+    manifest, written = _read(tree, (), _names.MANIFEST).get("files"), tree.stat((), _names.MANIFEST)
+    if not isinstance(manifest, dict) or written is None:
+        return
+    for name, row in manifest.items():
+        path = _names.inside(name)
+        if path is None or path in result.files or not isinstance(row, list) or len(row) != 2:
+            continue
+        found = tree.stat_path(path)
+        if found is None or found.st_size != row[0]:
+            continue
+        if path[-1].endswith(".memmap"):
+            same = found.st_mtime_ns == row[1]
+        else:
+            # No time is recorded of texts; what was put there since changed its status after the manifest did.
+            same = path[-1] in _FIXED and found.st_ctime_ns <= written.st_ctime_ns
+        if same:
+            result.add(path)
 
 
 def _cut(name: str) -> list[str]:
