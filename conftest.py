@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from td_core import TensorDict
 
 # A slow machine is no reason to fail.
 settings.register_profile("td", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -17,3 +20,9 @@ settings.load_profile("td")
 def device() -> torch.device:
     """Return the device under test: ``TD_TEST_DEVICE``, or the CPU."""
     return torch.device(os.environ.get("TD_TEST_DEVICE", "cpu"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def names_in_examples(doctest_namespace: dict[str, Any]) -> None:
+    """Let the examples in docstrings use the names that every program imports."""
+    doctest_namespace.update(torch=torch, TensorDict=TensorDict)

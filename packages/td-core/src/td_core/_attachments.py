@@ -61,7 +61,6 @@ class Attachment:
 def attachments(node: Core) -> Sequence[Attachment]:
     """Return what siblings attached to a collection and can take part.
 
-    >>> from td_core import TensorDict
     >>> attachments(TensorDict())
     ()
     """

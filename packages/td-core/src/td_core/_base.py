@@ -54,7 +54,6 @@ class TensorCollection(
 ):
     """Base of every collection: tensors under keys that share their leading dims.
 
-    >>> from td_core import TensorDict
     >>> issubclass(TensorDict, TensorCollection)
     True
     """
@@ -83,7 +82,6 @@ _claim_methods()
 class TensorDictBase(TensorCollection):
     """Base of the mapping kinds: dense, lazy stack, parameters.
 
-    >>> from td_core import TensorDict
     >>> isinstance(TensorDict(), TensorDictBase)
     True
     """

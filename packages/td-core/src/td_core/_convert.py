@@ -66,7 +66,6 @@ class Converting(Core):
     ) -> Any:
         """Return a mapping as a collection; see :func:`td_core.from_dict`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict.from_dict({"a": torch.zeros(3, 2)}, batch_dims=1).batch_size
         torch.Size([3])
         """
@@ -95,7 +94,6 @@ class Converting(Core):
 
         Arguments as for :meth:`from_dict`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1}).from_dict_instance({"a": 2})["a"]
         tensor(2)
         """
@@ -138,7 +136,6 @@ class Converting(Core):
             convert_tensors: True gives numbers and lists for tensors, ``"numpy"`` arrays.
             tolist_first: give each sub-collection with batch dims as a list, see :meth:`tolist`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1, "b": {"c": [1, 2]}}).to_dict(convert_tensors=True)
         {'a': 1, 'b': {'c': [1, 2]}}
         """
@@ -195,7 +192,6 @@ class Converting(Core):
         Raises:
             TypeError: ``convert_tensors`` without ``convert_nodes``.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": [1, 2]}, batch_size=[2]).tolist(convert_tensors=True)
         [{'a': 1}, {'a': 2}]
         """
@@ -216,7 +212,6 @@ class Converting(Core):
     def numpy(self) -> dict[str, Any]:
         """Return the entries as nested dicts of arrays, which share memory with the leaves.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": [1, 2]}).numpy()
         {'a': array([1, 2])}
         """
@@ -231,7 +226,6 @@ class Converting(Core):
         Raises:
             ValueError: a key is no Python identifier.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1, "b": {"c": 2}}).to_namedtuple().b.c
         tensor(2)
         """
@@ -256,7 +250,6 @@ class Converting(Core):
 
         A collection that was made in another way is returned as it is.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": 1})
         >>> td.to_pytree() is td
         True
@@ -284,7 +277,6 @@ class Converting(Core):
         Raises:
             DepthError: the nesting is deeper than numpy allows.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": [1, 2], "b": [0.5, 1.5]}, batch_size=[2]).to_struct_array()
         array([(1, 0.5), (2, 1.5)], dtype=[('a', '<i8'), ('b', '<f4')])
         """
@@ -311,7 +303,6 @@ class Converting(Core):
         Raises:
             KeyMismatchError: a lazy stack hides entries, which would be lost.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": 1})
         >>> td.to_tensordict()["a"] is td["a"]
         False

@@ -36,7 +36,6 @@ class Op(NamedTuple):
 def op(name: str, single: Callable[..., Any]) -> Op:
     """Return the operation whose fused form is the kernel ``name`` of torch, if it has that.
 
-    >>> import torch
     >>> op("exp", torch.exp).single(torch.zeros(()))
     tensor(1.)
     """
@@ -51,7 +50,6 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any) -> Sequence[Tensor]:
         leaves: the leaves.
         *operands: each a list with one tensor per leaf, or a value that all leaves share.
 
-    >>> import torch
     >>> foreach(op("add", torch.add), [torch.tensor(1), torch.tensor(2)], 10)
     (tensor(11), tensor(12))
     """

@@ -24,17 +24,9 @@ from .errors import BatchSizeError, StructureError
 from .typing import BatchSize, DeviceType, NestedKey
 
 __all__ = [
-    "from_any",
-    "from_dict",
-    "from_list",
-    "from_namedtuple",
-    "from_pytree",
-    "from_schema",
-    "from_struct_array",
-    "from_tuple",
-    "fromkeys",
-    "make_tensordict",
-]
+    "from_any", "from_dict", "from_list", "from_namedtuple", "from_pytree", "from_schema",
+    "from_struct_array", "from_tuple", "fromkeys", "make_tensordict",
+]  # fmt: skip
 
 PYTREE_TYPE = "_pytree_type"
 """Key under which :func:`from_pytree` keeps the class of each container."""

@@ -50,7 +50,6 @@ class LazyStackedTensorDict(TensorDictBase):
     Raises:
         BatchSizeError: the members' batch dims do not fit together.
 
-    >>> from td_core import TensorDict
     >>> stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.ones(2)}))
     >>> stack["a"]
     tensor([[0., 0.],
@@ -58,19 +57,9 @@ class LazyStackedTensorDict(TensorDictBase):
     """
 
     __slots__ = (
-        "__weakref__",
-        "_attachments",
-        "_empty_device",
-        "_empty_size",
-        "_hook_in",
-        "_hook_out",
-        "_lock_parents",
-        "_locked",
-        "_members",
-        "_stack_dim",
-        "_stack_dim_name",
-        "_undo",
-    )
+        "__weakref__", "_attachments", "_empty_device", "_empty_size", "_hook_in", "_hook_out",
+        "_lock_parents", "_locked", "_members", "_stack_dim", "_stack_dim_name", "_undo",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -239,7 +228,6 @@ class LazyStackedTensorDict(TensorDictBase):
     def numel(self) -> int:
         """Return the number of elements of the batch, of all members together; 1 without batch dims.
 
-        >>> from td_core import TensorDict
         >>> LazyStackedTensorDict(TensorDict(batch_size=[2]), TensorDict(batch_size=[3])).numel()
         5
         """
@@ -348,7 +336,6 @@ class LazyStackedTensorDict(TensorDictBase):
         Raises:
             KeyPathError: a member lacks the key and there is no default.
 
-        >>> from td_core import TensorDict
         >>> items = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(n)}) for n in (1, 2)])
         >>> [part.shape for part in items.get_nestedtensor("a", layout=torch.jagged).unbind()]
         [torch.Size([1]), torch.Size([2])]
@@ -624,7 +611,6 @@ class LazyStackedTensorDict(TensorDictBase):
             BatchSizeError: its batch size does not fit.
             LockedError: the stack is locked.
 
-        >>> from td_core import TensorDict
         >>> stack = LazyStackedTensorDict(TensorDict({"a": 0}))
         >>> stack.append(TensorDict({"a": 1}))
         >>> stack["a"]
@@ -635,7 +621,6 @@ class LazyStackedTensorDict(TensorDictBase):
     def extend(self, tensordict: Any) -> None:
         """Add the members of a list, or the parts of a collection along the stack dim, at the end.
 
-        >>> from td_core import TensorDict
         >>> stack = LazyStackedTensorDict(TensorDict({"a": 0}))
         >>> stack.extend([TensorDict({"a": 1}), TensorDict({"a": 2})])
         >>> stack["a"]
@@ -650,7 +635,6 @@ class LazyStackedTensorDict(TensorDictBase):
     def insert(self, index: int, tensordict: Any) -> None:
         """Add a member before position ``index``.
 
-        >>> from td_core import TensorDict
         >>> stack = LazyStackedTensorDict(TensorDict({"a": 0}))
         >>> stack.insert(0, TensorDict({"a": 1}))
         >>> stack["a"]
@@ -683,7 +667,6 @@ class LazyStackedTensorDict(TensorDictBase):
     ) -> Any:
         """Return the keys that all members have; the same as :meth:`keys`.
 
-        >>> from td_core import TensorDict
         >>> stack = LazyStackedTensorDict(TensorDict({"a": 0, "b": 0}), TensorDict({"a": 1}))
         >>> list(stack.valid_keys())
         ['a']

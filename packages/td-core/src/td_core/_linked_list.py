@@ -18,7 +18,6 @@ class LinkedList(list[Any]):
         values: the items.
         td: the collection that they come from.
 
-    >>> from td_core import TensorDict
     >>> td = TensorDict({"a": [1, 2]}, batch_size=[2])
     >>> items = td.tolist(as_linked_list=True)
     >>> items[0] = {"a": 5}

@@ -206,7 +206,6 @@ class Encoded:
     ``nodes`` is JSON: each is ``{"kind", "meta", "entries", "members", "values"}``; an entry is ``[key, i]`` with ``i``
     the position of a later node, or ``[key, [j]]`` with ``j`` the position of a leaf; a value is ``[name, position]``.
 
-    >>> from td_core import TensorDict
     >>> encoded = encode(TensorDict({"a": 1, "n": {"b": 2}}))
     >>> [node["entries"] for node in encoded.nodes], len(encoded.leaves)
     ([[['a', [0]], ['n', 1]], [['b', [1]]]], 2)
@@ -273,7 +272,6 @@ def decode(encoded: Encoded) -> Any:
         FormatError: a node names a kind that is not registered, or cannot be put together, or the table is inconsistent.
         MissingPluginError: the kind belongs to a package that is not installed; the message names it.
 
-    >>> from td_core import TensorDict
     >>> decode(encode(TensorDict({"a": 1})))["a"]
     tensor(1)
     """

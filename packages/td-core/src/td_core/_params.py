@@ -152,7 +152,6 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         StructureError: there is a lazy stack in it, whose entries are made when they are read: an optimizer would
             never meet them.
 
-    >>> from td_core import TensorDict
     >>> params = TensorDictParams(TensorDict({"w": torch.zeros(2), "n": {"b": torch.ones(1)}}))
     >>> [name for name, _ in params.named_parameters()]
     ['w', 'n.b']
@@ -437,7 +436,6 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
     def clone(self: SelfT, recurse: bool = True, **kwargs: Any) -> Any:
         """Return parameters of their own; with ``recurse=False`` a new collection of the same parameters.
 
-        >>> from td_core import TensorDict
         >>> type(TensorDictParams(TensorDict({"w": torch.zeros(2)})).clone()).__name__
         'TensorDictParams'
         """
@@ -548,7 +546,6 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
     def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
         """Call ``hook(params, value)`` on every entry that is read by key; what it returns, if not None, is given instead.
 
-        >>> from td_core import TensorDict
         >>> params = TensorDictParams(TensorDict({"w": torch.zeros(2)}))
         >>> params.register_get_post_hook(lambda params, value: value + 1)
         >>> params["w"].tolist()

@@ -34,8 +34,6 @@ class Serializer(ABC):
         name: what ``save(format=...)`` calls the format.
         needs_path: False for a format that can save without being given a path.
 
-    >>> import torch
-    >>> from td_core import TensorDict
     >>> class TorchFile(Serializer):
     ...     name = "torch-file"
     ...
@@ -206,7 +204,6 @@ def save(data: Core, path: str | Path | None, *, format: str | None = None, **op
         MissingPluginError: the format is not registered.
         TypeError: the format has no such option.
 
-    >>> from td_core import TensorDict
     >>> save(TensorDict(), "a.json", format="json")
     Traceback (most recent call last):
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:

@@ -13,13 +13,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 __all__ = [
-    "get_defaults_to_none",
-    "get_printoptions",
-    "lazy_legacy",
-    "set_get_defaults_to_none",
-    "set_lazy_legacy",
-    "set_printoptions",
-]
+    "get_defaults_to_none", "get_printoptions", "lazy_legacy", "set_get_defaults_to_none",
+    "set_lazy_legacy", "set_printoptions",
+]  # fmt: skip
 
 FnT = TypeVar("FnT", bound=Callable[..., Any])
 
@@ -121,7 +117,6 @@ class set_printoptions(Switch):  # noqa: N801  the reference implementation's sp
     Raises:
         TypeError: there is no such option.
 
-    >>> from td_core import TensorDict
     >>> with set_printoptions(compact=False, show_is_shared=False):
     ...     print(TensorDict())
     TensorDict(
@@ -164,7 +159,6 @@ class set_get_defaults_to_none(Switch):  # noqa: N801  the reference implementat
     Args:
         set_to_none: True gives None (how a thread starts), False raises ``KeyPathError``.
 
-    >>> from td_core import TensorDict
     >>> with set_get_defaults_to_none(False):
     ...     TensorDict().get("a")
     Traceback (most recent call last):

@@ -77,16 +77,9 @@ class TensorDict(TensorDictBase):
     """
 
     __slots__ = (
-        "__weakref__",
-        "_attachments",
-        "_batch_size",
-        "_data",
-        "_device",
-        "_lock_parents",
-        "_locked",
-        "_names",
-        "_undo",
-    )
+        "__weakref__", "_attachments", "_batch_size", "_data", "_device", "_lock_parents", "_locked",
+        "_names", "_undo",
+    )  # fmt: skip
 
     _data: dict[str, Child]
     _batch_size: torch.Size

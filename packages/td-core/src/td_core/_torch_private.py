@@ -14,17 +14,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "are_followed",
-    "base_of",
-    "before_transforms",
-    "default_collate_functions",
-    "foreach_kernel",
-    "functorch_level",
-    "looks",
-    "nested_view",
-    "plain_results",
-    "ragged_dim",
-]
+    "are_followed", "base_of", "before_transforms", "default_collate_functions", "foreach_kernel",
+    "functorch_level", "looks", "nested_view", "plain_results", "ragged_dim",
+]  # fmt: skip
 
 
 def foreach_kernel(name: str) -> Callable[..., Any] | None:

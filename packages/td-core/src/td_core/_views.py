@@ -47,7 +47,6 @@ class StackedEntries(Mapping[str, Any]):
 def default_is_leaf(cls: type) -> bool:
     """Tell whether entries of a class are leaves: everything that is not a collection.
 
-    >>> import torch
     >>> default_is_leaf(torch.Tensor)
     True
     """
@@ -57,7 +56,6 @@ def default_is_leaf(cls: type) -> bool:
 def holds_no_entries(cls: type) -> bool:
     """Tell whether entries of a class are leaves or values: everything that has no entries of its own.
 
-    >>> from td_core import TensorDict
     >>> holds_no_entries(Tensor), holds_no_entries(TensorDict)
     (True, False)
     """
@@ -100,7 +98,6 @@ def _listed_keys(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
 def stores_what_is_shown(children: dict[str, Child]) -> bool:
     """Tell whether readers get the very values of a dict of entries.
 
-    >>> import torch
     >>> stores_what_is_shown({"a": torch.zeros(1)})
     True
     """
@@ -110,7 +107,6 @@ def stores_what_is_shown(children: dict[str, Child]) -> bool:
 def shown(child: Child) -> Child:
     """Return what readers get for an entry: the tensor that it stands for, or itself.
 
-    >>> import torch
     >>> shown(torch.zeros(1))
     tensor([0.])
     """

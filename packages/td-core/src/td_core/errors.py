@@ -28,25 +28,11 @@ True
 from __future__ import annotations
 
 __all__ = [
-    "BatchSizeError",
-    "CodecError",
-    "CollectionIndexError",
-    "CycleError",
-    "DepthError",
-    "DimError",
-    "DimNamesError",
-    "FormatError",
-    "KeyMismatchError",
-    "KeyPathError",
-    "KeyTakenError",
-    "KeyThroughLeafError",
-    "LockedError",
-    "MissingPluginError",
-    "PluginError",
-    "StructureError",
-    "TensorDictError",
-    "WorkerError",
-]
+    "BatchSizeError", "CodecError", "CollectionIndexError", "CycleError", "DepthError", "DimError",
+    "DimNamesError", "FormatError", "KeyMismatchError", "KeyPathError", "KeyTakenError",
+    "KeyThroughLeafError", "LockedError", "MissingPluginError", "PluginError", "StructureError",
+    "TensorDictError", "WorkerError",
+]  # fmt: skip
 
 
 class TensorDictError(Exception):

@@ -27,51 +27,26 @@ if TYPE_CHECKING:
 __version__ = _td_core.__version__
 
 _HOMES = {
-    "DistributedStateful": "_checkpoint",
-    "all_gather": "_collectives",
-    "all_reduce": "_reduce",
-    "broadcast": "_collectives",
-    "consolidate": "_consolidate",
-    "from_buffer": "_consolidate",
-    "from_consolidated": "_consolidate",
-    "from_remote_init": "_remote",
-    "gather_and_stack": "_collectives",
-    "init_remote": "_remote",
-    "irecv": "_p2p",
-    "is_consolidated": "_consolidate",
-    "isend": "_p2p",
-    "recv": "_p2p",
-    "reduce": "_reduce",
-    "scatter": "_collectives",
-    "send": "_p2p",
-    "storage_of": "_attachment",
+    "_attachment": ("storage_of",),
+    "_checkpoint": ("DistributedStateful",),
+    "_collectives": ("all_gather", "broadcast", "gather_and_stack", "scatter"),
+    "_consolidate": ("consolidate", "from_buffer", "from_consolidated", "is_consolidated"),
+    "_p2p": ("irecv", "isend", "recv", "send"),
+    "_reduce": ("all_reduce", "reduce"),
+    "_remote": ("from_remote_init", "init_remote"),
 }
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "DistributedStateful",
-    "all_gather",
-    "all_reduce",
-    "broadcast",
-    "consolidate",
-    "from_buffer",
-    "from_consolidated",
-    "from_remote_init",
-    "gather_and_stack",
-    "init_remote",
-    "irecv",
-    "is_consolidated",
-    "isend",
-    "recv",
-    "reduce",
-    "scatter",
-    "send",
-    "storage_of",
-]
+    "DistributedStateful", "all_gather", "all_reduce", "broadcast", "consolidate", "from_buffer",
+    "from_consolidated", "from_remote_init", "gather_and_stack", "init_remote", "irecv", "is_consolidated",
+    "isend", "recv", "reduce", "scatter", "send", "storage_of",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

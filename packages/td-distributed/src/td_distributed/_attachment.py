@@ -50,20 +50,9 @@ class Taken:
     """
 
     __slots__ = (
-        "_addresses",
-        "_leaves",
-        "_rows",
-        "_same_looks",
-        "classes",
-        "encoded",
-        "layout",
-        "planned",
-        "received",
-        "schema",
-        "sent",
-        "spare",
-        "takes_grad",
-    )
+        "_addresses", "_leaves", "_rows", "_same_looks", "classes", "encoded", "layout", "planned",
+        "received", "schema", "sent", "spare", "takes_grad",
+    )  # fmt: skip
 
     def __init__(self, node: Any, find: Callable[[Sequence[Tensor]], Layout | None]) -> None:
         classes: list[type] = []
@@ -269,7 +258,6 @@ def storage_of(collection: Any) -> Tensor:
     Raises:
         StructureError: the collection is not consolidated.
 
-    >>> from td_core import TensorDict
     >>> storage_of(TensorDict({"a": torch.zeros(3)}).consolidate()).shape
     torch.Size([16])
     """

@@ -30,9 +30,8 @@ class DistributedStateful:
     Args:
         collection: any collection; loading writes into its leaves.
 
-    >>> import tempfile, torch, warnings
+    >>> import tempfile, warnings
     >>> import torch.distributed.checkpoint as checkpoint
-    >>> from td_core import TensorDict
     >>> source, target = TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.zeros(2)})
     >>> with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     ...     warnings.simplefilter("ignore")  # one process, no process group

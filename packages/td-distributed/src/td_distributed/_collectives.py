@@ -120,7 +120,6 @@ def broadcast(
         CodecError: a value that no registered serializer stores, on the rank ``src``; StructureError on the others.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> from td_core import TensorDict
     >>> TensorDict({"a": torch.arange(3)}).broadcast(0)["a"]
     tensor([0, 1, 2])
     >>> dist.destroy_process_group()
@@ -161,7 +160,6 @@ def scatter(
         ValueError: the list has not one item for each rank, on the rank ``src``; StructureError on the others.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> from td_core import TensorDict
     >>> TensorDict().scatter(0, [TensorDict({"a": torch.arange(3)})])["a"]
     tensor([0, 1, 2])
     >>> dist.destroy_process_group()
@@ -211,7 +209,6 @@ def all_gather(self: Any, *, group: dist.ProcessGroup | None = None) -> list[Any
         CodecError: a value that no registered serializer stores, on its rank; StructureError on the others.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> from td_core import TensorDict
     >>> [item["a"] for item in TensorDict({"a": torch.arange(3)}).all_gather()]
     [tensor([0, 1, 2])]
     >>> dist.destroy_process_group()
@@ -245,7 +242,6 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
             where nothing was changed.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> from td_core import TensorDict
     >>> room = TensorDict({"a": torch.zeros(0, 3)}, batch_size=[0])  # for no other rank
     >>> room.gather_and_stack(0) is room
     True

@@ -64,8 +64,6 @@ def consolidate(
             is given and ``device`` is the meta device; nothing was written.
         CodecError: with ``filename`` or ``metadata``, a value that no registered serializer stores; names its key.
 
-    >>> import torch
-    >>> from td_core import TensorDict
     >>> td = consolidate(TensorDict({"a": torch.ones(2), "n": {"b": torch.zeros(3)}}))
     >>> td["a"].untyped_storage().data_ptr() == td["n", "b"].untyped_storage().data_ptr()
     True
@@ -133,7 +131,6 @@ def is_consolidated(self: Any) -> bool:
     Args:
         self: the collection.
 
-    >>> from td_core import TensorDict
     >>> td = TensorDict({"a": 1})
     >>> is_consolidated(td), is_consolidated(consolidate(td))
     (False, True)
@@ -160,8 +157,7 @@ def from_consolidated(filename: str | Path) -> Any:
         FormatError: the file is damaged; nothing of it is returned.
         FileNotFoundError: there is no such file.
 
-    >>> import tempfile, torch
-    >>> from td_core import TensorDict
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = consolidate(TensorDict({"a": torch.arange(3)}), f"{folder}/td.bin")
     ...     from_consolidated(f"{folder}/td.bin")["a"]
@@ -182,7 +178,6 @@ def from_buffer(buffer: Tensor) -> Any:
         TypeError: it is no vector of bytes.
         FormatError: the buffer holds no collection, or a damaged one.
 
-    >>> from td_core import TensorDict
     >>> from td_distributed import storage_of
     >>> td = TensorDict({"a": torch.arange(3)}).consolidate(metadata=True)
     >>> from_buffer(storage_of(td))["a"]

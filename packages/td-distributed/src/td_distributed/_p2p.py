@@ -167,7 +167,6 @@ def send(
         StructureError: a leaf cannot be sent (sparse, strided nested); nothing was sent.
         CodecError: a value that no registered serializer stores; names its key; nothing was sent.
 
-    >>> from td_core import TensorDict
     >>> TensorDict({"a": torch.ones(3)}).send(dst=1)  # doctest: +SKIP
     """
     peer = Peer(dst, group, group_dst, _tags(init_tag, pseudo_rand))
@@ -255,7 +254,6 @@ def recv(
         FormatError: what arrived is no message of :meth:`send`, or names files elsewhere than below ``root``.
         MissingPluginError: it names files, and td-memmap is not installed.
 
-    >>> from td_core import TensorDict
     >>> TensorDict({"a": torch.zeros(3)}).recv(src=0)  # doctest: +SKIP
     0
     """

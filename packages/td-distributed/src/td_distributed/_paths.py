@@ -15,7 +15,7 @@ Path = tuple[str, ...]
 def walk(nodes: list[dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any] | int]]:
     """Yield (key path, node) for every node and (key path, position) for every leaf; parents come first.
 
-    >>> from td_core import TensorDict, encode
+    >>> from td_core import encode
     >>> [path for path, _ in walk(encode(TensorDict({"a": 1, "n": {"b": 2}})).nodes)]
     [(), ('a',), ('n',), ('n', 'b')]
     """

@@ -92,7 +92,6 @@ def all_reduce(
         FormatError: the ranks make different calls, or with different arguments; on every rank too.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> from td_core import TensorDict
     >>> td = TensorDict({"a": torch.arange(3)})
     >>> td.all_reduce()  # of one rank
     >>> td["a"]
@@ -135,7 +134,6 @@ def reduce(
         StructureError: as for :func:`all_reduce`, and so FormatError.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> from td_core import TensorDict
     >>> td = TensorDict({"a": torch.arange(3)})
     >>> td.reduce(0, dist.ReduceOp.MAX)
     >>> td["a"]

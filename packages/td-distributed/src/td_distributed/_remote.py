@@ -43,7 +43,6 @@ def init_remote(
         StructureError: a leaf cannot be sent, or the receiver refused the size.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    >>> from td_core import TensorDict
     >>> TensorDict({"a": torch.arange(3)}).init_remote(use_broadcast=True)  # to no other rank
     >>> dist.destroy_process_group()
     """

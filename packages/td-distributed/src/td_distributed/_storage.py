@@ -312,7 +312,7 @@ def plan(encoded: Encoded, *, tie: bool = True) -> Layout:
     Raises:
         StructureError: a leaf has no dense form; names its key.
 
-    >>> from td_core import TensorDict, encode
+    >>> from td_core import encode
     >>> layout = plan(encode(TensorDict({"a": torch.zeros(3), "b": torch.zeros(2, dtype=torch.uint8)})))
     >>> [(leaf.spans[0].start, leaf.spans[0].pad) for leaf in layout.leaves], layout.nbytes
     ([(0, 4), (16, 6)], 24)

@@ -27,29 +27,11 @@ if TYPE_CHECKING:
     from ._tensor import MemoryMappedTensor
 
 __all__ = [
-    "AppendError",
-    "FileTakenError",
-    "MemoryMappedTensor",
-    "NoFileError",
-    "PickleRefusedError",
-    "Problem",
-    "Report",
-    "TensorDictFuture",
-    "Tree",
-    "append_memmap",
-    "inspect",
-    "is_memmap_archive",
-    "load",
-    "load_memmap",
-    "memmap",
-    "memmap_like",
-    "pack_memmap",
-    "print_directory_tree",
-    "refresh_archive_checksums",
-    "save",
-    "unpack_memmap",
-    "verify",
-]
+    "AppendError", "FileTakenError", "MemoryMappedTensor", "NoFileError", "PickleRefusedError", "Problem",
+    "Report", "TensorDictFuture", "Tree", "append_memmap", "inspect", "is_memmap_archive", "load",
+    "load_memmap", "memmap", "memmap_like", "pack_memmap", "print_directory_tree",
+    "refresh_archive_checksums", "save", "unpack_memmap", "verify",
+]  # fmt: skip
 
 # td-core imports this package with itself, for its plugin; the rest comes in with the first name that is asked for.
 _HOMES = {

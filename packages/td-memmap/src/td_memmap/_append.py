@@ -45,8 +45,7 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
         FormatError: the save is damaged, or an archive.
         OSError: there is no room; the save is as before.
 
-    >>> import tempfile, torch
-    >>> from td_core import TensorDict
+    >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> _ = TensorDict({"a": torch.arange(2)}, batch_size=[2]).memmap(folder.name + "/save")
     >>> append_memmap(folder.name + "/save", TensorDict({"a": torch.tensor([7])}, batch_size=[1]))

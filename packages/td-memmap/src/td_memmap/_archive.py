@@ -40,14 +40,9 @@ from ._shapes import element_count, shaped
 from ._subpath import find
 
 __all__ = [
-    "ArchiveTree",
-    "is_memmap_archive",
-    "load_archive",
-    "pack_memmap",
-    "refresh_archive_checksums",
-    "save_archive",
-    "unpack_memmap",
-]
+    "ArchiveTree", "is_memmap_archive", "load_archive", "pack_memmap", "refresh_archive_checksums",
+    "save_archive", "unpack_memmap",
+]  # fmt: skip
 
 _ALIGNMENT = 64
 _PAD_BLOCK = 0x6474  # the bytes "td"
@@ -226,7 +221,6 @@ def pack_memmap(
         FormatError: no save is at ``prefix``.
 
     >>> import tempfile
-    >>> from td_core import TensorDict
     >>> folder = tempfile.TemporaryDirectory()
     >>> _ = TensorDict({"a": 1}).memmap(folder.name + "/save")
     >>> pack_memmap(folder.name + "/save", folder.name + "/save.tdz").name
@@ -270,7 +264,6 @@ def unpack_memmap(archive_path: str | Path, prefix: str | Path, *, progress: Pro
         FormatError: it is no archive of a save, or damaged.
 
     >>> import tempfile
-    >>> from td_core import TensorDict
     >>> folder = tempfile.TemporaryDirectory()
     >>> _ = TensorDict({"a": 1}).memmap(folder.name + "/save.tdz")
     >>> unpack_memmap(folder.name + "/save.tdz", folder.name + "/save").name
@@ -531,7 +524,6 @@ def refresh_archive_checksums(archive_path: str | Path) -> Path:
     """Compute the checksums of an archive again, after its leaves were written to in place (mode ``"r+"``).
 
     >>> import tempfile
-    >>> from td_core import TensorDict
     >>> folder = tempfile.TemporaryDirectory()
     >>> path = folder.name + "/save.tdz"
     >>> _ = TensorDict({"a": 1}).memmap(path)

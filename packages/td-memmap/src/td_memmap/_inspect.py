@@ -105,8 +105,7 @@ def inspect(path: str | Path) -> Tree:
         FileNotFoundError: nothing is there.
         FormatError: the metadata is damaged.
 
-    >>> import tempfile, torch
-    >>> from td_core import TensorDict
+    >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> _ = TensorDict({"a": torch.zeros(3, 2), "n": {"b": 1}}).memmap(folder.name + "/save")
     >>> print(inspect(folder.name + "/save"))

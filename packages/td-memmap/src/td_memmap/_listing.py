@@ -21,7 +21,6 @@ def print_directory_tree(path: str | Path, indent: str = "", display_metadata: b
         display_metadata: whether the size of all files comes first.
 
     >>> import tempfile
-    >>> from td_core import TensorDict
     >>> folder = tempfile.TemporaryDirectory()
     >>> _ = TensorDict({"a": 1, "n": {"b": 2.5}}).memmap(folder.name + "/save")
     >>> text = print_directory_tree(folder.name + "/save", display_metadata=False)

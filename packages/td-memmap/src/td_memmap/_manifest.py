@@ -85,8 +85,7 @@ def verify(path: str | Path, *, progress: Progress = False) -> Report:
         FileNotFoundError: nothing is there.
         FormatError: the metadata itself is damaged.
 
-    >>> import tempfile, torch
-    >>> from td_core import TensorDict
+    >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> _ = TensorDict({"a": torch.ones(2)}).memmap(folder.name, checksums=True)
     >>> verify(folder.name).problems

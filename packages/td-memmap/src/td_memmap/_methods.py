@@ -71,8 +71,7 @@ def memmap(
         FileTakenError: a leaf is stored in another place, or something is in the way at ``prefix``.
         OSError: there is no room, for instance; the message names key and file, and the old save is untouched.
 
-    >>> import tempfile, torch
-    >>> from td_core import TensorDict
+    >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> saved = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
     >>> saved["a"]
@@ -126,8 +125,6 @@ def memmap_(
 
     The arguments are those of :meth:`memmap`.
 
-    >>> import torch
-    >>> from td_core import TensorDict
     >>> td = TensorDict({"a": torch.arange(3)})
     >>> td.memmap_() is td, td.is_memmap(), td["a"]
     (True, True, MemoryMappedTensor([0, 1, 2]))
@@ -175,8 +172,6 @@ def memmap_like(
     Raises:
         FileTakenError: a save of another structure is at ``prefix``.
 
-    >>> import torch
-    >>> from td_core import TensorDict
     >>> datum = TensorDict({"image": torch.zeros(3, 64, 64, dtype=torch.uint8), "label": 0})
     >>> datum.expand(1_000_000).memmap_like()["image"].shape
     torch.Size([1000000, 3, 64, 64])
@@ -252,8 +247,7 @@ def load_memmap(
         MissingPluginError: a package that is not installed wrote a part of it.
         PermissionError: mode ``"r+"``, and a file is not writable.
 
-    >>> import tempfile, torch
-    >>> from td_core import TensorDict
+    >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> _ = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
     >>> TensorDict.load_memmap(folder.name + "/save")["a"]
@@ -310,8 +304,7 @@ def load_memmap_(
 
     The arguments are those of :meth:`load_memmap`.
 
-    >>> import tempfile, torch
-    >>> from td_core import TensorDict
+    >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> _ = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
     >>> TensorDict({"a": torch.zeros(3)}).load_memmap_(folder.name + "/save")["a"]
@@ -336,8 +329,7 @@ def memmap_refresh_(data: Any, *, allow_pickle: bool | None = None) -> Any:
     Raises:
         RuntimeError: the collection maps no save.
 
-    >>> import tempfile, torch
-    >>> from td_core import TensorDict
+    >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> td = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
     >>> _ = TensorDict({"b": torch.ones(2)}).memmap(folder.name + "/save")
@@ -364,7 +356,6 @@ def make_memmap(
         KeyPathError: the key is there already.
         RuntimeError: the collection is not mapped.
 
-    >>> from td_core import TensorDict
     >>> td = TensorDict().memmap()
     >>> td.make_memmap("a", (2,))
     MemoryMappedTensor([0., 0.])
@@ -383,8 +374,6 @@ def make_memmap_from_storage(
 ) -> Tensor:
     """Add an entry with the elements of ``storage`` to the save, and return its mapped tensor.
 
-    >>> import torch
-    >>> from td_core import TensorDict
     >>> td = TensorDict().memmap()
     >>> td.make_memmap_from_storage("a", torch.ones(2).untyped_storage(), (2,))
     MemoryMappedTensor([1., 1.])
@@ -414,8 +403,6 @@ def make_memmap_from_tensor(
         existsok: False raises where a file of that name is already there.
         robust_key: encode the key as a file name; None means True.
 
-    >>> import torch
-    >>> from td_core import TensorDict
     >>> td = TensorDict().memmap()
     >>> td.make_memmap_from_tensor("a", torch.ones(2))
     MemoryMappedTensor([1., 1.])
@@ -429,7 +416,6 @@ def make_memmap_from_tensor(
 def is_memmap(data: Any) -> bool:
     """Tell whether the collection was mapped to files, and has been locked since.
 
-    >>> from td_core import TensorDict
     >>> TensorDict().is_memmap(), TensorDict().memmap().is_memmap()
     (False, True)
     """

@@ -40,55 +40,39 @@ if TYPE_CHECKING:
 __version__ = _td_core.__version__
 
 _HOMES = {
-    "MetaData": "_metadata",
-    "NonTensorData": "_non_tensor",
-    "NonTensorDataBase": "_non_tensor",
-    "NonTensorStack": "_non_tensor_stack",
-    "TensorAttrs": "_attrs",
-    "TensorClass": "_tensorclass",
-    "TypedTensorDict": "_typed",
-    "UnbatchedTensor": "_unbatched",
-    "UnknownFieldError": "errors",
-    "capture_non_tensor_stack": "_settings",
-    "from_dataclass": "_from_dataclass",
-    "is_leaf_nontensor": "_predicates",
-    "is_non_tensor": "_predicates",
-    "is_tensorclass": "_predicates",
-    "list_to_stack": "_settings",
-    "set_capture_non_tensor_stack": "_settings",
-    "set_list_to_stack": "_settings",
-    "tensorclass": "_decorator",
+    "_attrs": ("TensorAttrs",),
+    "_decorator": ("tensorclass",),
+    "_from_dataclass": ("from_dataclass",),
+    "_metadata": ("MetaData",),
+    "_non_tensor": ("NonTensorData", "NonTensorDataBase"),
+    "_non_tensor_stack": ("NonTensorStack",),
+    "_predicates": ("is_leaf_nontensor", "is_non_tensor", "is_tensorclass"),
+    "_settings": (
+        "capture_non_tensor_stack",
+        "list_to_stack",
+        "set_capture_non_tensor_stack",
+        "set_list_to_stack",
+    ),
+    "_tensorclass": ("TensorClass",),
+    "_typed": ("TypedTensorDict",),
+    "_unbatched": ("UnbatchedTensor",),
+    "errors": ("UnknownFieldError",),
 }
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "MetaData",
-    "NonTensorData",
-    "NonTensorDataBase",
-    "NonTensorStack",
-    "TensorAttrs",
-    "TensorClass",
-    "TypedTensorDict",
-    "UnbatchedTensor",
-    "UnknownFieldError",
-    "__version__",
-    "capture_non_tensor_stack",
-    "from_dataclass",
-    "is_leaf_nontensor",
-    "is_non_tensor",
-    "is_tensorclass",
-    "list_to_stack",
-    "set_capture_non_tensor_stack",
-    "set_list_to_stack",
-    "tensorclass",
-]
+    "MetaData", "NonTensorData", "NonTensorDataBase", "NonTensorStack", "TensorAttrs", "TensorClass",
+    "TypedTensorDict", "UnbatchedTensor", "UnknownFieldError", "__version__", "capture_non_tensor_stack",
+    "from_dataclass", "is_leaf_nontensor", "is_non_tensor", "is_tensorclass", "list_to_stack",
+    "set_capture_non_tensor_stack", "set_list_to_stack", "tensorclass",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    """Import a public name when it is first asked for."""
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{home}", __name__), name)
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
     return value
 
 

@@ -81,7 +81,6 @@ def tensorclass(
         AttributeError: a field hides a member of a collection.
         TypeError: the options exclude each other.
 
-    >>> import torch
     >>> @tensorclass
     ... class Point:
     ...     xy: torch.Tensor

@@ -48,7 +48,6 @@ def from_dataclass(
     Raises:
         TypeError: ``obj`` is neither a dataclass nor an instance of one.
 
-    >>> import torch
     >>> from dataclasses import dataclass
     >>> @dataclass
     ... class Point:

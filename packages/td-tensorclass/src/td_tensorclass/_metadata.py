@@ -34,7 +34,6 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
     Raises:
         TypeError: the object is no instance of ``T``.
 
-    >>> import torch
     >>> config = {"lr": 0.1}
     >>> torch.stack([MetaData(config), MetaData(config)])
     MetaData(data={'lr': 0.1}, batch_size=torch.Size([2]), device=None)

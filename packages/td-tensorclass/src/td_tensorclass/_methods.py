@@ -30,7 +30,6 @@ class NonTensorMethods:
         Raises:
             KeyPathError: no such key, and no default.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": "x"}, batch_size=[2]).get_non_tensor("a")
         'x'
         """
@@ -45,7 +44,6 @@ class NonTensorMethods:
         Raises:
             LockedError: the collection is locked.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({}, batch_size=[2]).set_non_tensor("a", [1, 2])["a"]
         [1, 2]
         """
@@ -57,7 +55,6 @@ class NonTensorMethods:
         Raises:
             KeyPathError: no such key.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": "x"}).is_non_tensor("a")
         True
         """
@@ -69,7 +66,6 @@ class NonTensorMethods:
         Args:
             include_nested: also those below, under tuples of keys.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": "x", "b": 1}).non_tensor_items()
         (('a', NonTensorData(data=x, batch_size=torch.Size([]), device=None)),)
         """
@@ -78,7 +74,6 @@ class NonTensorMethods:
     def filter_non_tensor_data(self: Any) -> Any:
         """Return the collection without its non-tensor entries, at every level.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": "x", "n": {"b": 1, "c": "y"}}).filter_non_tensor_data()
         TensorDict(batch_size=[], fields={n: {b: i64[]}})
         """
@@ -96,7 +91,6 @@ class NonTensorMethods:
         Raises:
             ValueError: another field.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(3)}).attrs()["a"].tgt_shape
         torch.Size([3])
         """
@@ -129,7 +123,6 @@ class NonTensorMethods:
             TypeError: not an instance of a dataclass.
 
         >>> from dataclasses import dataclass
-        >>> from td_core import TensorDict
         >>> @dataclass
         ... class Point:
         ...     xy: torch.Tensor

@@ -130,7 +130,6 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         Raises:
             StructureError: the collection has entries.
 
-        >>> from td_core import TensorDict
         >>> from td_tensorclass import NonTensorData
         >>> NonTensorData.from_tensordict(TensorDict({}, batch_size=[2]), {"data": "a"}).tolist()
         ['a', 'a']
@@ -371,8 +370,6 @@ class NonTensorData(NonTensorDataBase):
         device: a label only, a value has no device.
         names: a name or None for each batch dim.
 
-    >>> import torch
-    >>> from td_core import TensorDict
     >>> td = TensorDict({"name": "run 1"}, batch_size=[3])
     >>> td[0]["name"], td.get("name")
     ('run 1', NonTensorData(data=run 1, batch_size=torch.Size([3]), device=None))

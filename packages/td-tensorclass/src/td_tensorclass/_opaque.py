@@ -24,15 +24,9 @@ class OpaqueNode(Core):
     """Base of the nodes without entries."""
 
     __slots__ = (
-        "__weakref__",
-        "_attachments",
-        "_batch_size",
-        "_device",
-        "_lock_parents",
-        "_locked",
-        "_names",
+        "__weakref__", "_attachments", "_batch_size", "_device", "_lock_parents", "_locked", "_names",
         "_undo",
-    )
+    )  # fmt: skip
 
     _opaque: ClassVar[bool] = True
 

@@ -37,7 +37,6 @@ def is_tensorclass(obj: Any) -> bool:
 def is_leaf_nontensor(cls: type) -> bool:
     """Tell whether entries of a class are leaves, non-tensor data included: for ``is_leaf=`` of ``keys`` and the like.
 
-    >>> from td_core import TensorDict
     >>> td = TensorDict({"a": "x", "b": {"c": 1}})
     >>> list(td.keys(True, True, is_leaf=is_leaf_nontensor))
     ['a', ('b', 'c')]

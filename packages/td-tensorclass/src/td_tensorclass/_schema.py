@@ -90,16 +90,8 @@ class Schema:
     """
 
     __slots__ = (
-        "_hints",
-        "_locals",
-        "all_given",
-        "cls",
-        "init_vars",
-        "names",
-        "options",
-        "positional",
-        "slots",
-    )
+        "_hints", "_locals", "all_given", "cls", "init_vars", "names", "options", "positional", "slots",
+    )  # fmt: skip
 
     def __init__(self, cls: type, options: Options, local_names: Mapping[str, Any]) -> None:
         self.cls = cls

@@ -62,7 +62,6 @@ class set_list_to_stack(_Switch):  # noqa: N801  (a context manager is called li
         mode: True, the default of the process: ``td["k"] = ["a", "b"]`` stores a ``NonTensorStack``. False: the list is
             one value for the whole batch.
 
-    >>> from td_core import TensorDict
     >>> with set_list_to_stack(False):
     ...     td = TensorDict({"k": ["a", "b"]}, batch_size=[3])
     >>> td["k"]
@@ -78,7 +77,6 @@ class set_capture_non_tensor_stack(_Switch):  # noqa: N801
     Args:
         mode: False, the default of the process: always one value for each element. True: equal values are kept once.
 
-    >>> import torch
     >>> from td_tensorclass import NonTensorData
     >>> with set_capture_non_tensor_stack(True):
     ...     torch.stack([NonTensorData("a"), NonTensorData("a")])

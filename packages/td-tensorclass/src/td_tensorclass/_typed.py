@@ -47,7 +47,6 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     Raises:
         TypeError: a required key is missing, or an undeclared one is given.
 
-    >>> import torch
     >>> class Data(TypedTensorDict):
     ...     obs: Tensor
     ...     reward: Tensor = None
@@ -121,7 +120,6 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         Raises:
             TypeError: a required key is missing.
 
-        >>> import torch
         >>> class Data(TypedTensorDict):
         ...     obs: Tensor
         >>> Data.from_tensordict(TensorDict({"obs": torch.zeros(3)}, batch_size=[3])).obs

@@ -40,7 +40,6 @@ class UnbatchedTensor(Tensor):
         data: the tensor, whose memory is shared, or what ``torch.as_tensor`` makes one of.
         batch_size: the batch that it stands for; a collection sets its own.
 
-    >>> from td_core import TensorDict
     >>> td = TensorDict({"scale": UnbatchedTensor([1.0, 2.0, 3.0]), "x": torch.zeros(4)}, batch_size=[4])
     >>> td[0]["scale"].tolist(), td[0]["scale"].batch_size, td.view(2, 2)["scale"].batch_size
     ([1.0, 2.0, 3.0], torch.Size([]), torch.Size([2, 2]))
@@ -80,7 +79,6 @@ torch.serialization.add_safe_globals([UnbatchedTensor])
 class UnbatchedNode(OpaqueNode, TensorCollection):
     """What stands in a collection for an :class:`UnbatchedTensor`.
 
-    >>> from td_core import TensorDict
     >>> TensorDict({"a": UnbatchedTensor(torch.zeros(3))}, batch_size=[2]).get("a")
     UnbatchedTensor([0., 0., 0.])
     """

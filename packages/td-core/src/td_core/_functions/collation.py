@@ -40,7 +40,6 @@ def collate(
         KeyPathError: a sample lacks an entry that is to be padded or nested.
         ValueError: there is a ``mask_key``, and nothing to pad.
 
-    >>> from td_core import TensorDict
     >>> collate([TensorDict({"a": 1}), TensorDict({"a": 2})])["a"]
     tensor([1, 2])
     """

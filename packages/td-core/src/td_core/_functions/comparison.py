@@ -45,7 +45,6 @@ def assert_close(
         AssertionError: two leaves differ; the message names the key.
         KeyPathError: the keys differ.
 
-    >>> from td_core import TensorDict
     >>> assert_close(TensorDict(a=1.0), TensorDict(a=1.0 + 1e-9))
     True
     """

@@ -26,7 +26,6 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
         ValueError: there is no batch dim.
         TypeError: the entry is a sub-collection.
 
-    >>> from td_core import TensorDict
     >>> values, groups = group_by(TensorDict({"a": [1, 0, 1]}, batch_size=[3]), "a")
     >>> values, [len(group) for group in groups]
     (tensor([0, 1]), [1, 2])
@@ -72,7 +71,6 @@ def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:
         KeyPathError: one of them has no such tensor.
         ValueError: there is no such batch dim.
 
-    >>> from td_core import TensorDict
     >>> isin(TensorDict({"a": [1, 0, 2]}, [3]), TensorDict({"a": [2, 1]}, [2]), "a")
     tensor([ True, False,  True])
     """
@@ -102,7 +100,6 @@ def remove_duplicates(input: Any, key: NestedKey, dim: int = 0, *, return_indice
         KeyPathError: there is no such tensor.
         ValueError: there is no such batch dim.
 
-    >>> from td_core import TensorDict
     >>> remove_duplicates(TensorDict({"a": [1, 0, 1], "b": [4, 5, 6]}, [3]), "a")["b"]
     tensor([5, 4])
     """

@@ -29,7 +29,6 @@ def merge_tensordicts(
     Raises:
         StructureError: fewer than two collections; or a key holds a leaf in one and a level in another.
 
-    >>> from td_core import TensorDict
     >>> merge_tensordicts(TensorDict(a=1, n={"b": 1}), TensorDict(n={"c": 2}))
     TensorDict(batch_size=[], fields={a: i64[], n: {b: i64[], c: i64[]}})
     """

@@ -14,7 +14,6 @@ __all__ = ["is_bool", "is_floating", "is_inexact", "is_integer", "is_tensor_coll
 def is_tensor_collection(datatype: Any) -> bool:
     """Tell whether an object, or a class, is a collection.
 
-    >>> from td_core import TensorDict
     >>> is_tensor_collection(TensorDict), is_tensor_collection(TensorDict()), is_tensor_collection(torch.zeros(1))
     (True, True, False)
     """

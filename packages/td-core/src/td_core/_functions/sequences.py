@@ -48,7 +48,6 @@ def pad_sequence(
         StructureError: there is no item, or leaves differ in other dims.
         KeyPathError: ``padding_value`` names an entry that does not exist.
 
-    >>> from td_core import TensorDict
     >>> items = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]
     >>> pad_sequence(items)["a"]
     tensor([[1., 0.],
@@ -190,7 +189,6 @@ def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
     Raises:
         ValueError: there is no mask; or a row of it has data in more than one place.
 
-    >>> from td_core import TensorDict
     >>> items = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]
     >>> [len(item["a"]) for item in unpad_sequence(pad_sequence(items, return_mask=True)).tensordicts]
     [1, 2]

@@ -59,7 +59,6 @@ class Casting(Moving):
             recurse: also copy the leaves; False gives new nested collections around the same leaves.
             **kwargs: ``memory_format``, as in :meth:`torch.Tensor.clone`.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.zeros(2)})
         >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
         (False, True)
@@ -81,7 +80,6 @@ class Casting(Moving):
     def copy(self: SelfT) -> SelfT:
         """Return a new collection around the same leaves: ``clone(recurse=False)``.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.zeros(2)})
         >>> td.copy()["a"] is td["a"]
         True
@@ -91,7 +89,6 @@ class Casting(Moving):
     def detach(self: SelfT) -> SelfT:
         """Return the leaves detached from the autograd graph; they share memory.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).detach()["a"].requires_grad
         False
         """
@@ -100,7 +97,6 @@ class Casting(Moving):
     def detach_(self: SelfT) -> SelfT:
         """Detach the leaves from the autograd graph, in place; return self.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).detach_()["a"].requires_grad
         False
         """
@@ -112,7 +108,6 @@ class Casting(Moving):
     def data(self: SelfT) -> SelfT:
         """The leaves' ``data``: the same memory, without gradients.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).data["a"].requires_grad
         False
         """
@@ -122,7 +117,6 @@ class Casting(Moving):
     def requires_grad(self) -> bool:
         """Whether any leaf requires gradients.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).requires_grad
         True
         """
@@ -138,7 +132,6 @@ class Casting(Moving):
         Raises:
             RuntimeError: a leaf is neither floating point nor complex; nothing was changed.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2)}).requires_grad_().requires_grad
         True
         """
@@ -158,7 +151,6 @@ class Casting(Moving):
     def grad(self: SelfT) -> SelfT | None:
         """The gradients of the leaves that have one, or None where none has.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.ones(2, requires_grad=True)})
         >>> td["a"].sum().backward()
         >>> td.grad["a"]
@@ -175,7 +167,6 @@ class Casting(Moving):
     def zero_grad(self: SelfT, set_to_none: bool = True) -> SelfT:
         """Drop the gradients of the leaves, or fill them with zeros; return self.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.ones(2, requires_grad=True)})
         >>> td["a"].sum().backward()
         >>> td.zero_grad().grad is None
@@ -207,7 +198,6 @@ class Casting(Moving):
         Raises:
             RuntimeError: no leaf requires gradients, or one is no scalar and there is no ``gradient``.
 
-        >>> from td_core import TensorDict
         >>> x = torch.ones((), requires_grad=True)
         >>> TensorDict({"a": x * 2, "b": x * 3}).backward()
         >>> x.grad
@@ -243,7 +233,6 @@ class Casting(Moving):
     def as_tensor(self: SelfT) -> SelfT:
         """Return the leaves as plain tensors on the same memory, where they are subclasses (memory-mapped ones).
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.nn.Parameter(torch.zeros(2))}).as_tensor()["a"]
         Parameter containing:
         tensor([0., 0.], requires_grad=True)
@@ -271,7 +260,6 @@ class Casting(Moving):
             pin_memory: whether the leaves are in pinned memory.
             empty_lazy: give a lazy stack of empty collections where this one is a lazy stack.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.ones(2, 3)}, batch_size=[2]).new_zeros(4)["a"].shape
         torch.Size([4, 3])
         """
@@ -290,7 +278,6 @@ class Casting(Moving):
     ) -> SelfT:
         """Return a collection of the same structure and another batch size, filled with ones; see :meth:`new_zeros`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_ones(3)["a"]
         tensor([1., 1., 1.])
         """
@@ -309,7 +296,6 @@ class Casting(Moving):
     ) -> SelfT:
         """Return a collection of the same structure and another batch size, uninitialised; see :meth:`new_zeros`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2]).new_empty(0)["a"]
         tensor([], size=(0, 3))
         """
@@ -332,7 +318,6 @@ class Casting(Moving):
 
         ``fill_value`` is what every element gets; the other arguments are those of :meth:`new_zeros`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_full((3,), 7)["a"]
         tensor([7., 7., 7.])
         """
@@ -362,7 +347,6 @@ class Casting(Moving):
             requires_grad: whether the leaves require gradients.
             pin_memory: whether the leaves are in pinned memory.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, dtype=torch.int64)}).new_tensor([1.0, 2.0])["a"]
         tensor([1, 2])
         """

@@ -118,7 +118,6 @@ class Pair(ExplodePlan):
 def features(leaf: Tensor, n: int) -> Tensor:
     """Return a leaf with everything behind its first ``n`` dims as one dim, of size 1 where there is nothing.
 
-    >>> import torch
     >>> features(torch.zeros(2, 3, 4), 1).shape, features(torch.zeros(2), 1).shape
     (torch.Size([2, 12]), torch.Size([2, 1]))
     """

@@ -58,7 +58,6 @@ def cast(name: str, dtype: torch.dtype) -> Cast:
     method.__name__ = name
     # A quantized dtype also takes a scale, which a cast does not have, so torch refuses it; it warns of complex32.
     outcome = f"""
-        >>> from td_core import TensorDict
         >>> TensorDict({{"a": torch.zeros(2)}}).{name}()["a"].dtype
         {dtype}
         """
@@ -119,7 +118,6 @@ class Dtypes(Core):
             dst_type: a dtype, or what else :meth:`torch.Tensor.type` takes.
             cast_filter: takes the key (a tuple) and the leaf; where it is false the leaf stays as it is.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2)}).type(torch.int8)["a"].dtype
         torch.int8
         """

@@ -34,8 +34,6 @@ class Elements(Shaping):
         Raises:
             ValueError: there is not one number for each batch dim.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(2)}, [2]).repeat(2)["a"]
         tensor([0, 1, 0, 1])
         """
@@ -67,8 +65,6 @@ class Elements(Shaping):
         Raises:
             BatchSizeError: ``repeats`` or ``output_size`` do not fit the dim.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(2)}, [2]).repeat_interleave(2, dim=0)["a"]
         tensor([0, 0, 1, 1])
         """
@@ -80,8 +76,6 @@ class Elements(Shaping):
     def tile(self: SelfT, dims: int | Sequence[int]) -> SelfT:
         """Return copies of the collection side by side; fewer numbers than batch dims apply to the last ones.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3)}, [2, 3]).tile((2,)).batch_size
         torch.Size([2, 6])
         """
@@ -109,8 +103,6 @@ class Elements(Shaping):
             DimError: a dim is out of range.
             BatchSizeError: there are not as many shifts as dims.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(3)}, [3]).roll(1, 0)["a"]
         tensor([2, 0, 1])
         """
@@ -129,8 +121,6 @@ class Elements(Shaping):
             DimError: a dim is out of range.
             DimError: a dim is given twice.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(3)}, [3]).flip(0)["a"]
         tensor([2, 1, 0])
         """
@@ -143,8 +133,6 @@ class Elements(Shaping):
         Raises:
             DimError: there are fewer than two batch dims.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.tensor([[0, 1]])}, [1, 2]).fliplr()["a"]
         tensor([[1, 0]])
         """
@@ -156,8 +144,6 @@ class Elements(Shaping):
         Raises:
             DimError: there is no batch dim.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(2)}, [2]).flipud()["a"]
         tensor([1, 0])
         """
@@ -172,8 +158,6 @@ class Elements(Shaping):
             DimError: a dim is out of range.
             DimError: the dims are not two different ones.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.tensor([[0, 1], [2, 3]])}, [2, 2]).rot90()["a"]
         tensor([[1, 3],
                 [0, 2]])
@@ -197,8 +181,6 @@ class Elements(Shaping):
             DimError: the dim or the start is out of range.
             BatchSizeError: there are not so many elements.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(5)}, [5]).narrow(0, 1, 3)["a"]
         tensor([1, 2, 3])
         """

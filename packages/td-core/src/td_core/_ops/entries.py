@@ -46,7 +46,6 @@ class Entries(Core):
         Raises:
             KeyPathError: ``key`` is no key.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": {"b": 1}})
         >>> td.get(("a", "b")), td.get("c"), td.get("c", 0)
         (tensor(1), None, 0)
@@ -104,8 +103,6 @@ class Entries(Core):
             KeyPathError: no such key; the message names the closest ones.
             CollectionIndexError: the index does not fit the batch dims.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.arange(6).view(2, 3)}, batch_size=[2])
         >>> td[1]["a"]
         tensor([3, 4, 5])
@@ -138,8 +135,6 @@ class Entries(Core):
             BatchSizeError: the leading dims do not match.
             LockedError: the collection is locked and the entry is new.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict().set(("a", "b"), torch.ones(2))["a", "b"]
         tensor([1., 1.])
         """
@@ -216,8 +211,6 @@ class Entries(Core):
             BatchSizeError: the leading dims do not match.
             StructureError: the value does not fit into the entry.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.zeros(2)}).lock_()
         >>> td.set_("a", torch.ones(2))["a"]
         tensor([1., 1.])
@@ -245,7 +238,6 @@ class Entries(Core):
     def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:
         """Return the entry ``key``, storing ``default`` first where it is missing.
 
-        >>> from td_core import TensorDict
         >>> TensorDict().setdefault("a", 1)
         tensor(1)
         """
@@ -260,7 +252,6 @@ class Entries(Core):
             KeyPathError: no such key.
             LockedError: the collection is locked.
 
-        >>> from td_core import TensorDict
         >>> list(TensorDict({"a": 1, "b": 2}).del_("a").keys())
         ['b']
         """
@@ -287,7 +278,6 @@ class Entries(Core):
         Raises:
             KeyPathError: no such key, and no default.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1}).pop("a")
         tensor(1)
         """
@@ -304,7 +294,6 @@ class Entries(Core):
         Raises:
             KeyPathError: the collection is empty.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1}).popitem()
         ('a', tensor(1))
         """
@@ -316,7 +305,6 @@ class Entries(Core):
     def clear(self: SelfT) -> SelfT:
         """Remove every entry.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1}).clear().is_empty()
         True
         """
@@ -328,7 +316,6 @@ class Entries(Core):
     def create_nested(self: SelfT, key: NestedKey) -> SelfT:
         """Store an empty collection under ``key``.
 
-        >>> from td_core import TensorDict
         >>> list(TensorDict().create_nested(("a", "b")).keys(include_nested=True))
         ['a', ('a', 'b')]
         """
@@ -351,7 +338,6 @@ class Entries(Core):
             is_leaf: class -> whether entries of it are leaves; by default all that are not collections.
             sort: sort each level by key.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": {"b": 1}})
         >>> list(td.keys(include_nested=True)), ("a", "b") in td.keys(include_nested=True)
         (['a', ('a', 'b')], True)
@@ -368,7 +354,6 @@ class Entries(Core):
     ) -> Any:
         """Return a live view of the entries; arguments as for :meth:`keys`.
 
-        >>> from td_core import TensorDict
         >>> list(TensorDict({"a": {"b": 1}}).values(include_nested=True, leaves_only=True))
         [tensor(1)]
         """
@@ -384,7 +369,6 @@ class Entries(Core):
     ) -> Any:
         """Return a live view of (key, entry) pairs; arguments as for :meth:`keys`.
 
-        >>> from td_core import TensorDict
         >>> list(TensorDict({"a": {"b": 1}}).items(include_nested=True, leaves_only=True))
         [(('a', 'b'), tensor(1))]
         """

@@ -31,19 +31,9 @@ class IndexedWrite:
     """The plan of one ``td[index] = value``."""
 
     __slots__ = (
-        "basic",
-        "eager",
-        "index",
-        "lead",
-        "made",
-        "members",
-        "n",
-        "non_blocking",
-        "others",
-        "rows",
-        "targets",
-        "values",
-    )
+        "basic", "eager", "index", "lead", "made", "members", "n", "non_blocking", "others", "rows",
+        "targets", "values",
+    )  # fmt: skip
 
     def __init__(self, plan: IndexPlan, batch_size: torch.Size, non_blocking: bool) -> None:
         self.index = plan.index

@@ -40,7 +40,6 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
         StructureError: keys or shapes differ; the message has the key path and both values.
         DimError: ``dim`` is out of range.
 
-    >>> from td_core import TensorDict
     >>> stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
     tensor([0, 1])
     """
@@ -75,7 +74,6 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
         StructureError: keys or shapes differ; the message has the key path and both values.
         DimError: ``dim`` is out of range.
 
-    >>> from td_core import TensorDict
     >>> cat([TensorDict({"a": torch.zeros(1)}, [1]), TensorDict({"a": torch.ones(2)}, [2])])["a"]
     tensor([0., 1., 1.])
     """
@@ -111,7 +109,6 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
         BatchSizeError: the members have not as many batch dims, or, if strict, other sizes.
         DimError: ``dim`` is out of range.
 
-    >>> from td_core import TensorDict
     >>> both = lazy_stack([TensorDict({"a": 0, "b": 0}), TensorDict({"a": 1})])
     >>> both["a"], list(both.keys())
     (tensor([0, 1]), ['a'])
@@ -158,7 +155,6 @@ def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **
         out: a collection of the resulting batch size to write into.
         **kwargs: as for :func:`lazy_stack`.
 
-    >>> from td_core import TensorDict
     >>> zero, one, other = TensorDict({"a": 0}), TensorDict({"a": 1}), TensorDict({"b": 0})
     >>> type(maybe_dense_stack([zero, one])).__name__, type(maybe_dense_stack([zero, other])).__name__
     ('TensorDict', 'LazyStackedTensorDict')
@@ -183,7 +179,6 @@ def dense_stack_tds(td_list: Sequence[Any] | Core, dim: int | None = None) -> An
     Raises:
         ValueError: ``dim`` is missing, or is not that of the lazy stack.
 
-    >>> from td_core import TensorDict
     >>> type(dense_stack_tds(lazy_stack([TensorDict({"a": 0}), TensorDict({"a": 1})]))).__name__
     'TensorDict'
     """
@@ -211,7 +206,6 @@ class Joining(Shaping):
     def stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
         """Return collections stacked along a new batch dim; see :func:`td_core.stack`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict.stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
         tensor([0, 1])
         """
@@ -221,7 +215,6 @@ class Joining(Shaping):
     def cat(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
         """Return collections one after the other along a batch dim; see :func:`td_core.cat`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict.cat([TensorDict({"a": [0]}, [1]), TensorDict({"a": [1]}, [1])])["a"]
         tensor([0, 1])
         """
@@ -231,7 +224,6 @@ class Joining(Shaping):
     def lazy_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
         """Return a lazy stack around collections; see :func:`td_core.lazy_stack`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict.lazy_stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
         tensor([0, 1])
         """
@@ -241,7 +233,6 @@ class Joining(Shaping):
     def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
         """Return a dense stack where the collections fit together, else a lazy one.
 
-        >>> from td_core import TensorDict
         >>> TensorDict.maybe_dense_stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
         tensor([0, 1])
         """
@@ -263,7 +254,6 @@ class Joining(Shaping):
             LockedError: the collection is locked.
             BatchSizeError: the result does not start with the batch size.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 0, "b": 1}).stack_tensors("a", "b", out_key="c")["c"]
         tensor([0, 1])
         """
@@ -285,7 +275,6 @@ class Joining(Shaping):
             LockedError: the collection is locked.
             BatchSizeError: the result does not start with the batch size.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": [0], "b": [1]}).cat_tensors("a", "b", out_key="c")["c"]
         tensor([0, 1])
         """
@@ -322,7 +311,6 @@ class Joining(Shaping):
         Raises:
             KeyMismatchError: ``sorted`` has other keys than the collection.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"b": 1, "a": 0}).stack_from_tensordict(sorted=True)
         tensor([0, 1])
         """
@@ -342,7 +330,6 @@ class Joining(Shaping):
         Raises:
             KeyMismatchError: ``sorted`` has other keys than the collection.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"b": [1], "a": [0]}).cat_from_tensordict(sorted=["a", "b"])
         tensor([0, 1])
         """
@@ -367,7 +354,6 @@ class Joining(Shaping):
         Raises:
             DimError: ``dim`` is out of range.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": [0, 1]}, [2]).to_lazystack()
         LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: i64[]})
         """

@@ -50,7 +50,6 @@ class Locking(Core):
     def is_locked(self) -> bool:
         """Whether structural changes are refused, in a lazy stack those of every member; settable.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(lock=True).is_locked
         True
         """
@@ -69,7 +68,6 @@ class Locking(Core):
 
         As a context (``with td.lock_():``) it unlocks on exit.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": 1}).lock_()
         >>> td["b"] = 2
         Traceback (most recent call last):
@@ -88,7 +86,6 @@ class Locking(Core):
         Raises:
             LockedError: a locked collection holds this one.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict(lock=True)
         >>> with td.unlock_():
         ...     td["a"] = 1
@@ -138,7 +135,6 @@ class Locking(Core):
     def clear_refs_for_compile_(self: SelfT) -> SelfT:
         """Forget which locked collections hold this one.
 
-        >>> from td_core import TensorDict
         >>> TensorDict().clear_refs_for_compile_().is_empty()
         True
         """

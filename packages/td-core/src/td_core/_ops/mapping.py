@@ -73,7 +73,6 @@ class LeafMapping(Core):
             KeyPathError: one of ``others`` lacks an entry, and there is no ``default``.
             BatchSizeError: a result does not start with the batch size.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": 1, "b": {"c": 2}})
         >>> td.apply(lambda leaf: leaf + 1)["b", "c"]
         tensor(3)
@@ -118,7 +117,6 @@ class LeafMapping(Core):
             out: as for :meth:`apply`.
             **constructor_kwargs: none exist.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": 1, "b": {"c": 2}})
         >>> td.named_apply(lambda key, leaf: leaf if key == ("b", "c") else None, nested_keys=True)
         TensorDict(batch_size=[], fields={b: {c: i64[]}})
@@ -136,7 +134,6 @@ class LeafMapping(Core):
             *others: as for :meth:`apply`.
             **kwargs: as for :meth:`apply`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1}).apply_(lambda leaf: leaf + 1)["a"]
         tensor(2)
         """

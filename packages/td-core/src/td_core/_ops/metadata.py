@@ -31,7 +31,6 @@ class Metadata(Core):
     def shape(self) -> torch.Size:
         """The batch size.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(batch_size=[3]).shape
         torch.Size([3])
         """
@@ -40,7 +39,6 @@ class Metadata(Core):
     def size(self, dim: int | None = None) -> torch.Size | int:
         """Return the batch size, or one of its dims.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(batch_size=[3, 4]).size(-1)
         4
         """
@@ -50,7 +48,6 @@ class Metadata(Core):
     def batch_dims(self) -> int:
         """Number of batch dims.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(batch_size=[3, 4]).batch_dims
         2
         """
@@ -59,7 +56,6 @@ class Metadata(Core):
     def dim(self) -> int:
         """Return the number of batch dims.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(batch_size=[3, 4]).dim()
         2
         """
@@ -69,7 +65,6 @@ class Metadata(Core):
     def ndim(self) -> int:
         """Number of batch dims.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(batch_size=[3, 4]).ndim
         2
         """
@@ -78,7 +73,6 @@ class Metadata(Core):
     def ndimension(self) -> int:
         """Return the number of batch dims.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(batch_size=[3, 4]).ndimension()
         2
         """
@@ -87,7 +81,6 @@ class Metadata(Core):
     def numel(self) -> int:
         """Return the number of elements of the batch; 1 without batch dims.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(batch_size=[3, 4]).numel()
         12
         """
@@ -97,7 +90,6 @@ class Metadata(Core):
     def names(self) -> list[str | None]:
         """Name of each batch dim, None for a dim without; settable.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(batch_size=[3, 4], names=["time", None]).names
         ['time', None]
         """
@@ -130,7 +122,6 @@ class Metadata(Core):
             DimNamesError: their number does not fit.
             StructureError: a dim has another name already.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(batch_size=[2, 3, 4]).refine_names(..., "time").names
         [None, None, 'time']
         """
@@ -158,7 +149,6 @@ class Metadata(Core):
         Raises:
             DimNamesError: names and a map are given, or neither; a name is unknown or not unique.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(batch_size=[2, 3], names=["a", "b"]).rename(a="time").names
         ['time', 'b']
         """
@@ -167,7 +157,6 @@ class Metadata(Core):
     def rename_(self: SelfT, *names: str | None, **rename_map: str) -> SelfT:
         """Change the dim names in place; arguments as for :meth:`rename`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(batch_size=[2]).rename_("time").names
         ['time']
         """
@@ -189,7 +178,6 @@ class Metadata(Core):
     def depth(self) -> int:
         """Number of levels above the deepest leaf; 0 where all leaves are entries of this collection.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1, "b": {"c": 2}}).depth
         1
         """
@@ -212,7 +200,6 @@ class Metadata(Core):
     def dtype(self) -> torch.dtype | None:
         """The dtype of every leaf, None where they differ or there is none.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1, "b": 2}).dtype
         torch.int64
         """
@@ -223,7 +210,6 @@ class Metadata(Core):
     def is_cpu(self) -> bool:
         """Whether the device is a CPU; False without a device.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(device="cpu").is_cpu, TensorDict().is_cpu
         (True, False)
         """
@@ -233,7 +219,6 @@ class Metadata(Core):
     def is_cuda(self) -> bool:
         """Whether the device is a CUDA GPU; False without a device.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(device="cpu").is_cuda
         False
         """
@@ -243,7 +228,6 @@ class Metadata(Core):
     def is_meta(self) -> bool:
         """Whether the device is the meta device; False without a device.
 
-        >>> from td_core import TensorDict
         >>> TensorDict(device="meta").is_meta
         True
         """
@@ -252,7 +236,6 @@ class Metadata(Core):
     def is_floating_point(self) -> bool:
         """Tell whether every leaf has a floating point dtype.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1.0}).is_floating_point(), TensorDict({"a": 1}).is_floating_point()
         (True, False)
         """
@@ -261,7 +244,6 @@ class Metadata(Core):
     def is_contiguous(self) -> bool:
         """Tell whether every leaf is contiguous; a lazy stack never is.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3).T}).is_contiguous()
         False
         """
@@ -286,7 +268,6 @@ class Metadata(Core):
     def is_shared(self) -> bool:
         """Tell whether every leaf is in shared memory, which CUDA memory is; False where there is none.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1}).is_shared()
         False
         """
@@ -296,7 +277,6 @@ class Metadata(Core):
     def is_empty(self) -> bool:
         """Tell whether there is no leaf, at any depth.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": {}}).is_empty()
         True
         """
@@ -325,7 +305,6 @@ class Metadata(Core):
         Args:
             storage: the addresses of their storages instead.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.zeros(3)})
         >>> td.data_ptr()["a"].item() == td["a"].data_ptr()
         True
@@ -342,7 +321,6 @@ class Metadata(Core):
         Args:
             count_duplicates: count a tensor that stands under several keys each time.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(3)}).bytes()
         12
         """
@@ -355,7 +333,6 @@ class Metadata(Core):
         Args:
             count_duplicates: count a tensor that stands under several keys each time.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(3), "b": torch.zeros(2, 2)}).param_count()
         7
         """
@@ -368,7 +345,6 @@ class Metadata(Core):
         Raises:
             KeyPathError: there is no such entry.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1}).entry_class("a")
         <class 'torch.Tensor'>
         """
@@ -389,7 +365,6 @@ class Metadata(Core):
         Raises:
             KeyPathError: there is no such entry.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3]).get_item_shape("a")
         torch.Size([3, 2])
         """
@@ -414,7 +389,6 @@ class Metadata(Core):
         Raises:
             BatchSizeError: this is a lazy stack with another number of batch dims; one further down keeps its own.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(3, 4, 5), "b": torch.zeros(3, 4)}).auto_batch_size_().batch_size
         torch.Size([3, 4])
         """
@@ -424,7 +398,6 @@ class Metadata(Core):
     def auto_device_(self: SelfT) -> SelfT:
         """Set the device of every level to that of its leaves, in place; None where they differ.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1}).auto_device_().device
         device(type='cpu')
         """
@@ -448,7 +421,6 @@ class Metadata(Core):
     def clear_device_(self: SelfT) -> SelfT:
         """Forget the device of every level, in place; leaves stay where they are.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1}, device="cpu").clear_device_().device is None
         True
         """
@@ -469,7 +441,6 @@ class Metadata(Core):
     def sorted_keys(self) -> list[str]:
         """The keys of this level in alphabetical order.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"b": 1, "a": 2}).sorted_keys
         ['a', 'b']
         """

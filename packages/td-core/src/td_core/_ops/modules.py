@@ -34,7 +34,6 @@ class Modules(Core):
     ) -> Any:
         """Return the parameters and buffers of a module, one level for each submodule; see :func:`from_module`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict.from_module(nn.Linear(2, 3))["weight"].shape
         torch.Size([3, 2])
         """
@@ -52,7 +51,6 @@ class Modules(Core):
     ) -> Any:
         """Return the stacked parameters of modules of one architecture; see :func:`from_modules`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict.from_modules(nn.Linear(2, 3), nn.Linear(2, 3))["weight"].shape
         torch.Size([2, 3, 2])
         """
@@ -101,7 +99,6 @@ class Modules(Core):
             StructureError: a value does not fit where it is copied; nothing was changed.
             StructureError: the module is under ``fully_shard``, which needs ``use_state_dict``; nothing was changed.
 
-        >>> from td_core import TensorDict
         >>> model = nn.Linear(2, 1)
         >>> zeros = TensorDict.from_module(model).data.clone().zero_()
         >>> with zeros.to_module(model):

@@ -221,7 +221,6 @@ class Moving(Dtypes):
         Raises:
             TypeError: an argument that is none of these.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.zeros(2)}).to("cpu", torch.float64)
         >>> td.device, td["a"].dtype, td.to("cpu") is td
         (device(type='cpu'), torch.float64, True)
@@ -267,7 +266,6 @@ class Moving(Dtypes):
     def cpu(self: SelfT, **kwargs: Any) -> SelfT:
         """Return the collection in the memory of the host: ``to("cpu", **kwargs)``.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1}).cpu().device
         device(type='cpu')
         """
@@ -276,7 +274,6 @@ class Moving(Dtypes):
     def cuda(self: SelfT, device: DeviceType | None = None, **kwargs: Any) -> SelfT:
         """Return the collection on a CUDA device, the current one by default: ``to(device, **kwargs)``.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1}).cuda().device.type  # doctest: +SKIP
         'cuda'
         """
@@ -291,7 +288,6 @@ class Moving(Dtypes):
             num_threads: how many leaves are copied at a time; None or 0: one, in this thread.
             inplace: replace the leaves of this collection instead of returning another.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2)}).pin_memory()["a"].is_pinned()  # doctest: +SKIP
         True
         """
@@ -311,7 +307,6 @@ class Moving(Dtypes):
     def pin_memory_(self: SelfT, num_threads: int = 0) -> SelfT:
         """Replace the leaves by copies in pinned memory; return self: ``pin_memory(num_threads, inplace=True)``.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2)}).pin_memory_()["a"].is_pinned()  # doctest: +SKIP
         True
         """
@@ -322,7 +317,6 @@ class Moving(Dtypes):
 
         Other processes that receive it see the same data, so its structure may not change.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.zeros(2)}).share_memory_()
         >>> td.is_shared(), td.is_locked
         (True, True)
@@ -334,7 +328,6 @@ class Moving(Dtypes):
     def record_stream(self: SelfT, stream: torch.cuda.Stream) -> SelfT:
         """Tell the CUDA allocator that a stream uses the leaves; return self. See :meth:`torch.Tensor.record_stream`.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.zeros(2)}).cuda()  # doctest: +SKIP
         >>> td.record_stream(torch.cuda.current_stream()) is td  # doctest: +SKIP
         True

@@ -37,7 +37,6 @@ class PackLayout:
         offsets: for each leaf, where it starts along the packed dim.
         numel: the size of the packed dim.
 
-    >>> from td_core import TensorDict
     >>> packed, layout = TensorDict({"a": torch.zeros(2, 3), "b": torch.ones(2)}, [2]).pack()
     >>> layout.offsets, layout.numel, layout.unpack(packed)["b"]
     ((0, 3), 4, tensor([1., 1.]))
@@ -117,7 +116,6 @@ class Packing(Shaping):
             BatchSizeError: a leaf has another shape than in ``layout``.
             StructureError: a leaf is a nested tensor, or an entry is non-tensor data.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3), "b": torch.ones(2)}, [2]).pack()[0]
         tensor([[0., 0., 0., 1.],
                 [0., 0., 0., 1.]])
@@ -154,7 +152,7 @@ class Packing(Shaping):
         Raises:
             DepthError: the nesting is deeper than Python can call.
 
-        >>> from td_core import LazyStackedTensorDict, TensorDict
+        >>> from td_core import LazyStackedTensorDict
         >>> members = [TensorDict({"a": torch.ones(n)}, [n]) for n in (1, 2)]
         >>> padded = LazyStackedTensorDict(*members).to_padded_tensor(mask_key="mask")
         >>> padded["a"], padded["mask"]

@@ -64,7 +64,6 @@ class Parallel(Core):
             WorkerError: a worker was killed.
             IndexError: there is no such batch dim.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.arange(4)}, batch_size=[4])
         >>> td.map(lambda chunk: chunk + 1, num_workers=0, chunksize=2)["a"]
         tensor([1, 2, 3, 4])
@@ -138,7 +137,6 @@ class Parallel(Core):
             pbar: as for :meth:`map`.
             mp_start_method: as for :meth:`map`.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.arange(3)}, batch_size=[3])
         >>> [int(part["a"]) for part in td.map_iter(lambda part: part * 2, num_workers=0, chunksize=0)]
         [0, 2, 4]

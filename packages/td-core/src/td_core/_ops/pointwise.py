@@ -122,7 +122,6 @@ def _document(method: F, name: str, summary: str, example: str) -> F:
     method.__name__ = name
     method.__doc__ = f"""{summary}
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({{"a": torch.tensor([0.25, 0.5])}})
         >>> {example}
         True
@@ -413,7 +412,6 @@ class Pointwise(Core):
     def add(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
         """Return the sum with ``alpha`` times ``other``; operands and errors as for :meth:`mul`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.ones(2)}).add(1, alpha=2)["a"]
         tensor([3., 3.])
         """
@@ -423,7 +421,6 @@ class Pointwise(Core):
     def add_(self: SelfT, other: Operand, *, alpha: float | None = None) -> SelfT:
         """Add ``alpha`` times ``other`` in place; return self.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.ones(2)}).add_(1)["a"]
         tensor([2., 2.])
         """
@@ -433,7 +430,6 @@ class Pointwise(Core):
     def sub(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
         """Return the difference with ``alpha`` times ``other``; operands and errors as for :meth:`mul`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.ones(2)}).sub(1, alpha=2)["a"]
         tensor([-1., -1.])
         """
@@ -443,7 +439,6 @@ class Pointwise(Core):
     def sub_(self: SelfT, other: Operand, alpha: float | None = None) -> SelfT:
         """Subtract ``alpha`` times ``other`` in place; return self.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.ones(2)}).sub_(1)["a"]
         tensor([0., 0.])
         """
@@ -453,7 +448,6 @@ class Pointwise(Core):
     def rsub(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
         """Return ``other`` minus ``alpha`` times each element; operands and errors as for :meth:`mul`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.ones(2)}).rsub(3, alpha=2)["a"]
         tensor([1., 1.])
         """
@@ -463,7 +457,6 @@ class Pointwise(Core):
     def clamp_min(self: SelfT, other: Operand, default: Any = None) -> SelfT:
         """Return the larger of the element and ``other``; operands and errors as for :meth:`mul`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(3)}).clamp_min(1)["a"]
         tensor([1, 1, 2])
         """
@@ -482,7 +475,6 @@ class Pointwise(Core):
         Raises:
             TypeError: there is no limit.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(4)}).clamp(1, 2)["a"]
         tensor([1, 1, 2, 2])
         """
@@ -504,7 +496,6 @@ class Pointwise(Core):
             end: a collection, or a tensor or number for all leaves.
             weight: a number, a tensor that broadcasts to the batch size, or a collection.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2)}).lerp(TensorDict({"a": torch.ones(2)}), 0.25)["a"]
         tensor([0.2500, 0.2500])
         """
@@ -513,7 +504,6 @@ class Pointwise(Core):
     def lerp_(self: SelfT, end: Operand, weight: Operand) -> SelfT:
         """Move each element towards ``end`` in place; return self. Arguments as for :meth:`lerp`.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2)}).lerp_(TensorDict({"a": torch.ones(2)}), 0.25)["a"]
         tensor([0.2500, 0.2500])
         """
@@ -522,7 +512,6 @@ class Pointwise(Core):
     def addcmul(self: SelfT, other1: Operand, other2: Operand, *, value: float | None = 1) -> SelfT:
         """Return ``self + value * other1 * other2``, leaf by leaf.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.ones(2)})
         >>> td.addcmul(td, td, value=2)["a"]
         tensor([3., 3.])
@@ -532,7 +521,6 @@ class Pointwise(Core):
     def addcmul_(self: SelfT, other1: Operand, other2: Operand, *, value: float | None = 1) -> SelfT:
         """Add ``value * other1 * other2`` in place; return self.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.ones(2)})
         >>> td.addcmul_(td.clone(), td.clone())["a"]
         tensor([2., 2.])
@@ -542,7 +530,6 @@ class Pointwise(Core):
     def addcdiv(self: SelfT, other1: Operand, other2: Operand, value: float | None = 1) -> SelfT:
         """Return ``self + value * other1 / other2``, leaf by leaf.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.ones(2)})
         >>> td.addcdiv(td, td * 2)["a"]
         tensor([1.5000, 1.5000])
@@ -552,7 +539,6 @@ class Pointwise(Core):
     def addcdiv_(self: SelfT, other1: Operand, other2: Operand, *, value: float | None = 1) -> SelfT:
         """Add ``value * other1 / other2`` in place; return self.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.ones(2)})
         >>> td.addcdiv_(td.clone(), td * 2)["a"]
         tensor([1.5000, 1.5000])

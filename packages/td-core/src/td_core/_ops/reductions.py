@@ -105,7 +105,6 @@ def with_indices(name: str, what: str) -> Callable[..., Any]:
         return _pair(self, name, Reduce(tuple(self.batch_size), (place,), keepdim, make), joined, result_type)
 
     example = f"""
-        >>> from td_core import TensorDict
         >>> td = TensorDict({{"a": torch.tensor([[1.0, 2.0], [3.0, 0.0]])}}, batch_size=[2])
         >>> torch.equal(td.{name}(0).values["a"], td["a"].{name}(0).values)
         True
@@ -141,7 +140,6 @@ def scan(name: str, what: str) -> Callable[..., Any]:
             reduce: put the leaves behind each other along ``dim`` first, and give tensors.
             return_indices: give ``torch.return_types.{name}`` of values and indices; otherwise only the values.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({{"a": torch.tensor([1, 3, 2])}}, batch_size=[3])
         >>> torch.equal(td.{name}(0).values["a"], td["a"].{name}(0).values)
         True
@@ -169,7 +167,6 @@ def _document(method: F, name: str, what: str, option: str | None) -> F:
             IndexError: a dim is out of range.
             DimNamesError: no dim has this name.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({{"a": torch.tensor([[1.0, 2.0], [3.0, 0.0]])}}, batch_size=[2])
         >>> torch.equal(td.{name}(0)["a"], td["a"].{name}(0)), torch.equal(td.{name}(reduce=True), td["a"].{name}())
         (True, True)
@@ -384,7 +381,6 @@ class Reductions(Core):
         Args:
             dim: a batch dim or its name.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.tensor([True, False])}, batch_size=[2])
         >>> td.all(), td.all(0)["a"]
         (False, tensor(False))
@@ -401,7 +397,6 @@ class Reductions(Core):
         Args:
             dim: a batch dim or its name.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.tensor([True, False])}, batch_size=[2])
         >>> td.any(), td.any(0)["a"]
         (True, tensor(True))
@@ -426,7 +421,6 @@ class Reductions(Core):
             dtype: the dtype to compute in.
             key_transform: takes the key of an entry within its level, and gives its new key.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.tensor([3.0, 4.0])}).norm()["a"]
         tensor(5.)
         """
@@ -446,7 +440,6 @@ class Reductions(Core):
             keepdim: keep the reduced dims, with size 1.
             out: a collection of the same structure that takes the result, in place.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).logsumexp(0)["a"]
         tensor(0.6931)
         """
@@ -479,7 +472,6 @@ class Reductions(Core):
             reduce: reduce all leaves together, to one tensor.
             key_transform: takes the key of an entry within its level, and gives its new key.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.tensor([1.0, 2.0, 4.0])}, batch_size=[3])
         >>> td.quantile(0.5, 0)["a"]
         tensor(2.)
@@ -518,7 +510,6 @@ class Reductions(Core):
             dim: a batch dim or its name.
             dtype: the dtype to compute in.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).softmax(0)["a"]
         tensor([0.5000, 0.5000])
         """

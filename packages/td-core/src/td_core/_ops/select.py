@@ -41,7 +41,6 @@ class Selecting(Shaping):
         Raises:
             BatchSizeError: ``index`` has not one dim for each batch dim.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.tensor([[1, 2], [3, 4]])}, [2, 2])
         >>> td.gather(1, torch.tensor([[0], [1]]))["a"]
         tensor([[1],
@@ -66,7 +65,6 @@ class Selecting(Shaping):
         Raises:
             CollectionIndexError: the shape of the mask is another.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_select(torch.tensor([True, False, True]))["a"]
         tensor([0, 2])
         """
@@ -85,7 +83,6 @@ class Selecting(Shaping):
         Raises:
             BatchSizeError: the mask does not fit the batch.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill(torch.tensor([True, False, True]), -1)["a"]
         tensor([-1,  1, -1])
         """
@@ -102,7 +99,6 @@ class Selecting(Shaping):
             BatchSizeError: the mask does not fit the batch.
             StructureError: a leaf cannot be written in place; nothing was written.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill_(torch.tensor([True, False, True]), -1)["a"]
         tensor([-1,  1, -1])
         """
@@ -134,7 +130,6 @@ class Selecting(Shaping):
             BatchSizeError: batch sizes differ.
             BatchSizeError: the condition does not fit the batch.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.arange(3)}, [3])
         >>> td.where(torch.tensor([True, False, True]), -1)["a"]
         tensor([ 0, -1,  2])
@@ -179,7 +174,6 @@ class Selecting(Shaping):
             BatchSizeError: there are not two numbers for each dim, or for more dims than there are.
             StructureError: non-tensor data has one value for each element.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(2)}, [2]).pad([1, 2], value=9)["a"]
         tensor([9, 0, 1, 9, 9])
         """
@@ -201,7 +195,6 @@ def pad(
 ) -> SelfT:
     """Return a collection with constant elements added along its batch dims; see :meth:`TensorDict.pad`.
 
-    >>> from td_core import TensorDict
     >>> pad(TensorDict({"a": torch.arange(2)}, [2]), [1, 0], value=9)["a"]
     tensor([9, 0, 1])
     """

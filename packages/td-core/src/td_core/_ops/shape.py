@@ -60,7 +60,6 @@ class Shaping(Entries, Locking):
             BatchSizeError: the batch has another number of elements.
             RuntimeError: a leaf's strides allow no such view; use ``reshape``.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).view(-1)["a"].shape
         torch.Size([6, 4])
         """
@@ -86,7 +85,6 @@ class Shaping(Entries, Locking):
         Raises:
             BatchSizeError: the batch has another number of elements.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).reshape(3, 2)["a"].shape
         torch.Size([3, 2, 4])
         """
@@ -109,7 +107,6 @@ class Shaping(Entries, Locking):
             DimError: a dim is out of range.
             DimError: ``start_dim`` comes after ``end_dim``.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).flatten()["a"].shape
         torch.Size([6, 4])
         """
@@ -134,7 +131,6 @@ class Shaping(Entries, Locking):
             DimError: ``dim`` is out of range.
             BatchSizeError: the sizes do not multiply up to the dim.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(6, 4)}, [6]).unflatten(0, (2, 3))["a"].shape
         torch.Size([2, 3, 4])
         """
@@ -154,7 +150,6 @@ class Shaping(Entries, Locking):
         Raises:
             DimError: a dim is out of range.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(1, 3, 1)}, [1, 3]).squeeze()["a"].shape
         torch.Size([3, 1])
         """
@@ -172,7 +167,6 @@ class Shaping(Entries, Locking):
         Raises:
             DimError: the dim is out of range.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(3, 4)}, [3]).unsqueeze(-1)["a"].shape
         torch.Size([3, 1, 4])
         """
@@ -192,7 +186,6 @@ class Shaping(Entries, Locking):
             DimError: a dim is out of range.
             DimError: a dim is missing or given twice.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
         torch.Size([3, 2, 4])
         """
@@ -208,7 +201,6 @@ class Shaping(Entries, Locking):
         Raises:
             DimError: a dim is out of range.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).transpose(0, 1)["a"].shape
         torch.Size([3, 2, 4])
         """
@@ -217,7 +209,6 @@ class Shaping(Entries, Locking):
     def swapaxes(self: SelfT, axis0: int, axis1: int) -> SelfT:
         """Return :meth:`transpose` of two batch dims, under the name that numpy gives it.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).swapaxes(0, 1).batch_size
         torch.Size([3, 2])
         """
@@ -226,7 +217,6 @@ class Shaping(Entries, Locking):
     def swapdims(self: SelfT, axis0: int, axis1: int) -> SelfT:
         """Return :meth:`transpose` of two batch dims.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).swapdims(0, 1).batch_size
         torch.Size([3, 2])
         """
@@ -241,7 +231,6 @@ class Shaping(Entries, Locking):
             DimError: a dim is out of range.
             DimError: a dim is given twice, or there are not as many places as dims.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4]).movedim(0, -1).batch_size
         torch.Size([3, 4, 2])
         """
@@ -250,7 +239,6 @@ class Shaping(Entries, Locking):
     def moveaxis(self: SelfT, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> SelfT:
         """Return :meth:`movedim`, under the name that numpy gives it.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4]).moveaxis(0, -1).batch_size
         torch.Size([3, 4, 2])
         """
@@ -270,7 +258,6 @@ class Shaping(Entries, Locking):
         Raises:
             BatchSizeError: a dim of another size than one would change.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).expand(5, 2)["a"].shape
         torch.Size([5, 2, 3])
         """
@@ -282,7 +269,6 @@ class Shaping(Entries, Locking):
         Raises:
             BatchSizeError: a dim of another size than one would change.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).expand_as(torch.zeros(4)).batch_size
         torch.Size([4])
         """
@@ -291,7 +277,6 @@ class Shaping(Entries, Locking):
     def broadcast_to(self: SelfT, shape: Sequence[int]) -> SelfT:
         """Return :meth:`expand` of the collection, under the name that numpy gives it.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).broadcast_to((5, 2)).batch_size
         torch.Size([5, 2])
         """
@@ -308,7 +293,6 @@ class Shaping(Entries, Locking):
             DimError: the dim is out of range.
             BatchSizeError: the sizes do not sum to that of the dim.
 
-        >>> from td_core import TensorDict
         >>> [part["a"] for part in TensorDict({"a": torch.arange(3)}, [3]).split(2)]
         [tensor([0, 1]), tensor([2])]
         """
@@ -321,7 +305,6 @@ class Shaping(Entries, Locking):
             DimError: the dim is out of range.
             ValueError: ``chunks`` is not positive.
 
-        >>> from td_core import TensorDict
         >>> [part["a"] for part in TensorDict({"a": torch.arange(5)}, [5]).chunk(2)]
         [tensor([0, 1, 2]), tensor([3, 4])]
         """
@@ -336,7 +319,6 @@ class Shaping(Entries, Locking):
             DimError: the dim is out of range.
             BatchSizeError: no section is asked for, or the positions decrease.
 
-        >>> from td_core import TensorDict
         >>> [part["a"] for part in TensorDict({"a": torch.arange(3)}, [3]).tensor_split([1])]
         [tensor([0]), tensor([1, 2])]
         """
@@ -348,7 +330,6 @@ class Shaping(Entries, Locking):
         Raises:
             DimError: the dim is out of range.
 
-        >>> from td_core import TensorDict
         >>> [part["a"] for part in TensorDict({"a": torch.arange(2)}, [2]).unbind(0)]
         [tensor(0), tensor(1)]
         """
@@ -357,7 +338,6 @@ class Shaping(Entries, Locking):
     def atleast_1d(self: SelfT) -> SelfT:
         """Return the collection with one batch dim at least; new ones come first.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1}).atleast_1d().batch_size
         torch.Size([1])
         """
@@ -366,7 +346,6 @@ class Shaping(Entries, Locking):
     def atleast_2d(self: SelfT) -> SelfT:
         """Return the collection with two batch dims at least; new ones come first.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_2d().batch_size
         torch.Size([1, 3])
         """
@@ -375,7 +354,6 @@ class Shaping(Entries, Locking):
     def atleast_3d(self: SelfT) -> SelfT:
         """Return the collection with three batch dims at least; new ones come first.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(3)}, [3]).atleast_3d().batch_size
         torch.Size([1, 1, 3])
         """
@@ -395,7 +373,6 @@ class Shaping(Entries, Locking):
         Raises:
             StructureError: a lazy stack has ragged entries; see :meth:`densify`.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.zeros(2, 3).T}, [3])
         >>> td.contiguous()["a"].is_contiguous()
         True
@@ -416,7 +393,7 @@ class Shaping(Entries, Locking):
             DepthError: the nesting is deeper than Python can call.
             KeyMismatchError: what some members lack is no tensor, or has no dims.
 
-        >>> from td_core import LazyStackedTensorDict, TensorDict
+        >>> from td_core import LazyStackedTensorDict
         >>> stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(1)}), TensorDict({"a": torch.zeros(2)}))
         >>> stack.densify(torch.jagged)["a"].is_nested
         True

@@ -61,7 +61,6 @@ class State(Core):
         Raises:
             KeyPathError: two leaves have the same dotted key.
 
-        >>> from td_core import TensorDict
         >>> list(TensorDict({"a": 1, "b": {"c": 2}}).state_dict())
         ['a', 'b.c']
         """
@@ -114,7 +113,6 @@ class State(Core):
         Raises:
             StructureError: keys are missing or unexpected, or a shape differs; nothing was changed.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.zeros(2)})
         >>> td.load_state_dict(TensorDict({"a": torch.ones(2)}).state_dict())["a"]
         tensor([1., 1.])

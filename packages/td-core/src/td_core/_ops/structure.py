@@ -55,7 +55,6 @@ class Structure(Updating):
             KeyPathError: a key is missing.
             LockedError: ``inplace`` on a locked collection.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": 1, "b": {"c": 2, "d": 3}})
         >>> td.select("a", ("b", "c"))
         TensorDict(batch_size=[], fields={a: i64[], b: {c: i64[]}})
@@ -94,7 +93,6 @@ class Structure(Updating):
         Raises:
             LockedError: ``inplace`` on a locked collection.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1, "b": {"c": 2, "d": 3}}).exclude("a", ("b", "c"))
         TensorDict(batch_size=[], fields={b: {d: i64[]}})
         """
@@ -133,7 +131,6 @@ class Structure(Updating):
         Raises:
             KeyPathError: a key is missing, or stands in an earlier set.
 
-        >>> from td_core import TensorDict
         >>> a, rest = TensorDict({"a": 1, "b": 2, "c": 3}).split_keys(["a"])
         >>> list(a.keys()), list(rest.keys())
         (['a'], ['b', 'c'])
@@ -185,7 +182,6 @@ class Structure(Updating):
             KeyPathError: a key is missing.
             LockedError: the collection is locked.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": 1, "b": 2})
         >>> td.separates("a"), td
         (TensorDict(batch_size=[], fields={a: i64[]}), TensorDict(batch_size=[], fields={b: i64[]}))
@@ -198,7 +194,6 @@ class Structure(Updating):
     def filter_empty_(self: SelfT) -> SelfT:
         """Remove the sub-collections without entries, from the deepest up.
 
-        >>> from td_core import TensorDict
         >>> list(TensorDict({"a": {"b": {}}, "c": 1}).filter_empty_().keys())
         ['c']
         """
@@ -236,7 +231,6 @@ class Structure(Updating):
             device: of the result, this one's if not given.
             names: of the result, this one's if not given.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": 1, "b": {"c": 2}}, batch_size=[]).empty(recurse=True)
         TensorDict(batch_size=[], fields={b: {}})
         """
@@ -283,7 +277,6 @@ class Structure(Updating):
             KeyTakenError: two entries would have the same key.
             LockedError: ``inplace`` on a locked collection.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": {"b": 1}, "c": 2}).flatten_keys()
         TensorDict(batch_size=[], fields={a.b: i64[], c: i64[]})
         """
@@ -316,7 +309,6 @@ class Structure(Updating):
             KeyTakenError: two entries would have the same key, or one would be above the other.
             LockedError: ``inplace`` on a locked collection.
 
-        >>> from td_core import TensorDict
         >>> TensorDict({"a.b": 1, "c": 2}).unflatten_keys()
         TensorDict(batch_size=[], fields={a: {b: i64[]}, c: i64[]})
         """
@@ -344,7 +336,6 @@ class Structure(Updating):
             KeyTakenError: ``safe``, and there is an entry under ``new_key``.
             LockedError: the collection is locked.
 
-        >>> from td_core import TensorDict
         >>> list(TensorDict({"a": 1, "b": 2}).rename_key_("a", "c").keys())
         ['b', 'c']
         """
@@ -402,7 +393,6 @@ class Structure(Updating):
             KeyPathError: an old key is missing.
             KeyTakenError: two entries would have the same key.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": 1, "b": 2}).rename_keys({"a": "b", "b": "a"})
         >>> td["a"], td["b"]
         (tensor(2), tensor(1))

@@ -71,7 +71,6 @@ class Updating(Entries):
             BatchSizeError: the leading dims of a value do not match.
             LockedError: the collection is locked, and an entry would be new or replaced.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": 1, "b": {"c": 2}})
         >>> td.update({"b": {"d": 3}})
         TensorDict(batch_size=[], fields={a: i64[], b: {c: i64[], d: i64[]}})
@@ -137,8 +136,6 @@ class Updating(Entries):
             BatchSizeError: the leading dims of a value do not match.
             StructureError: a value does not fit into its entry.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.zeros(2), "b": torch.zeros(2)})
         >>> td.update_({"a": torch.ones(2)})["a"]
         tensor([1., 1.])
@@ -156,8 +153,6 @@ class Updating(Entries):
     def copy_(self: SelfT, tensordict: Any, non_blocking: bool = False) -> SelfT:
         """Copy the entries of another collection into the existing ones; see :meth:`update_`.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2)}).copy_(TensorDict({"a": torch.ones(2)}))["a"]
         tensor([1., 1.])
         """
@@ -187,8 +182,6 @@ class Updating(Entries):
             KeyPathError: an entry does not exist here.
             StructureError: a value does not fit into its entry.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.zeros(2)}, batch_size=[2])
         >>> td.update_at_({"a": torch.ones(())}, 0)["a"]
         tensor([1., 0.])
@@ -212,8 +205,6 @@ class Updating(Entries):
             non_blocking: as in :meth:`torch.Tensor.copy_`.
             fast: makes no difference: the fused copy runs wherever it gives the same result.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.zeros(2)}, batch_size=[2])
         >>> td.copy_at_(TensorDict({"a": 1.0}), 0)["a"]
         tensor([1., 0.])
@@ -232,8 +223,6 @@ class Updating(Entries):
         Raises:
             KeyPathError: the entry does not exist.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": torch.zeros(2, 2)}, batch_size=[2])
         >>> td.set_at_("a", 1, (0, 1))["a"]
         tensor([[0., 1.],
@@ -278,8 +267,6 @@ class Updating(Entries):
             index: any index of a tensor.
             default: returned where the entry is missing, None if not given (see ``set_get_defaults_to_none``).
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.arange(3)}).get_at("a", 1)
         tensor(1)
         """
@@ -295,7 +282,6 @@ class Updating(Entries):
             *args: at most one mapping or collection, as for :meth:`update`.
             **kwargs: entries by keyword.
 
-        >>> from td_core import TensorDict
         >>> td = TensorDict({"a": 1})
         >>> td.replace(a=2)["a"], td["a"]
         (tensor(2), tensor(1))
@@ -316,8 +302,6 @@ class Updating(Entries):
             KeyPathError: the entry does not exist.
             StructureError: a leaf cannot be written in place; nothing was written.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.zeros(2)}).fill_("a", 3)["a"]
         tensor([3., 3.])
         """
@@ -348,8 +332,6 @@ class Updating(Entries):
         Raises:
             StructureError: a leaf cannot be written in place; nothing was written.
 
-        >>> import torch
-        >>> from td_core import TensorDict
         >>> TensorDict({"a": torch.ones(2)}).zero_()["a"]
         tensor([0., 0.])
         """

@@ -34,17 +34,9 @@ class UpdatePlan:
     """The plan of one update: what to store where."""
 
     __slots__ = (
-        "clone",
-        "copies",
-        "inplace",
-        "is_leaf",
-        "non_blocking",
-        "resize",
-        "root",
-        "sizes",
-        "stores",
+        "clone", "copies", "inplace", "is_leaf", "non_blocking", "resize", "root", "sizes", "stores",
         "strict",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -410,7 +410,7 @@ def installed(
     Raises:
         PluginError: something that the plugin adds is refused; nothing stays registered.
 
-    >>> from td_core import TensorDict, hookimpl
+    >>> from td_core import hookimpl
     >>> class Shine:
     ...     @hookimpl
     ...     def td_methods(self):
