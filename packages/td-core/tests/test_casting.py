@@ -205,6 +205,19 @@ def test_to_in_place_replaces_leaves(td: TensorDict) -> None:
     check(td, expected)
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_what_is_locked_below_is_not_replaced_in_place(stacked: bool) -> None:
+    parts = [TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2)}}, [2]) for _ in range(2)]
+    td = TensorDict.lazy_stack(parts) if stacked else TensorDict({"n": parts[0], "x": torch.ones(2)}, [2])
+    parts[0]["b"].lock_()
+    leaves = list(td.values(True, True)) if not stacked else [part["a"] for part in parts]
+    for call in (lambda: td.to(torch.float64, inplace=True), lambda: td.pin_memory(inplace=True)):
+        with pytest.raises(LockedError, match="cannot replace leaves: the TensorDict is locked"):
+            call()
+    found = list(td.values(True, True)) if not stacked else [part["a"] for part in parts]
+    assert all(one is other for one, other in zip(leaves, found, strict=True))
+
+
 @pytest.mark.parametrize(
     "arguments", [(3.5,), ("cpu", "cpu"), (torch.int8, torch.int8), ("cpu", True, True)], ids=str
 )

@@ -472,7 +472,7 @@ def test_a_buffer_may_lie_apart() -> None:
     same(from_buffer(buffer.repeat_interleave(2)[::2]), TREES["locked"]())
 
 
-@pytest.mark.parametrize("name", [name for name in TREES if name != "locked"])
+@pytest.mark.parametrize("name", [name for name in TREES if not name.startswith("locked")])
 def test_inplace_replaces_the_leaves(name: str) -> None:
     tree = TREES[name]()
     if tree.is_locked:
@@ -485,9 +485,14 @@ def test_inplace_replaces_the_leaves(name: str) -> None:
     assert tree.consolidate(inplace=True) is tree
 
 
-def test_what_is_locked_is_not_consolidated_in_place() -> None:
-    with pytest.raises(LockedError, match="consolidate it in place"):
-        TREES["locked"]().consolidate(inplace=True)
+@pytest.mark.parametrize("name", [name for name in TREES if name.startswith("locked")])
+def test_what_is_locked_is_not_consolidated_in_place(name: str, tmp_path: Path) -> None:
+    tree = TREES[name]()
+    before, locked = storages(tree), tree.is_locked
+    with pytest.raises(LockedError, match="cannot consolidate it in place: the TensorDict is locked"):
+        tree.consolidate(tmp_path / "td", inplace=True)
+    assert storages(tree) == before
+    assert tree.is_locked == locked and not (tmp_path / "td").exists()
 
 
 def test_a_tree_deeper_than_json_may_be(tmp_path: Path) -> None:

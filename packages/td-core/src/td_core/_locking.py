@@ -92,3 +92,14 @@ def refuse_if_locked(node: Core, what: str) -> None:
             f"cannot {what}: the {type(node).__name__} is locked; write in place (set_, update_, copy_), "
             "or call unlock_() first"
         )
+
+
+def refuse_if_locked_below(root: Core, what: str) -> None:
+    """Raise LockedError naming the change that was tried, if this collection or one in it is locked."""
+    refuse_if_locked(root, what)
+    todo = list(root._nested())
+    while todo:
+        node: Any = todo.pop()
+        if not node._opaque:
+            refuse_if_locked(node, what)
+            todo.extend(node._nested())

@@ -16,7 +16,7 @@ from torch import Tensor
 from td_core import decode, encode
 from td_core._devices import as_device, wait_for
 from td_core._labels import relabel
-from td_core._locking import refuse_if_locked
+from td_core._locking import refuse_if_locked_below
 from td_core._nodes import Encoded
 from td_core._ops.moving import put_back
 from td_core.errors import StructureError
@@ -62,6 +62,7 @@ def consolidate(
     Raises:
         StructureError: a leaf has no dense form (sparse, strided nested, quantized, on the meta device), or ``filename``
             is given and ``device`` is the meta device; nothing was written.
+        LockedError: with ``inplace``, this collection or one in it is locked; nothing was changed.
         CodecError: with ``filename`` or ``metadata``, a value that no registered serializer stores; names its key.
 
     >>> td = consolidate(TensorDict({"a": torch.ones(2), "n": {"b": torch.zeros(3)}}))
@@ -79,7 +80,7 @@ def consolidate(
     if not any(options.values()) and filename is None and is_consolidated(self):
         return self
     if inplace:
-        refuse_if_locked(self, "consolidate it in place")
+        refuse_if_locked_below(self, "consolidate it in place")
     encoded = encode(self)
     layout = _storage.plan(encoded)
     trailer = _file.trailer(self, encoded, layout) if filename is not None or metadata else b""

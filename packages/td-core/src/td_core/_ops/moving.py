@@ -16,7 +16,7 @@ from .._attachments import attachments
 from .._collection import Core
 from .._devices import as_device, wait_for
 from .._labels import relabel
-from .._locking import refuse_if_locked
+from .._locking import refuse_if_locked_below
 from ..typing import DeviceType, NestedKey
 from .dtypes import CASTS, Dtypes, cast_some
 from .locking import nothing, source_of
@@ -156,9 +156,9 @@ def put_back(target: Any, source: Any) -> None:
     """Make every leaf of ``source`` the leaf of ``target`` at the same place.
 
     Raises:
-        LockedError: ``target`` is locked.
+        LockedError: ``target``, or a collection in it, is locked; nothing was replaced.
     """
-    refuse_if_locked(target, "replace leaves")
+    refuse_if_locked_below(target, "replace leaves")
     todo = [(target, source)]
     while todo:
         mine, theirs = todo.pop()
@@ -292,7 +292,7 @@ class Moving(Dtypes):
         True
         """
         if inplace:
-            refuse_if_locked(self, "replace leaves")
+            refuse_if_locked_below(self, "replace leaves")
         for attachment in attachments(self):
             whole: Any = attachment.pinned(self)
             if whole is not None:
