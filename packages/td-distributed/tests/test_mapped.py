@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,51 @@ def test_files_that_hold_something_else_by_now_are_not_named(change: Any, tmp_pa
     change(saved, tmp_path / "save")
     assert _mapped.folder_of(saved) is None
     assert _mapped.folder_of(TREES["nested"]().memmap()) is None
+
+
+def gets_another_batch_size(tree: Any, folder: Path) -> None:
+    tree.batch_size = []
+
+
+def has_a_level_of_another_batch_size(tree: Any, folder: Path) -> None:
+    tree["n"].batch_size = [3, 2]
+
+
+def gets_names(tree: Any, folder: Path) -> None:
+    tree.names = ["x"]
+
+
+def has_a_level_elsewhere(tree: Any, folder: Path) -> None:
+    tree["n"].memmap_(folder.with_name("save elsewhere"), copy_existing=True)
+
+
+@needs_memmap
+@pytest.mark.parametrize(
+    "change",
+    [gets_another_batch_size, has_a_level_of_another_batch_size, gets_names, has_a_level_elsewhere],
+)
+@pytest.mark.parametrize("loaded", [False, True])
+def test_files_that_describe_another_structure_by_now_are_not_named(
+    change: Any, loaded: bool, tmp_path: Path
+) -> None:
+    saved = TensorDict({"a": torch.ones(3, 2), "n": {"b": torch.ones(3, 2)}}, [3]).memmap(tmp_path / "save")
+    if loaded:
+        saved = TensorDict.load_memmap(tmp_path / "save").memmap_(tmp_path / "save")
+    change(saved, tmp_path / "save")
+    for each in (saved, pickle.loads(pickle.dumps(saved)), saved.memmap()):
+        assert _mapped.folder_of(each) is None
+        assert each.batch_size == saved.batch_size and each.names == saved.names
+    again = saved.memmap(tmp_path / "save", copy_existing=True)
+    assert _mapped.folder_of(again) == str(tmp_path / "save")
+    assert _mapped.folder_of(again["n"]) == str(tmp_path / "save" / "n")
+
+
+@needs_memmap
+@pytest.mark.parametrize("name", TREES)
+def test_every_kind_is_named_as_long_as_it_is_as_saved(name: str, tmp_path: Path) -> None:
+    saved = TREES[name]().memmap(tmp_path / "save")
+    for each in (saved, pickle.loads(pickle.dumps(saved)), saved.memmap()):
+        assert _mapped.folder_of(each) == str(tmp_path / "save")
 
 
 def leaves(tree: Any) -> list[torch.Tensor]:

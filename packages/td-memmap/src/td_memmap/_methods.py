@@ -480,7 +480,8 @@ def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable
     if prefix is None and saved is not None:
         if options.inplace:
             return lambda: data
-        return lambda: attach(snapshot(data), directory(data, saved), saved.robust_key, saved.allow_pickle)
+        place, as_saved = directory(data, saved), saved.describes(data)
+        return lambda: attach(snapshot(data), place, saved.robust_key, saved.allow_pickle, as_saved=as_saved)
     if prefix is None:
         tree = data if options.inplace else snapshot(data)
         return lambda: save_anonymous(tree, inplace=options.inplace, progress=options.progress)

@@ -39,6 +39,7 @@ class Saved(Attachment):
         allow_pickle: whether values may be pickled, as when it was saved.
         above: batch size of the level above.
         shared: whether values are read from the save each time it changes.
+        form: batch size and names of the node in the save; None where they are not known.
         seen: the file that they were read from last, under ``"file"``.
     """
 
@@ -47,14 +48,26 @@ class Saved(Attachment):
     allow_pickle: bool
     above: torch.Size
     shared: bool
+    form: Any
     seen: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def files(self, node: Core) -> str | None:
-        """Return the directory of a node, unless a leaf is elsewhere by now, or another save has taken the place of this one."""
+        """Return the directory of a node, unless that now differs from the save, or another save has taken its place."""
         leaves: list[Tensor] = []
         node._collect(leaves)
         in_place = (isinstance(leaf, MemoryMappedTensor) and is_in_its_file(leaf) for leaf in leaves)
-        return directory(node, self) if self.path is not None and all(in_place) else None
+        return directory(node, self) if self.describes(node) and all(in_place) else None
+
+    def describes(self, node: Core) -> bool:
+        """Tell whether the save has the levels of a node, with their batch sizes and names, which a lock lets change."""
+        todo: list[Any] = [node]
+        while todo and self.path is not None:
+            each = todo.pop()
+            saved = saved_of(each)
+            if saved is None or saved.form != _form(each) or not _is_below(saved.path, self.path):
+                return False
+            todo.extend(each._nested())
+        return self.path is not None
 
     def changed(self, node: Core) -> None:
         """Write the values of a node to its save, those that describe them last, in one step.
@@ -91,7 +104,8 @@ class Saved(Attachment):
     def pickled(self, node: Core, protocol: int) -> tuple[Any, ...]:
         """Return a mapped collection for pickle: it is mapped to the same files where it is unpickled."""
         parts = _pickling.take_apart(node, protocol)
-        return _again, (parts, directory(node, self), self.robust_key, self.allow_pickle, self.shared)
+        options = self.robust_key, self.allow_pickle, self.shared, self.describes(node)
+        return _again, (parts, directory(node, self), *options)
 
 
 def _again(parts: tuple[Any, ...], *saved: Any) -> Any:
@@ -104,6 +118,14 @@ def saved_of(data: Any) -> Saved | None:
     return None if attachments is None else attachments.get(ATTACHMENT)
 
 
+def _form(node: Any) -> Any:
+    return node.batch_size, node.names
+
+
+def _is_below(path: str | None, above: str) -> bool:
+    return path is not None and f"{path}/".startswith(f"{above}/")
+
+
 def directory(node: Core, saved: Saved) -> str | None:
     """Return the directory of a node, whose attachments may be those of the node that it wraps."""
     path = saved.path
@@ -113,9 +135,14 @@ def directory(node: Core, saved: Saved) -> str | None:
 
 
 def attach(
-    result: Any, prefix: str | None, robust_key: bool, allow_pickle: bool = False, shared: bool = False
+    result: Any,
+    prefix: str | None,
+    robust_key: bool,
+    allow_pickle: bool = False,
+    shared: bool = False,
+    as_saved: bool = True,
 ) -> Any:
-    """Lock a mapped collection and tell every node of it where it is saved."""
+    """Lock a mapped collection and tell every node of it where it is saved, and whether it is as it was saved."""
     result.lock_()
     todo: list[tuple[Any, str | None, torch.Size]] = [(result, prefix, torch.Size())]
     while todo:
@@ -124,7 +151,9 @@ def attach(
         inner._set_device(_CPU)
         inner._attachments = {
             **(inner._attachments or {}),
-            ATTACHMENT: Saved(path, robust_key, allow_pickle, above, shared),
+            ATTACHMENT: Saved(
+                path, robust_key, allow_pickle, above, shared, _form(node) if as_saved else None
+            ),
         }
         record = take_apart(node)
         size = node.batch_size
