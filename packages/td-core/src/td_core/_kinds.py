@@ -71,11 +71,12 @@ def _dense_to_directory(td: Any) -> Record:
 
 def _dense_from_directory(record: Record) -> TensorDict:
     meta = record.meta
-    size, listed = as_batch_size(meta["shape"]), meta.get("_names")
+    size, listed, device = as_batch_size(meta["shape"]), meta.get("_names"), meta.get("device")
     names = check_names(listed, len(size)) if isinstance(listed, list) else None
-    device = None if meta.get("device") in (None, "None") else torch.device(meta["device"])
+    device = None if device in (None, "None") else torch.device(device)
     td: TensorDict = (record.cls or TensorDict)._make(dict(record.entries), size, device, names)
-    _name_below(td)
+    if names is not None:
+        _name_below(td)
     if meta.get("_locked") is True:
         td.lock_()
     return td

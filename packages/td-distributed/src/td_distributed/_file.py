@@ -234,13 +234,15 @@ def _check_shapes(tree: Any) -> None:
     while todo:
         node = todo.pop()
         size, below = node.batch_size, list(node._nested())
+        todo.extend(below)
+        if not size:
+            continue
         node._check_batch_size(size)
         for child in below if node._stacked() is None else ():
             if child.batch_size[: len(size)] != size:
                 raise BatchSizeError(
                     f"the batch size {list(size)} does not fit: a level in it has {list(child.batch_size)}"
                 )
-        todo.extend(below)
 
 
 def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
@@ -279,7 +281,7 @@ def joined(values: list[tuple[Any, Any]]) -> list[Any]:
 def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
     if not isinstance(shape, list) or {*map(type, (*shape, start, stop, pad))} != {int}:
         raise FormatError(f"shape {shape!r} at bytes {start!r} to {stop!r}, {pad!r} of padding: not all ints")
-    return Span(_storage.dtype_named(str(dtype)), tuple(shape), start, stop, pad)
+    return Span._make((_storage.dtype_named(str(dtype)), tuple(shape), start, stop, pad))
 
 
 def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
@@ -364,20 +366,22 @@ class _Reader:
 
     def node(self, level: dict[str, Any]) -> Any:
         """Return the node of the root level; built from the deepest up."""
-        order: list[tuple[dict[str, Any], tuple[str, ...]]] = []
+        order: list[tuple[dict[str, Any], tuple[str, ...], list[tuple[str, dict[str, Any]]]]] = []
         todo: list[tuple[dict[str, Any], tuple[str, ...]]] = [(level, ())]
         while todo:
             current, path = todo.pop()
-            order.append((current, path))
-            todo += [(below, (*path, key)) for key, below in _levels(current)]
+            below = _levels(current)
+            order.append((current, path, below))
+            todo += [(each, (*path, key)) for key, each in below]
         built: dict[int, Any] = {}
-        keys = [self._leaves(current, path) for current, path in order]
+        keys = [self._leaves(current, path) for current, path, _ in order]
         layout = Layout(self.leaves, len(self.views.storage))
         _storage.check(layout, layout.nbytes)
         made = map(_storage.check_rows, self.views.leaves(layout))
         leaves = [dict(zip(names, islice(made, len(names)))) for names in keys]
-        for (current, path), here in reversed(list(zip(order, leaves))):
-            built[id(current)] = self._build(current, path, here, built)
+        for (current, path, below), here in reversed(list(zip(order, leaves))):
+            levels = {key: built[id(each)] for key, each in below}
+            built[id(current)] = self._build(current, path, here, levels)
         return built[id(level)]
 
     def _leaves(self, level: dict[str, Any], path: tuple[str, ...]) -> list[str]:
@@ -401,7 +405,7 @@ class _Reader:
         return list(found)
 
     def _build(
-        self, level: dict[str, Any], path: tuple[str, ...], leaves: dict[str, Tensor], built: dict[int, Any]
+        self, level: dict[str, Any], path: tuple[str, ...], leaves: dict[str, Tensor], levels: dict[str, Any]
     ) -> Any:
         name = level["cls"]
         kind = KINDS.named(FORMAT, name) or _by_last_name(name)
@@ -416,7 +420,7 @@ class _Reader:
         for key, entry in level.get("non_tensors", {}).items():
             children[key] = self._value(entry, (*path, key))
         children.update(leaves)
-        children.update((key, built[id(below)]) for key, below in _levels(level))
+        children.update(levels)
         if self.orders and _pointer(path) in self.orders:
             order = self.orders[_pointer(path)]
             if sorted(order) != sorted(children):

@@ -8,7 +8,7 @@ tensor is stored as its values, its offsets and, where it has them, its lengths.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -210,29 +210,27 @@ class Views:
 
     def _made(self, places: list[tuple[Span, ...]]) -> Iterator[Pieces]:
         """Yield what lies at each place; one call makes all vectors that follow each other."""
-        run: list[int] = []
-        first = end = 0
-        kind: torch.dtype | None = None
+        run: list[Span] = []
         for spans in places:
-            dtype, shape, start, stop, pad = spans[0]
+            dtype, shape, start, _, _ = spans[0]
             vector = len(shape) == 1 and len(spans) == 1
-            if run and not (vector and dtype is kind and start == end):
-                yield from self._vectors(kind, first, end, run)
+            if run and not (vector and dtype is run[-1][0] and start == run[-1][3] - run[-1][4]):
+                yield from self._vectors(run)
                 run = []
-            if not vector:
+            if vector:
+                run.append(spans[0])
+            else:
                 yield tuple(map(self.of, spans))
-                continue
-            if not run:
-                first, kind = start, dtype
-            run.append(shape[0])
-            end = stop - pad
         if run:
-            yield from self._vectors(kind, first, end, run)
+            yield from self._vectors(run)
 
-    def _vectors(self, dtype: Any, start: int, stop: int, sizes: list[int]) -> Iterator[Pieces]:
+    def _vectors(self, run: list[Span]) -> Iterable[Pieces]:
+        if len(run) == 1:
+            return [(self.of(run[0]),)]
+        (dtype, _, start, _, _), stop = run[0], run[-1].stop - run[-1].pad
         whole = self.of(Span(dtype, ((stop - start) // dtype.itemsize,), start, stop, 0))
         # The safe spelling refuses that a gradient is written into one of several views.
-        return zip(whole.unsafe_split_with_sizes(sizes) if len(sizes) > 1 else (whole,))
+        return zip(whole.unsafe_split_with_sizes([span[1][0] for span in run]))
 
     def leaves(self, layout: Layout) -> list[Tensor]:
         """Return all leaves as views on the storage; tied leaves are one tensor."""
@@ -499,21 +497,19 @@ def check(layout: Layout, nbytes: int) -> None:
     """
     spans: list[tuple[int, int]] = []
     for i, leaf in enumerate(layout.leaves):
-        for span in leaf.spans:
-            if min(span.shape, default=0) < 0:
-                raise FormatError(f"leaf {i} has the impossible shape {list(span.shape)}")
-            size = math.prod(span.shape) * span.dtype.itemsize
-            if span.pad < 0 or span.stop - span.start - span.pad != size:
+        for dtype, shape, start, stop, pad in leaf.spans:
+            if min(shape, default=0) < 0:
+                raise FormatError(f"leaf {i} has the impossible shape {list(shape)}")
+            size = math.prod(shape) * dtype.itemsize
+            if pad < 0 or stop - start - pad != size:
                 raise FormatError(
-                    f"leaf {i} of shape {list(span.shape)} and dtype {span.dtype} needs {size} bytes; bytes "
-                    f"{span.start} to {span.stop} with {span.pad} of padding were given"
+                    f"leaf {i} of shape {list(shape)} and dtype {dtype} needs {size} bytes; bytes "
+                    f"{start} to {stop} with {pad} of padding were given"
                 )
-            if span.start < 0 or span.stop > nbytes:
-                raise FormatError(
-                    f"leaf {i} lies at bytes {span.start} to {span.stop} of a storage of {nbytes}"
-                )
+            if start < 0 or stop > nbytes:
+                raise FormatError(f"leaf {i} lies at bytes {start} to {stop} of a storage of {nbytes}")
             if size:
-                spans.append((span.start, span.stop - span.pad))
+                spans.append((start, stop - pad))
     end, owner = 0, (0, 0)
     for start, stop in sorted(set(spans)):
         # The same bytes twice are tied leaves; bytes shared in part are damage.
