@@ -280,6 +280,21 @@ def test_requiring_gradients_of_integers_is_refused_before_anything_changes() ->
     assert not td.requires_grad
 
 
+def test_gradients_that_cannot_start_or_stop_are_refused_before_anything_changes() -> None:
+    with torch.inference_mode():
+        sealed = torch.zeros(1)
+    td = TensorDict({"a": torch.zeros(1), "b": sealed})
+    with pytest.raises(
+        RuntimeError, match="cannot require gradients: key 'b' was made under torch.inference_mode"
+    ):
+        td.requires_grad_()
+    assert not td.requires_grad
+    first = torch.zeros(1, requires_grad=True)
+    with pytest.raises(RuntimeError, match="cannot stop to record gradients: key 'b' was computed from"):
+        TensorDict({"a": first, "b": first * 2}).requires_grad_(False)
+    assert first.requires_grad
+
+
 def test_gradients(td: TensorDict) -> None:
     td.requires_grad_()
     assert td.grad is None

@@ -748,3 +748,75 @@ def test_a_member_that_stands_in_a_stack_twice_changes_once(change, keys, nest):
 def test_what_is_hidden_is_not_lost_in_a_dense_collection(make):
     with pytest.raises(KeyMismatchError, match=r"\['only0'\], which some lack, would be lost"):
         make(lazy_stack([TensorDict({"a": 1, "only0": 1}), TensorDict({"a": 2})]))
+
+
+def state_of(node):
+    """What a change changes: entries and what is in them, of every level."""
+    if isinstance(node, torch.Tensor):
+        return id(node), node.tolist()
+    stacked = node._stacked()
+    return (
+        [state_of(member) for member in stacked[0]] if stacked else {k: state_of(v) for k, v in node.items()}
+    )
+
+
+def lock_level(last):
+    last["n"].lock_()
+    return last
+
+
+def lock_member_of_level(last):
+    last["n"] = lazy_stack([TensorDict({"b": torch.zeros(())}, lock=i == 2) for i in range(3)])
+    return last
+
+
+def lock_member(last):
+    parts = [last[i].clone() for i in range(3)]
+    parts[2].lock_()
+    return lazy_stack(parts)
+
+
+def leaf_for_level(last):
+    return last.set("n", torch.zeros(3))
+
+
+@pytest.mark.parametrize("spoil", [lock_level, lock_member_of_level, lock_member, leaf_for_level])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda stack: stack.set(("n", "z"), torch.ones(3, 3)),
+        lambda stack: stack.create_nested(("n", "z")),
+        lambda stack: stack.update({"z": torch.ones(3, 3), "n": {"z": torch.ones(3, 3)}}),
+        lambda stack: stack.update_({"a": torch.ones(3, 3, 2), "n": {"b": torch.ones(3, 3, 2)}}),
+        lambda stack: stack.del_(("n", "b")),
+        lambda stack: stack.pop(("n", "b")),
+        lambda stack: stack.rename_key_(("n", "b"), ("n", "z")),
+        lambda stack: stack.rename_key_(("n", "b"), "z"),
+        lambda stack: stack.rename_key_("a", ("n", "z")),
+        lambda stack: stack.select("a", ("n", "z"), inplace=True),
+        lambda stack: stack.exclude("a", ("n", "b"), inplace=True),
+        lambda stack: stack.split_keys(["a", ("n", "b")], inplace=True),
+        lambda stack: stack.unflatten_keys("a", inplace=True),
+        lambda stack: stack[:].set_at_(("n", "b"), torch.ones(3, 2), (slice(None), 0)),
+    ],
+)
+def test_what_fails_at_a_later_member_leaves_all_as_they_were(change, spoil):
+    members = [member(0), member(1), spoil(member(2))]
+    before = [state_of(each) for each in members]
+    try:
+        change(LazyStackedTensorDict(*members))
+    except (KeyError, RuntimeError):
+        assert [state_of(each) for each in members] == before
+
+
+def test_a_jagged_member_refuses_a_plain_value_before_the_others_are_written():
+    leaves = [
+        torch.zeros(2),
+        torch.nested.nested_tensor([torch.zeros(1), torch.zeros(1)], layout=torch.jagged),
+    ]
+    stack = LazyStackedTensorDict(*[TensorDict({"a": leaf}, [2]) for leaf in leaves])
+    with pytest.raises(
+        StructureError, match="it is a nested tensor of the layout torch.jagged, the value a tensor"
+    ):
+        stack.set_("a", torch.ones(2, 2))
+    assert not leaves[0].any()

@@ -503,3 +503,20 @@ def test_a_level_that_fits_keeps_its_batch_size_when_emptied() -> None:
 def test_without_leaves_the_batch_size_stays() -> None:
     td = TensorDict({"n": {}}, [2, 3]).auto_batch_size_()
     assert td.batch_size == td["n"].batch_size == torch.Size([2, 3])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda td: td.select("a", ("n", "b"), inplace=True),
+        lambda td: td.exclude("a", ("n", "b"), inplace=True),
+        lambda td: td.split_keys(["a", ("n", "b")], inplace=True),
+        lambda td: td.rename_key_(("n", "b"), "z"),
+        lambda td: td.rename_key_(("n", "b"), ("n", "b", "z")),
+    ],
+)
+def test_a_locked_level_of_an_unlocked_collection_keeps_its_entries(change):
+    td = TensorDict({"a": 0, "n": TensorDict({"b": 1, "c": 2}, lock=True)})
+    with pytest.raises(LockedError, match="key .*'[bc]'.*: the TensorDict is locked"):
+        change(td)
+    assert list(td.keys(True)) == ["a", "n", ("n", "b"), ("n", "c")]

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import td_memmap
-from td_core import TensorDict
+from td_core import TensorDict, lazy_stack
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._params import TensorDictParams
 from td_core.errors import CodecError, FormatError, LockedError, StructureError
@@ -1132,3 +1132,9 @@ def test_a_save_takes_what_was_there_when_it_began_while_another_thread_writes(t
         done.set()
         writer.join()
         sys.setswitchinterval(interval)
+
+
+def test_a_member_that_stands_in_a_stack_twice_is_mapped_once() -> None:
+    one = TensorDict({"a": torch.ones(2)}, [2])
+    stack = lazy_stack([one, one]).memmap_()
+    assert stack.is_memmap() and stack["a"].tolist() == [[1.0, 1.0]] * 2

@@ -136,3 +136,23 @@ def test_nothing_is_updated_where_an_entry_is_no_field(entry) -> None:
         with pytest.raises(UnknownFieldError, match="Nested has no field .*no field"):
             stack.update({"image": torch.ones(3, 2, 3), **entry})
         assert not stack.image.any()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda stack: stack.set("z", torch.ones(2, 3)),
+        lambda stack: stack.set(("z", "y"), torch.ones(2, 3)),
+        lambda stack: stack.update({"image": torch.ones(2, 3), "z": torch.ones(2, 3)}),
+        lambda stack: stack.update({"image": torch.ones(2, 3), "z": torch.ones(2, 3)}, inplace=True),
+        lambda stack: stack.rename_key_("image", "z"),
+        lambda stack: stack.__setitem__(slice(None), {"image": torch.ones(2, 3), "z": torch.ones(2, 3)}),
+    ],
+)
+def test_an_entry_that_is_no_field_of_one_member_is_stored_in_none(change) -> None:
+    members = [TensorDict({"image": torch.zeros(3)}, [3]), Other(torch.zeros(3), batch_size=[3])]
+    images = [member.get("image") for member in members]
+    with pytest.raises(UnknownFieldError, match="Other has no field 'z'"):
+        change(LazyStackedTensorDict(*members))
+    for member, image in zip(members, images):
+        assert list(member.keys()) == ["image"] and member.get("image") is image and not image.any()

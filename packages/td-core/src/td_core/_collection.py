@@ -171,9 +171,8 @@ class Core(ABC):
         self._assign(index, value)  # type: ignore[attr-defined]
         return self
 
-    @classmethod  # noqa: B027 -- most kinds take any key
-    def _check_keys(cls, keys: Mapping[Any, Any]) -> None:
-        """Raise where one of some keys is that of no entry which this kind can have."""
+    def _check_keys(self, keys: Mapping[Any, Any]) -> None:  # noqa: B027 -- most kinds take any key
+        """Raise where one of some keys is that of no entry which this node can have."""
 
     def _declared(self, key: str, value: Any) -> Any:
         """Return a value as the declaration of ``key`` wants it, before it is coerced; here nothing is declared."""

@@ -134,7 +134,8 @@ class LazyStackedTensorDict(TensorDictBase):
         return stack
 
     def _stacked(self) -> tuple[Sequence[Any], int] | None:
-        return (self._members, self._stack_dim) if self._members else None
+        # A copy: another thread may add members between two looks.
+        return (self._members.copy(), self._stack_dim) if self._members else None
 
     @property
     def tensordicts(self) -> list[Any]:
@@ -358,9 +359,8 @@ class LazyStackedTensorDict(TensorDictBase):
 
     def _shares(self, key: str, value: Child) -> list[tuple[Any, Any]]:
         """Return each member with its part of a value that is stored."""
-        for member in self._members:
-            if member._locked:
-                refuse_if_locked(member, f"set {show_path((key,))}")
+        refuse_if_locked(self, f"set {show_path((key,))}")
+        self._check_keys({key: None})
         shares = list(zip(self._members, self._parts(value)))
         for member, part in shares:
             if isinstance(part, Core) and -1 in part.batch_size:
@@ -373,6 +373,10 @@ class LazyStackedTensorDict(TensorDictBase):
         plan = UpdatePlan(self, False, True, non_blocking, None, False, strict=True)
         plan.copies = [(member, key, part, (key,)) for member, part in zip(self._members, self._parts(value))]
         plan.apply()
+
+    def _check_keys(self, keys: Mapping[Any, Any]) -> None:
+        for member in self._members:
+            member._check_keys(keys)
 
     def _parts(self, value: Child) -> Sequence[Child]:
         if self._hook_in is not None:

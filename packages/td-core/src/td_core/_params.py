@@ -21,6 +21,7 @@ from ._collection import Child, Core, changed_meanwhile, show_path
 from ._keys import is_key, unravel_key_to_tuple
 from ._locking import refuse_if_locked
 from ._names import Names
+from ._ops.structure import unchanged_on_error
 from ._pytree import register
 from .errors import StructureError
 from .typing import NO_DEFAULT, NestedKey, NoDefault
@@ -344,11 +345,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
     @contextmanager
     def _adopting(self) -> Iterator[None]:
         """Make parameters of what is stored in the levels below, which are plain; where that fails, nothing is."""
-        levels: list[Any] = [self._inner_params]
-        for node in levels:
-            levels.extend(node._nested())
-        before = [dict(node._children()) for node in levels]
-        try:
+        with unchanged_on_error(self._inner_params):
             yield
             _refuse_lazy_stacks(self._inner_params)
             todo: list[Any] = [] if self._no_convert else [self._inner_params]
@@ -359,12 +356,6 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
                         todo.append(child)
                     elif (held := _converted(key, child)) is not child:
                         node._set_child(key, held)
-        except BaseException:
-            for node, entries in zip(levels, before, strict=True):
-                for key in list(node._children()):
-                    node._del_child(key)
-                node._set_children(entries)
-            raise
 
     def update(
         self: SelfT, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any

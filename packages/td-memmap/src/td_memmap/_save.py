@@ -377,7 +377,8 @@ def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: b
 def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None, options: Options) -> Any:
     """Return the collection around the mapped leaves: locked, on the CPU, and aware of its save."""
     if options.inplace:
-        for node, _ in plan.nodes:
+        # A stack may have a member twice.
+        for node in {id(node._inner()): node for node, _ in plan.nodes}.values():
             _replace_leaves(node, mapped)
         result: Any = tree
     else:

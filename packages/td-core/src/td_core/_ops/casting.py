@@ -19,6 +19,7 @@ from .._labels import relabel
 from .._nodes import dense
 from .._plans import Along, Shape, ShapePlan
 from ..typing import NO_DEFAULT, DeviceType, NoDefault
+from .leaf_writes import is_sealed
 from .moving import Moving
 from .operands import leaves_of, where
 
@@ -130,19 +131,31 @@ class Casting(Moving):
         """Record operations on the leaves for gradients, or stop to; return self.
 
         Raises:
-            RuntimeError: a leaf is neither floating point nor complex; nothing was changed.
+            RuntimeError: a leaf cannot have a gradient, or cannot be without one; nothing was changed.
 
         >>> TensorDict({"a": torch.zeros(2)}).requires_grad_().requires_grad
         True
         """
         leaves = leaves_of(self)
-        if requires_grad:
-            for leaf in leaves:
-                if not (leaf.is_floating_point() or leaf.is_complex()):
+        for leaf in leaves:
+            if leaf.requires_grad == requires_grad:
+                continue
+            if not requires_grad:
+                if not leaf.is_leaf:
                     raise RuntimeError(
-                        f"cannot require gradients: {where(self, leaf)} has dtype {leaf.dtype}; only floating point "
-                        "and complex leaves have gradients"
+                        f"cannot stop to record gradients: {where(self, leaf)} was computed from what requires them; "
+                        "detach() the collection"
                     )
+            elif not (leaf.is_floating_point() or leaf.is_complex()):
+                raise RuntimeError(
+                    f"cannot require gradients: {where(self, leaf)} has dtype {leaf.dtype}; only floating point "
+                    "and complex leaves have gradients"
+                )
+            elif is_sealed(leaf):
+                raise RuntimeError(
+                    f"cannot require gradients: {where(self, leaf)} was made under torch.inference_mode(); clone() the "
+                    "collection first"
+                )
         for leaf in leaves:
             leaf.requires_grad_(requires_grad)
         return self

@@ -94,6 +94,7 @@ class IndexedWrite:
                     self._list(target, entry, (*at, key))
                 elif target is None:
                     refuse_if_locked(node, f"make {show_path((*at, key))}")
+                    node._check_keys({key: entry})
                     self._make(node, key, entry, (*at, key), todo)
                 else:
                     self._read_level(node, key, target, entry, (*at, key), todo)

@@ -64,11 +64,15 @@ def check_writable(target: Tensor, path: Path, value: Tensor | None = None) -> N
     """Raise StructureError where torch would refuse to write into an entry, or to copy this value into it."""
     refuse_grad(target, path)
     refuse_expanded(target, path)
-    if value is not None and value.layout is not target.layout and not (value.is_nested or target.is_nested):
+    if value is not None and (value.layout is not target.layout or value.is_nested != target.is_nested):
         raise StructureError(
-            f"cannot write {show_path(path)} in place: it has the layout {target.layout}, the value {value.layout}; "
+            f"cannot write {show_path(path)} in place: it is {_form(target)}, the value {_form(value)}; "
             "use set() to replace it"
         )
+
+
+def _form(leaf: Tensor) -> str:
+    return f"{'a nested tensor' if leaf.is_nested else 'a tensor'} of the layout {leaf.layout}"
 
 
 def refuse_grad(target: Tensor, path: Path) -> None:

@@ -6,7 +6,8 @@ Operations on nested keys work level by level, see :mod:`.key_trees`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,6 +32,9 @@ from .update import Updating
 SelfT = TypeVar("SelfT", bound="Structure")
 
 _STRINGS = frozenset({str})
+
+# What a key tree gives for a key that it does not have; it gives None for one that is wanted whole.
+_UNWANTED: Any = object()
 
 
 class Structure(Updating):
@@ -356,8 +360,9 @@ class Structure(Updating):
                     raise KeyTakenError(
                         f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already"
                     )
-            for member in distinct_members(members[0]):
-                member.rename_key_(old, new)
+            with unchanged_on_error(self):
+                for member in distinct_members(members[0]):
+                    member.rename_key_(old, new)
             return self
         if len(old) > 1 and old[:-1] == new[:-1]:
             # A lazy stack below renames in its members, whose entries may not stack.
@@ -369,6 +374,7 @@ class Structure(Updating):
         if safe and new in self.keys(True):
             raise KeyTakenError(f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already")
         parent = self._get_path(old[:-1])
+        refuse_if_locked(parent, f"rename {show_path(old)}")
         if new[: len(old)] == old:
             # The entry makes room for the level that it goes into.
             parent._del_child(old[-1])
@@ -468,6 +474,7 @@ def _without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
 
 def _keep_in_place(root: Core, tree: KeyTree) -> None:
     todo = [(root, tree)]
+    unwanted: list[tuple[Core, str]] = []
     while todo:
         node, wanted = todo.pop()
         stacked = node._stacked()
@@ -475,18 +482,20 @@ def _keep_in_place(root: Core, tree: KeyTree) -> None:
             todo.extend((member, wanted) for member in stacked[0])
             continue
         for key in list(node._children()):
-            if key not in wanted:
-                node._del_child(key)
-            elif wanted[key] is not None:
-                child = node._stand_in(key)
-                if not isinstance(child, Tensor) and not child._opaque:
-                    todo.append((node._get_child(key), wanted[key]))
-                elif not isinstance(wanted[key], Asked):
-                    node._del_child(key)
+            below = wanted.get(key, _UNWANTED)
+            if below is None:
+                continue
+            child = None if below is _UNWANTED else node._stand_in(key)
+            if isinstance(child, Core) and not child._opaque:
+                todo.append((node._get_child(key), below))
+            elif not isinstance(below, Asked):
+                unwanted.append((node, key))
+    _remove_all(unwanted)
 
 
 def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
     levels: list[tuple[Core, KeyTree, Core | None, str]] = [(root, tree, None, "")]
+    found: list[tuple[Core, str]] = []
     for node, unwanted, _, _ in levels:
         stacked = node._stacked()
         if stacked is not None:
@@ -497,15 +506,25 @@ def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
             if key not in children:
                 continue
             if below is None:
-                node._del_child(key)
+                found.append((node, key))
                 continue
             child = node._stand_in(key)
             if not isinstance(child, Tensor) and not child._opaque:
                 levels.append((node._get_child(key), below, node, key))
+    _remove_all(found)
     if prune:
         for node, _, parent, key in reversed(levels):
             if parent is not None and _is_bare(node):
                 parent._del_child(key)
+
+
+def _remove_all(entries: list[tuple[Core, str]]) -> None:
+    """Remove entries of nodes; none, where one of them is locked."""
+    for node, key in entries:
+        refuse_if_locked(node, f"remove {show_path((key,))}")
+    for node, key in entries:
+        if key in node._children():  # a stack may have a member twice
+            node._del_child(key)
 
 
 def _is_bare(node: Core) -> bool:
@@ -537,16 +556,32 @@ def _empty_levels(root: Core, batch_size: torch.Size | None) -> Any:
 
 def _replace_all(root: Core, other: Core) -> None:
     """Give a node the entries of another one; a lazy stack has as many members."""
-    for node, source in zip(*[(top._stacked() or ([top],))[0] for top in (root, other)], strict=True):
-        if node._stacked() is not None:
-            _replace_all(node, source)
-            continue
-        before, entries = dict(node._children()), dict(source._children())
-        try:
+    with unchanged_on_error(root):
+        todo: list[tuple[Core, Core]] = [(root, other)]
+        for node, source in todo:
+            stacked = node._stacked()
+            if stacked is None:
+                _refill(node, dict(source._children()))
+            else:
+                todo += zip(stacked[0], source._stacked()[0], strict=True)  # type: ignore[index]
+
+
+@contextmanager
+def unchanged_on_error(root: Core) -> Iterator[None]:
+    """Give every level its entries back where what is done in between raises."""
+    # A wrapper would wrap what it gets back anew.
+    levels = [root._inner()]
+    for node in levels:
+        levels.extend(child._inner() for child in node._nested())
+    before = [
+        (node, dict(node._children())) for node in levels if not node._opaque and node._stacked() is None
+    ]
+    try:
+        yield
+    except BaseException:  # a Ctrl-C too: no entry is lost
+        for node, entries in before:
             _refill(node, entries)
-        except BaseException:  # a Ctrl-C too: no entry is lost
-            _refill(node, before)
-            raise
+        raise
 
 
 def _refill(node: Core, entries: dict[str, Child]) -> None:

@@ -85,9 +85,8 @@ class UpdatePlan:
                     size = theirs
                 trusted = device is None and theirs == size
                 items = source._children()
-            if not self.inplace and node._locked:
-                refuse_if_locked(node, f"update {show_path(at)}")
             if not self.inplace:
+                refuse_if_locked(node, f"update {show_path(at)}")
                 node._check_keys(items if wanted is None else {key: None for key in items if key in wanted})
             levels: list[tuple[Any, Any, Any, Path]] = []
             for key, value in dict(items).items():
@@ -143,6 +142,8 @@ class UpdatePlan:
             self.copies.append((node, key, value, path))
             return None
         refuse_if_locked(node, f"set {show_path(path)}")
+        if self.inplace:
+            node._check_keys({key: value})
         if isinstance(value, Core):
             refuse_cycle(node, value, path)
         entry = coerce(value, size, node.device, path, non_blocking=self.non_blocking)
