@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import time
 import types
 from typing import Any
 
@@ -232,6 +234,28 @@ class TestFailures:
         assert "in fail" in str(caught.value.__cause__)
         assert 'raise KeyError("no seven")' in str(caught.value.__cause__)
         assert not multiprocessing.active_children()
+
+    @pytest.mark.parametrize("size", [1, 10**6], ids=["waiting", "sending"])
+    def test_workers_end_with_a_killed_parent(self, size: int) -> None:
+        source = f"""
+import os, time, torch
+from td_core import TensorDict
+
+def slow(td):
+    os.write(1, b"x")
+    time.sleep(0.5)
+    return TensorDict({{"a": torch.zeros(1, {size})}}, [1])
+
+for _ in TensorDict({{"a": torch.zeros(2)}}, [2]).map_iter(slow, num_workers=2, chunksize=1, mp_start_method="fork"):
+    time.sleep(60)
+"""
+        with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as parent:
+            assert parent.stdout is not None
+            parent.stdout.read(2)
+            time.sleep(0 if size > 1 else 2)
+            parent.kill()
+            # Its end comes when nobody can write there any more.
+            parent.communicate(timeout=30)
 
     def test_a_killed_worker_is_an_error(self) -> None:
         with pytest.raises(WorkerError, match=r"a worker process \(pid \d+\) died with exit code -9"):

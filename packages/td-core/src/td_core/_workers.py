@@ -37,12 +37,14 @@ def run_task(fn: Callable[[Any], Any], seed: int, item: Any, target: Any) -> Any
     return True
 
 
-def _work(connection: Connection, fn: Callable[[Any], Any], threads: int) -> None:
+def _work(connection: Connection, parents: Connection, fn: Callable[[Any], Any], threads: int) -> None:
+    # A forked process has the parent's end too, and would never see it closed by the parent's death.
+    parents.close()
     torch.set_num_threads(threads)
     while True:
         try:
             task = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             return
         if task is None:
             return
@@ -55,6 +57,8 @@ def _work(connection: Connection, fn: Callable[[Any], Any], threads: int) -> Non
             answer = (position, error, traceback.format_exc())
         try:
             connection.send(answer)
+        except ConnectionError:
+            return
         except Exception as error:
             text = answer[2] or traceback.format_exc()
             connection.send((position, WorkerError(f"a worker cannot send what it has: {error!r}"), text))
@@ -65,7 +69,7 @@ class _Worker:
 
     def __init__(self, context: Any, fn: Callable[[Any], Any], threads: int) -> None:
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, fn, threads), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, self.connection, fn, threads), daemon=True)
         self.process.start()
         theirs.close()
         self.busy = False
