@@ -486,11 +486,9 @@ class Reader:
     def _build(self, node: Node) -> Any:
         """Put a node together, of what is below it."""
         level, members = node.level, node.members or {}
-        meta, device = level.meta, self._device_name
-        if meta.get("device") not in (None, "None", device) or (
-            level.sized and self.options.device is not None
-        ):
-            meta = {**meta, "device": device}
+        meta = dict(level.meta)
+        if meta.get("device") not in (None, "None") or (level.sized and self.options.device is not None):
+            meta["device"] = self._device_name
         record = Record(meta, node.entries, members, node.values or {}, node.above, level.cls)
         try:
             if level.kind is None:
