@@ -97,7 +97,7 @@ def test_every_kind_loads_into_the_leaves_of_another(name: str, tmp_path: Path) 
         ),
         (
             lambda: TensorDict({"a": torch.zeros(3)}),
-            {"a": torch.ones(3), "<values>": '{"s": [{"data": 1}, null]}'},
+            {"a": torch.ones(3), "<values>s": '[{"data": 1}, null]'},
             r"non-tensor data is at \[\], in the checkpoint at \['s'\]",
         ),
     ],
@@ -111,12 +111,40 @@ def test_a_state_of_another_structure_is_refused_and_nothing_changes(
     assert target["a"].sum() == 0
 
 
+#: What a checkpoint of {"a": ones of [3], "s": "text"} is loaded into, and what the engine says.
+OTHERS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "a leaf more": (lambda: {"x": torch.zeros(3)}, "Missing key in checkpoint state_dict: td.x"),
+    "a level for a leaf": (
+        lambda: {"a": {"b": torch.zeros(3)}},
+        "Missing key in checkpoint state_dict: td.a.b",
+    ),
+}
+if HAS_TENSORCLASS:
+    OTHERS |= {
+        "a value more": (lambda: {"t": "x"}, "Missing key in checkpoint state_dict: td.<values>t"),
+        "a value below": (lambda: {"n": {"s": "x"}}, "Missing key in checkpoint state_dict: td.<values>n.s"),
+        "a value for a leaf": (lambda: {"a": "x"}, "Missing key in checkpoint state_dict: td.<values>a"),
+    }
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_engine_refuses_another_structure_before_it_reads(name: str, tmp_path: Path) -> None:
+    text = {"s": "text"} if HAS_TENSORCLASS else {}
+    source = TensorDict({"a": torch.ones(3), "b": torch.ones(2), **text})
+    checkpoint.save({"td": DistributedStateful(source)}, checkpoint_id=tmp_path)
+    make, message = OTHERS[name]
+    target = TensorDict({"a": torch.zeros(3), "b": torch.zeros(2), **make()})
+    with pytest.raises(checkpoint.api.CheckpointException, match=message):
+        checkpoint.load({"td": DistributedStateful(target)}, checkpoint_id=tmp_path)
+    assert target["b"].tolist() == [0.0, 0.0]
+
+
 def test_what_a_checkpoint_cannot_hold_is_named() -> None:
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     with pytest.raises(StructureError, match="key 'j' is a nested tensor"):
         DistributedStateful(TensorDict({"j": jagged})).state_dict()
-    with pytest.raises(StructureError, match="key '<values>' is where a checkpoint holds the values"):
-        DistributedStateful(TensorDict({"<values>": torch.ones(1)})).state_dict()
+    with pytest.raises(StructureError, match="key '<values>s' begins as those of the values"):
+        DistributedStateful(TensorDict({"<values>s": torch.ones(1)})).state_dict()
     if HAS_TENSORCLASS:
         with pytest.raises(CodecError, match=r"key \('n', 'o'\): cannot store"):
             DistributedStateful(TensorDict({"n": {"o": object()}})).state_dict()

@@ -17,7 +17,8 @@ from td_core.errors import StructureError
 
 from ._file import split_at
 
-#: Key of the values of non-tensor data: one text, as :mod:`td_core` writes values into files.
+#: How the keys begin under which the values of non-tensor data stand: a text for each level, as :mod:`td_core` writes
+#: values into files.
 VALUES = "<values>"
 
 
@@ -25,7 +26,8 @@ class DistributedStateful:
     """What ``torch.distributed.checkpoint`` saves and loads in the place of a collection.
 
     Leaves are entries under dotted keys, as in the checkpoint of a module; a ``DTensor`` is written and read by the ranks
-    that hold its parts, whatever its mesh and placements were when it was saved. Non-tensor data is one entry more.
+    that hold its parts, whatever its mesh and placements were when it was saved. Non-tensor data are entries too. What the
+    checkpoint lacks, and with a current torch what has another shape there, the engine refuses before it reads anything.
 
     Args:
         collection: any collection; loading writes into its leaves.
@@ -45,10 +47,10 @@ class DistributedStateful:
         self.collection = collection
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the leaves under dotted keys, and the values of non-tensor data as a text.
+        """Return the leaves under dotted keys, and the values of non-tensor data as texts.
 
         Raises:
-            StructureError: a leaf is a nested tensor, which the engine cannot take apart, or stands where the text does;
+            StructureError: a leaf is a nested tensor, which the engine cannot take apart, or stands where a text does;
                 names its key.
             CodecError: a value that no registered serializer stores; names its key.
         """
@@ -58,27 +60,30 @@ class DistributedStateful:
                 raise StructureError(
                     f"key {key!r} is a nested tensor: a checkpoint holds its values() and offsets()"
                 )
-        if VALUES in state:
-            raise StructureError(
-                f"key {VALUES!r} is where a checkpoint holds the values of non-tensor data: rename it"
-            )
+            if key.startswith(VALUES):
+                raise StructureError(
+                    f"key {key!r} begins as those of the values of non-tensor data in a checkpoint: rename it"
+                )
         values = {
-            level: split_at(meta["_non_tensor"], partial(show_path, tuple(level.split("."))))
+            VALUES + level: json.dumps(
+                split_at(meta["_non_tensor"], partial(show_path, tuple(level.split("."))))
+            )
             for level, meta in state._metadata.items()
             if "_non_tensor" in meta
         }
-        return {**state, VALUES: json.dumps(values)} if values else dict(state)
+        return {**state, **values}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Copy what :meth:`state_dict` gave into the collection.
 
-        The engine does not wait for this: it reads into the leaves that it was given before it calls it.
+        The engine has read into the leaves that it was given before it calls this, which then only writes the values.
 
         Raises:
             StructureError: keys are missing or unexpected, or a shape differs; nothing was changed here.
         """
         state: Any = OrderedDict(state_dict)
-        values = json.loads(state.pop(VALUES, "{}"))
+        given = [key for key in state if key.startswith(VALUES)]
+        values = {key.removeprefix(VALUES): json.loads(state.pop(key)) for key in given}
         state._metadata = self.collection.state_dict()._metadata
         held = [level for level, meta in state._metadata.items() if "_non_tensor" in meta]
         if set(held) != set(values):
