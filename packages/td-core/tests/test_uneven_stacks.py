@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
 from td_core.errors import CollectionIndexError, KeyMismatchError, LockedError, StructureError
 
 
@@ -242,3 +242,45 @@ def test_a_value_that_does_not_say_what_each_member_gets_is_refused(value):
     td = uneven_sizes()
     with pytest.raises(StructureError, match="members of different batch sizes are written one at a time"):
         td[:] = value
+
+
+def with_keys_of_their_own() -> LazyStackedTensorDict:
+    return lazy_stack(
+        [
+            TensorDict({"a": torch.zeros(3, i), "n": {"b": torch.zeros(3), f"{i}": 0 * torch.ones(3)}}, [3])
+            for i in (1, 2)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("index", "size"),
+    [
+        (torch.zeros(2, dtype=torch.bool), (0, 3)),
+        ([], (0, 3)),
+        (slice(0, 0), (0, 3)),
+        (torch.zeros(2, 0, dtype=torch.int64), (2, 0, 3)),
+        (torch.zeros(2, 3, dtype=torch.bool), (0,)),
+        ((slice(0, 0), slice(0, 2)), (0, 2)),
+        ((slice(2, None), None), (0, 1, 3)),
+    ],
+)
+def test_an_empty_selection_has_the_keys_that_all_members_have(index, size):
+    found = with_keys_of_their_own()[index]
+    assert found.batch_size == size
+    assert list(found.keys(True)) == ["a", "n", ("n", "b")]
+    assert found["a"].shape == (*size, 1) and found["n", "b"].shape == size
+
+
+def test_parts_are_joined_again_where_some_are_empty():
+    stack = with_keys_of_their_own()
+    mask = torch.tensor([False, False])
+    again = torch.cat([stack[mask], stack[~mask], stack[2:]])
+    assert again.batch_size == (2, 3)
+    assert [list(member["n"].keys()) for member in again.tensordicts] == [["b", "1"], ["b", "2"]]
+
+
+def test_an_empty_selection_keeps_names():
+    stack = with_keys_of_their_own()
+    stack.names = ["x", "y"]
+    assert stack[0:0].names == ["x", "y"]

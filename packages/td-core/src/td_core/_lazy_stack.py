@@ -21,7 +21,7 @@ from ._locking import refuse_if_locked
 from ._names import Names, check_names
 from ._nodes import dense
 from ._ops.member_writes import member_parts, unbind_members
-from ._ops.uneven import uneven_index
+from ._ops.uneven import nothing_of, uneven_index
 from ._ops.update_plan import UpdatePlan
 from ._plans import coordinates
 from ._ragged import distinct_members, entry_in, in_form, ragged_error, refuse_hidden
@@ -474,11 +474,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return self._members[picks]._transform(inner) if inner is not None else self._members[picks]
         members = self._members if picks is None else [self._members[i] for i in picks]
         if not members and not self._opaque:
-            try:
-                # A stack without members would forget the entries, of which there are none left but the kinds.
-                return self._densified()._transform(plan)
-            except StructureError:
-                pass
+            return nothing_of(self, torch.Size(plan.lead + self.batch_size[plan.n :]))
         result = self._like(
             [member._shallow() if inner is None else member._transform(inner) for member in members],
             stack_dim,
@@ -496,6 +492,8 @@ class LazyStackedTensorDict(TensorDictBase):
     def _rearranged(self, plan: Any) -> Any:
         """Return the result of a plan on members that cannot be stacked: their elements, side by side."""
         old = self.batch_size[: plan.n]
+        if 0 in plan.lead:
+            return nothing_of(self, torch.Size(plan.lead + self.batch_size[plan.n :]))
         return self._built(plan.leaf(torch.arange(old.numel(), device="cpu").view(old)).tolist(), old)
 
     def _built(self, positions: Any, size: torch.Size) -> Any:

@@ -92,6 +92,11 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
                     f"cannot concatenate along dim {at}: item 0 has batch size {list(size)} and item {i} has "
                     f"{list(other)}; only dim {at} may differ"
                 )
+        if any(item._stacked() is not None for item in items):
+            # What has no elements has no entries that a lazy stack hides, and shapes of its own choice.
+            items = [item for item, other in zip(items, sizes) if other[at]]
+            sizes = [other for other in sizes if other[at]]
+            size = sizes[0]
     return _joined(items, cat_plan(size, at, tuple([other[at] for other in sizes])), out)
 
 

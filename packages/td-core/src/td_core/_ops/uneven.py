@@ -17,12 +17,24 @@ def uneven_index(stack: Any, index: Any) -> Any:
     members = stack._stacked()[0]
     if isinstance(picks, int):
         return _planned(members[picks], plans[picks])
-    result = stack._like([_planned(members[i], plans[i]) for i in picks], stack_dim)
     if not picks:
         first = next(iter(plans))
         inner = _planned(members[first], plans[first]).batch_size
-        result._empty_size = torch.Size((*inner[:stack_dim], 0, *inner[stack_dim:]))
-    return result
+        return nothing_of(stack, torch.Size((*inner[:stack_dim], 0, *inner[stack_dim:])))
+    return stack._like([_planned(members[i], plans[i]) for i in picks], stack_dim)
+
+
+def nothing_of(stack: Any, size: torch.Size) -> Any:
+    """Return a collection of a batch size without elements; its keys are those that all members have.
+
+    A stack without members would forget them. Shapes in which members differ are those of the first.
+    """
+    members, dim = stack._stacked()
+    one = members[0].select(*stack.keys(True)).unsqueeze(dim)
+    if stack._stack_dim_name is not None:
+        one.names = stack._names
+    nothing = one._index((slice(None),) * dim + (slice(0, 0),))
+    return nothing if nothing.batch_size == size or -1 in size else nothing.reshape(size)
 
 
 def _planned(member: Core, plan: Any) -> Any:
