@@ -391,6 +391,8 @@ class Structure(Updating):
     def rename_keys(self: SelfT, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> SelfT:
         """Return a collection whose entries have other keys, all renamed at once; leaves are shared.
 
+        A level all of whose entries went elsewhere is gone.
+
         Args:
             mapping: old key -> new key; renamed entries become the last of their level.
             strict: raise where an old key is missing; otherwise skip it.
@@ -414,7 +416,7 @@ class Structure(Updating):
                 entries[new] = entry if isinstance(entry, Tensor) or entry._opaque else shallow(entry)
         if len(entries) < len(moves) and len({new for _, new in moves}) < len(moves):
             raise KeyTakenError(f"cannot rename: two entries would have one key in {dict(mapping)!r}")
-        result = shallow(_without(self, key_tree([old for old, _ in moves], longest=False), prune=False))
+        result = shallow(_without(self, key_tree([old for old, _ in moves], longest=False), prune=True))
         for new, entry in entries.items():
             if new in result.keys(True):
                 raise KeyTakenError(f"cannot rename: there is an entry {show_path(new)} already")
