@@ -190,6 +190,11 @@ class Core(ABC):
         """Return the members and the dim they are stacked along, for kinds made of members; None for the others."""
         return None
 
+    def _below(self) -> list[Child]:
+        """Return what is directly below: the members of a lazy stack, the entries of any other node."""
+        stacked = self._stacked()
+        return list(self._children().values() if stacked is None else stacked[0])
+
     def _parts(self, value: Child) -> Sequence[Any]:
         """Return what each member gets of a value that is written; only where ``_changes_values`` is true."""
         raise NotImplementedError
@@ -266,6 +271,12 @@ class Core(ABC):
             else:
                 child._collect(out)
         return None
+
+    def _leaves(self) -> list[Tensor]:
+        """Return every tensor leaf, in the order of ``_collect``."""
+        out: list[Tensor] = []
+        self._collect(out)
+        return out
 
     def _collect_like(self, ref: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         """Append the leaves of this node in the order in which ``ref`` collects its own.

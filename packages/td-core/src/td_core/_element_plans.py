@@ -67,9 +67,6 @@ class Flip(ShapePlan):
         self.n = len(batch)
         self._dims = dims
 
-    def dims(self) -> tuple[int | None, ...]:
-        return tuple(range(self.n))
-
     def _along(self, stack_dim: int) -> Along:
         rest = tuple(dim - (dim > stack_dim) for dim in self._dims if dim != stack_dim)
         inner = Flip(without(self.lead, stack_dim), rest) if rest else None
@@ -88,9 +85,6 @@ class Roll(ShapePlan):
         self.n = len(batch)
         self._shifts = shifts
         self._dims = dims
-
-    def dims(self) -> tuple[int | None, ...]:
-        return tuple(range(self.n))
 
     def _along(self, stack_dim: int) -> Along:
         rest = [
@@ -127,9 +121,6 @@ class RollFlat(ShapePlan):
         self.n = n
         self._shift = shift
 
-    def dims(self) -> tuple[int | None, ...]:
-        return tuple(range(self.n))
-
     def _along(self, stack_dim: int) -> Along | None:
         return Roll(self.lead, (self._shift,), (0,)).along(stack_dim) if self.n == 1 else None
 
@@ -154,9 +145,6 @@ class Take(ShapePlan):
         self._dim = dim
         self._method = method
         self._picks = picks
-
-    def dims(self) -> tuple[int | None, ...]:
-        return tuple(range(self.n))
 
     def _along(self, stack_dim: int) -> Along | None:
         if stack_dim == self._dim:
@@ -199,9 +187,6 @@ class Gather(ShapePlan):
         self.lead = tuple(index.shape)
         self.n = n
 
-    def dims(self) -> tuple[int | None, ...]:
-        return tuple(range(self.n))
-
     def _along(self, stack_dim: int) -> None:
         """Each position takes from its own member: they must be stacked first."""
 
@@ -237,9 +222,6 @@ class Pad(ShapePlan):
     def filled(self, value: float) -> Pad:
         return Pad(self._batch, self._amounts, value)
 
-    def dims(self) -> tuple[int | None, ...]:
-        return tuple(range(self.n))
-
     def _along(self, stack_dim: int) -> Along | None:
         if self._amounts[stack_dim] != (0, 0):
             return None
@@ -266,9 +248,6 @@ class Where(ShapePlan):
         self.leaf = leaf
         self.lead = ()
         self.n = 0
-
-    def dims(self) -> tuple[int | None, ...]:
-        return ()
 
     def along(self, stack_dim: int) -> None:
         """Each member would need its part of the condition: they must be stacked first."""

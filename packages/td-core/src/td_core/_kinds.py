@@ -14,7 +14,7 @@ from torch import Tensor
 from ._collection import show_path
 from ._lazy_stack import LazyStackedTensorDict
 from ._names import check_names, take_names
-from ._nodes import KINDS, Layout, NodeKind, Record, said
+from ._nodes import KINDS, Layout, NodeKind, Record, header, said
 from ._ops.batch_size import as_batch_size
 from ._params import TensorDictParams
 from ._tensordict import TensorDict
@@ -22,14 +22,7 @@ from .errors import FormatError
 
 
 def _flatten_dense(td: Any) -> Record:
-    meta: dict[str, Any] = {"batch_size": list(td.batch_size)}
-    if td.device is not None:
-        meta["device"] = str(td.device)
-    if td._names is not None:
-        meta["names"] = list(td._names)
-    if td._locked:
-        meta["locked"] = True
-    return Record(meta, dict(td._children()))
+    return Record(header(td), dict(td._children()))
 
 
 _NONE = type(None)

@@ -51,8 +51,7 @@ def correct(result: Any) -> None:
         if level.device is None:
             todo.extend(level._nested())
             continue
-        leaves: list[Tensor] = []
-        level._collect(leaves)
+        leaves = level._leaves()
         places = {leaf.device for leaf in leaves}
         if places and places != {level.device}:
             relabel(level, places.pop() if len(places) == 1 else None)

@@ -69,9 +69,7 @@ def _depth(node: Any) -> int:
         node, depth = todo.pop()
         if not isinstance(node, Core):
             return depth
-        stacked = node._stacked()
-        children = node._children().values() if stacked is None else stacked[0]
-        todo.extend((child, depth + 1) for child in reversed(list(children)))
+        todo.extend((child, depth + 1) for child in reversed(node._below()))
     return 0
 
 

@@ -45,6 +45,11 @@ def move_names(names: Names | None, dims: Iterable[int | None], n: int) -> Names
     return moved if any(name is not None for name in moved) else None
 
 
+def fit_names(names: Names | None, ndim: int) -> Names | None:
+    """Return the names of as many dims: those of the first ones stay, new ones have none."""
+    return None if names is None else check_names(names[:ndim] + (None,) * (ndim - len(names)), ndim)
+
+
 def take_names(entry: Any, names: Names, path: str) -> Any:
     """Return a collection whose leading dims have the names of the parent it is set into.
 

@@ -329,6 +329,22 @@ def said(meta: Any, name: str, *types: type) -> Any:
     return value
 
 
+def header(node: Any) -> dict[str, Any]:
+    """Return what most kinds say about a node itself: batch size, and device, names and lock where it has them.
+
+    >>> header(TensorDict({"a": 1}, lock=True))
+    {'batch_size': [], 'locked': True}
+    """
+    meta: dict[str, Any] = {"batch_size": list(node.batch_size)}
+    if node.device is not None:
+        meta["device"] = str(node.device)
+    if node._names is not None:
+        meta["names"] = list(node._names)
+    if node._locked:
+        meta["locked"] = True
+    return meta
+
+
 def class_name(cls: type) -> str:
     """Return the name under which a class is written.
 

@@ -444,9 +444,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         return self if moved is self._inner_params else self._again(moved)
 
     def _again(self: SelfT, inner: Any) -> Any:
-        leaves: list[Tensor] = []
-        self._inner_params._collect(leaves)
-        old = iter(leaves)
+        old = iter(self._inner_params._leaves())
         try:
             return self._around(inner._map(lambda leaf: _like_parameter(leaf, next(old))))
         except StopIteration:

@@ -11,7 +11,6 @@ each of them, and where the stack dim goes.
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -52,7 +51,7 @@ def positions(index: Tensor) -> Any:
         return None
 
 
-class ShapePlan(ABC):
+class ShapePlan:
     """Base of the plans that give one result.
 
     Attributes:
@@ -73,9 +72,9 @@ class ShapePlan(ABC):
     lead: Shape
     n: int
 
-    @abstractmethod
     def dims(self) -> tuple[int | None, ...]:
-        """For each new leading dim, the old dim whose name it keeps."""
+        """For each new leading dim, the old dim whose name it keeps; here every dim keeps its own."""
+        return tuple(range(self.n))
 
     def along(self, stack_dim: int) -> Along | None:
         """Say what a lazy stack does with its members; None: they must be stacked first."""

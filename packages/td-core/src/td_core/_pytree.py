@@ -61,9 +61,7 @@ def has_leaves(node: Core) -> bool:
     """Tell whether any leaf is below a node."""
     todo: list[Core] = [node]
     while todo:
-        node = todo.pop()
-        stacked = node._stacked()
-        children = list(node._children().values()) if stacked is None else stacked[0]
+        children = todo.pop()._below()
         if not all(isinstance(child, Core) for child in children):
             return True
         todo.extend(children)
@@ -77,8 +75,7 @@ def leaves_below(nodes: list[Any]) -> list[Any]:
     while todo:
         node = todo.pop()
         if isinstance(node, Core):
-            stacked = node._stacked()
-            todo.extend(node._children().values() if stacked is None else stacked[0])
+            todo.extend(node._below())
         else:
             leaves.append(node)
     return leaves

@@ -449,7 +449,5 @@ def _leaves(root: Any) -> list[Tensor]:
         node = todo.pop()
         if not isinstance(node, Core):
             return []
-        stacked = node._stacked()
-        children = node._children().values() if stacked is None else stacked[0]
-        todo.extend(child for child in list(children) if not isinstance(child, Tensor))
+        todo.extend(child for child in node._below() if not isinstance(child, Tensor))
     return root._leaves()  # type: ignore[no-any-return]

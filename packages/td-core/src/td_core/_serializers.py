@@ -261,28 +261,10 @@ class Saving(Core):
         format: str | None = None,
         **options: Any,
     ) -> SelfT:
-        """Save the collection.
+        """Save the collection at ``prefix``; see :func:`td_core.save`.
 
-        Args:
-            prefix: where to; None only for formats that can do without.
-            copy_existing: this and the following are options of the default format (see :meth:`memmap`). One
-                that is not left at its default is passed on, and refused by a format that does not have it.
-            num_threads: see ``copy_existing``.
-            return_early: see ``copy_existing``.
-            share_non_tensor: see ``copy_existing``.
-            robust_key: see ``copy_existing``.
-            archive: see ``copy_existing``.
-            compression: see ``copy_existing``.
-            atomic: see ``copy_existing``.
-            format: name of a registered format; None is ``"memmap"``.
-            **options: more options of the format.
-
-        Returns:
-            What the format gives: this collection, one mapped from the files, or a future.
-
-        Raises:
-            MissingPluginError: the format is not registered.
-            TypeError: the format has no such option.
+        The arguments from ``copy_existing`` to ``atomic`` are options of the default format (see :meth:`memmap`). One that
+        is not left at its default is passed on, as ``options`` are, and refused by a format that does not have it.
         """
         given = {
             "copy_existing": (copy_existing, False),
@@ -304,37 +286,17 @@ class Saving(Core):
     def load(
         cls: type[SelfT], prefix: str | Path, *args: Any, format: str | None = None, **kwargs: Any
     ) -> SelfT:
-        """Load a collection.
+        """Return the collection saved at ``prefix``; see :func:`td_core.load`.
 
-        Args:
-            prefix: where it was saved.
-            *args: ``device`` and ``non_blocking``, by position.
-            format: name of a registered format; None finds the one that recognises ``prefix``.
-            **kwargs: options of the format.
-
-        Raises:
-            FileNotFoundError: there is nothing at ``prefix``.
-            MissingPluginError: the format is not registered.
-            FormatError: no registered format, or more than one, recognises ``prefix``.
-            TypeError: the format has no such option.
+        Of the options ``device`` and ``non_blocking`` may be given by position.
         """
         loaded: SelfT = load(prefix, format=format, **_named(args, kwargs, ("device", "non_blocking")))
         return loaded
 
     def load_(self: SelfT, prefix: str | Path, *args: Any, format: str | None = None, **kwargs: Any) -> SelfT:
-        """Copy what is saved at ``prefix`` into this collection, in place.
+        """Copy what is saved at ``prefix`` into this collection, in place; errors as for :func:`td_core.load`.
 
-        Args:
-            prefix: where it was saved.
-            *args: ``robust_key``, by position.
-            format: name of a registered format; None finds the one that recognises ``prefix``.
-            **kwargs: options of the format.
-
-        Raises:
-            FileNotFoundError: there is nothing at ``prefix``.
-            MissingPluginError: the format is not registered.
-            FormatError: no registered format, or more than one, recognises ``prefix``.
-            TypeError: the format has no such option.
+        Of the options of the format ``robust_key`` may be given by position.
         """
         path = Path(prefix)
         options = _named(args, kwargs, ("robust_key",))

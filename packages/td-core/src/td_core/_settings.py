@@ -39,16 +39,9 @@ _PRINT_OPTIONS: dict[str, Any] = {
 
 # The compact form has no room for these: asking for one asks for the long form.
 _LONG_ONLY = {
-    "show_is_shared",
-    "show_shape",
-    "show_field_device",
-    "show_field_is_shared",
-    "show_grad",
-    "show_is_contiguous",
-    "show_is_view",
-    "show_storage_size",
-    "plain",
-}
+    "show_is_shared", "show_shape", "show_field_device", "show_field_is_shared", "show_grad", "show_is_contiguous",
+    "show_is_view", "show_storage_size", "plain",
+}  # fmt: skip
 _TERSE = dict.fromkeys(
     ("show_device", "show_is_shared", "show_field_device", "show_dtype", "show_field_is_shared"), False
 )
@@ -64,13 +57,14 @@ SETTINGS = _Settings()
 
 
 class Switch:
-    """A context manager and decorator that changes one setting of this thread.
+    """A context manager and decorator that changes one setting of this thread; a sibling keeps its own in ``_settings``.
 
     >>> with set_printoptions(sort_keys=None):
     ...     get_printoptions()["sort_keys"] is None
     True
     """
 
+    _settings: Any = SETTINGS
     _name: str
 
     def __init__(self, value: Any) -> None:
@@ -79,16 +73,16 @@ class Switch:
 
     def set(self) -> None:
         """Change the setting until it is changed again."""
-        setattr(SETTINGS, self._name, self._value)
+        setattr(self._settings, self._name, self._value)
 
     def __enter__(self) -> None:
-        self._before.append(getattr(SETTINGS, self._name))
+        self._before.append(getattr(self._settings, self._name))
         self.set()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        setattr(SETTINGS, self._name, self._before.pop())
+        setattr(self._settings, self._name, self._before.pop())
 
     def __call__(self, fn: FnT) -> FnT:
         """Return ``fn`` with the setting changed while it runs."""
@@ -96,12 +90,12 @@ class Switch:
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             # Not ``with self``: the function may run in several threads at once.
-            before = getattr(SETTINGS, self._name)
+            before = getattr(self._settings, self._name)
             self.set()
             try:
                 return fn(*args, **kwargs)
             finally:
-                setattr(SETTINGS, self._name, before)
+                setattr(self._settings, self._name, before)
 
         return wrapped  # type: ignore[return-value]
 

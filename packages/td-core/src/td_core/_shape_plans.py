@@ -93,9 +93,6 @@ class Dense(ShapePlan):
         self.lead = ()
         self.n = 0
 
-    def dims(self) -> tuple[int | None, ...]:
-        return ()
-
     def along(self, stack_dim: int) -> None:
         """No member stays a member."""
 
@@ -245,9 +242,6 @@ class Split(ExplodePlan):
         self._batch = batch
         self._dim = dim
         self._sizes = sizes
-
-    def dims(self) -> tuple[int | None, ...]:
-        return tuple(range(self.n))
 
     def _along(self, stack_dim: int) -> Along:
         if stack_dim == self._dim:

@@ -22,7 +22,7 @@ from ._devices import as_device
 from ._foreach import PLAIN
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
-from ._names import Names, check_names, move_names
+from ._names import Names, check_names, fit_names, move_names
 from ._nodes import set_dense
 from ._ops.batch_size import as_batch_size
 from ._ops.join_levels import rows, why_not_joined
@@ -201,10 +201,7 @@ class TensorDict(TensorDictBase):
         return self._device
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        ndim = len(batch_size)
-        if self._names is not None:
-            kept = self._names[:ndim] + (None,) * (ndim - len(self._names))
-            self._names = kept if any(name is not None for name in kept) else None
+        self._names = fit_names(self._names, len(batch_size))
         self._batch_size = batch_size
 
     def _set_device(self, device: torch.device | None) -> None:

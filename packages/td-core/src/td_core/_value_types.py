@@ -270,20 +270,8 @@ def _time64(cls: Any) -> LeafSerializer:
 
 
 # On some platforms two of these names are one type.
-_INTEGERS = dict.fromkeys(
-    (
-        np.int8,
-        np.int16,
-        np.int32,
-        np.int64,
-        np.longlong,
-        np.uint8,
-        np.uint16,
-        np.uint32,
-        np.uint64,
-        np.ulonglong,
-    )
-)
+_SIGNED = (np.int8, np.int16, np.int32, np.int64, np.longlong)
+_UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64, np.ulonglong)
 
 _NATURAL = [
     LeafSerializer("tuple", tuple, list, lambda value: tuple(_exactly(list, value))),
@@ -292,7 +280,7 @@ _NATURAL = [
     _scalar(np.bool_, bool, bool),
     # str() would drop trailing null characters.
     _scalar(np.str_, str.__str__, str),
-    *(_scalar(cls, int, int) for cls in _INTEGERS),
+    *(_scalar(cls, int, int) for cls in dict.fromkeys((*_SIGNED, *_UNSIGNED))),
     *(_scalar(cls, float, float) for cls in (np.float16, np.float32, np.float64)),
 ]
 

@@ -190,8 +190,7 @@ class Consolidated(Attachment):
         if self.storage.device.type == "cpu" and other.storage.device.type == "cpu":
             return None
         mine, theirs = self.storage.data_ptr(), other.storage.data_ptr()
-        every: list[Tensor] = []
-        node._collect(every)
+        every = node._leaves()
         if len(every) != len(targets) or any(
             one.data_ptr() - mine != two.data_ptr() - theirs or one.dtype != two.dtype or one.requires_grad
             for one, two in zip(targets, values, strict=True)

@@ -56,16 +56,7 @@ MARKS = (*JAGGED, "<NJT>")
 JAGGED_ORDER = {2: (0, 1), 3: (0, 2, 1)}
 LARGEST_JSON = 1 << 30
 #: What stumbling over JSON of another shape than expected raises.
-DAMAGE = (
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    IndexError,
-    ArithmeticError,
-    AssertionError,
-    RuntimeError,
-)
+DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, RuntimeError)
 
 
 class UnsayableError(Exception):

@@ -24,21 +24,10 @@ BUCKET_BYTES = 1 << 25
 #: From this size on a leaf is reduced where it lies: copying it into a bucket and back costs more than one call.
 ALONE = 1 << 20
 #: What gloo adds up.
-GLOO_DTYPES = frozenset(
-    (
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-        torch.complex64,
-        torch.complex128,
-    )
-)
+GLOO_DTYPES = {
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8,
+    torch.bool, torch.complex64, torch.complex128,
+}  # fmt: skip
 
 
 class Reducing:

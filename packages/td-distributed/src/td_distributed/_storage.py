@@ -369,14 +369,11 @@ def _spans(pieces: Sequence[Tensor], tie: bool) -> tuple[list[Span], int]:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    return (one.dtype, one.shape, one.stride(), one.is_conj(), one.is_neg(), one.device) == (
-        other.dtype,
-        other.shape,
-        other.stride(),
-        other.is_conj(),
-        other.is_neg(),
-        other.device,
-    )
+    looks = [
+        (each.dtype, each.shape, each.stride(), each.is_conj(), each.is_neg(), each.device)
+        for each in (one, other)
+    ]
+    return looks[0] == looks[1]
 
 
 def fill(

@@ -419,7 +419,6 @@ class ArchiveTree:
             zipfile.BadZipFile,
             EOFError,
             OSError,
-            NotImplementedError,
             RuntimeError,
             struct.error,
             UnicodeDecodeError,

@@ -30,6 +30,7 @@ __all__ = ["load_legacy"]
 _LEAF_META = ".meta.pt"
 _LIMIT = 1 << 20
 _CPU = torch.device("cpu")
+_DAMAGE = (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError)
 
 
 @dataclass(slots=True)
@@ -76,15 +77,7 @@ def _read(tree: Tree, parts: Parts, name: str) -> dict[str, Any]:
         meta = torch.load(io.BytesIO(tree.read(parts, name, _LIMIT)), weights_only=True)
     except FileNotFoundError:
         raise FormatError(f"{where} is missing") from None
-    except (
-        pickle.UnpicklingError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-        EOFError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except _DAMAGE as error:
         raise FormatError(f"{where} is no valid metadata: {error}") from error
     if not isinstance(meta, dict):
         raise damaged(where, parts, "the content", meta, "a dict")

@@ -19,14 +19,8 @@ __all__ = ["FileStorage", "buffer", "map_elements"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _mmap, _munmap = _libc.mmap, _libc.munmap
-_mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_ssize_t,  # off_t, which is as wide; the offset is always 0
-]
+# The last is off_t, which is as wide; the offset is always 0.
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t]
 _mmap.restype = ctypes.c_void_p
 _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value

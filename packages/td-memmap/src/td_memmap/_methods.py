@@ -79,20 +79,7 @@ def memmap(
     >>> folder.cleanup()
     """
     packed = _packed(prefix, archive, compression)
-    options = _options(
-        prefix,
-        packed,
-        atomic,
-        robust_key,
-        share_non_tensor,
-        copy_existing=copy_existing,
-        num_threads=num_threads,
-        existsok=existsok,
-        durable=durable,
-        checksums=checksums,
-        progress=progress,
-        allow_pickle=allow_pickle,
-    )
+    options = _options(locals(), packed)
     if prefix is not None and packed:
         from ._archive import save_archive
 
@@ -129,21 +116,7 @@ def memmap_(
     >>> td.memmap_() is td, td.is_memmap(), td["a"]
     (True, True, MemoryMappedTensor([0, 1, 2]))
     """
-    options = _options(
-        prefix,
-        False,
-        atomic,
-        robust_key,
-        share_non_tensor,
-        copy_existing=copy_existing,
-        num_threads=num_threads,
-        existsok=existsok,
-        durable=durable,
-        checksums=checksums,
-        progress=progress,
-        allow_pickle=allow_pickle,
-        inplace=True,
-    )
+    options = _options(locals(), False, inplace=True)
     work = _mapping(data, prefix, options)
     return _run(data, _locked(data, work) if return_early else work, num_threads, return_early)
 
@@ -177,20 +150,7 @@ def memmap_like(
     torch.Size([1000000, 3, 64, 64])
     """
     packed = _packed(prefix, archive)
-    options = _options(
-        prefix,
-        packed,
-        False,
-        robust_key,
-        share_non_tensor,
-        copy_existing=copy_existing,
-        num_threads=num_threads,
-        existsok=existsok,
-        durable=durable,
-        progress=progress,
-        allow_pickle=allow_pickle,
-        like=True,
-    )
+    options = _options(locals(), packed, like=True)
     work: Callable[[], Any]
     if prefix is None:
         from ._save import save_anonymous, snapshot
@@ -449,26 +409,22 @@ def _packed(prefix: str | Path | None, archive: bool | None, compression: str | 
     return packed
 
 
-def _options(
-    prefix: str | Path | None,
-    packed: bool,
-    atomic: bool,
-    robust_key: bool | None,
-    share_non_tensor: bool,
-    **chosen: Any,
-) -> Options:
+def _options(given: dict[str, Any], packed: bool, **more: bool) -> Options:
+    """Return the options among the arguments of a call."""
     from ._save import Options
 
+    anonymous = given["prefix"] is None
     for name in ("durable", "checksums"):
-        if prefix is None and chosen.get(name):
+        if anonymous and given.get(name):
             raise ValueError(f"{name}=True needs a prefix: without one nothing is saved")
-    if share_non_tensor and (packed or prefix is None):
+    if given["share_non_tensor"] and (packed or anonymous):
         raise ValueError(
             "share_non_tensor=True needs a prefix that is a directory: values are shared through its files"
         )
-    if not isinstance(atomic, bool):
+    if not isinstance(atomic := given.get("atomic", False), bool):
         raise TypeError(f"atomic is a bool, and both save atomically; got {atomic!r}")
-    return Options(robust_key=robust_key is not False, share_non_tensor=share_non_tensor, **chosen)
+    chosen = {name: given[name] for name in Options.__slots__ if name in given}
+    return Options(**{**chosen, "robust_key": given["robust_key"] is not False, **more})
 
 
 def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable[[], Any]:

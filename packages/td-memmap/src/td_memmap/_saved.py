@@ -53,8 +53,7 @@ class Saved(Attachment):
 
     def files(self, node: Core) -> str | None:
         """Return the directory of a node, unless that now differs from the save, or another save has taken its place."""
-        leaves: list[Tensor] = []
-        node._collect(leaves)
+        leaves = node._leaves()
         in_place = (isinstance(leaf, MemoryMappedTensor) and is_in_its_file(leaf) for leaf in leaves)
         return directory(node, self) if self.describes(node) and all(in_place) else None
 

@@ -89,16 +89,7 @@ def tensorclass(
     tensor([[0., 0.],
             [1., 1.]])
     """
-    options = {
-        "autocast": autocast or None,
-        "frozen": frozen or None,
-        "nocast": nocast or None,
-        "shadow": shadow or None,
-        "tensor_only": tensor_only or None,
-        "skip_post_init_on_rebuild": skip_post_init_on_rebuild or None,
-        "cast_filter": cast_filter,
-        "kw_only": kw_only or None,
-    }
+    options = {name: given or None for name, given in locals().items() if name != "cls"}
 
     def decorate(plain: Any) -> Any:
         return make_class(plain, options, plain.__name__)

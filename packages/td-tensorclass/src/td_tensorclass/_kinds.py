@@ -8,7 +8,7 @@ import torch
 
 from td_core import Layout, NodeKind, Record
 from td_core._names import check_names
-from td_core._nodes import module_name, said
+from td_core._nodes import header, module_name, said
 from td_core.errors import FormatError
 
 from ._metadata import MetaData
@@ -18,17 +18,6 @@ from ._unbatched import UnbatchedNode
 
 _MODULE = "tensordict.tensorclass"  # where the names in files come from
 _NONE = type(None)
-
-
-def _header(node: Any) -> dict[str, Any]:
-    meta: dict[str, Any] = {"batch_size": list(node.batch_size)}
-    if node.device is not None:
-        meta["device"] = str(node.device)
-    if node._names is not None:
-        meta["names"] = list(node._names)
-    if node._locked:
-        meta["locked"] = True
-    return meta
 
 
 def _place(node: Any, meta: dict[str, Any]) -> Any:
@@ -46,7 +35,7 @@ def _flatten_data(node: NonTensorDataBase) -> Record:
     values = {"data": node._value}
     if node._metadata is not None:
         values["_metadata"] = node._metadata
-    return Record(_header(node), values=values)
+    return Record(header(node), values=values)
 
 
 def _unflatten_as(cls: type[NonTensorDataBase]) -> Any:
@@ -60,7 +49,7 @@ def _unflatten_as(cls: type[NonTensorDataBase]) -> Any:
 
 def _flatten_stack(node: NonTensorStack) -> Record:
     node._check_whole()
-    return Record(_header(node), values={"data": node._values})
+    return Record(header(node), values={"data": node._values})
 
 
 def _unflatten_stack(record: Record) -> NonTensorStack:
@@ -149,7 +138,7 @@ def _from_state_stack(record: Record) -> NonTensorStack:
 
 
 def _flatten_unbatched(node: UnbatchedNode) -> Record:
-    meta = _header(node)
+    meta = header(node)
     # Not under the name by which formats know that entries start with it.
     meta["stands_for"] = meta.pop("batch_size")
     return Record(meta, {"data": node._payload})

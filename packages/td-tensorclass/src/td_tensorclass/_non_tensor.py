@@ -19,7 +19,7 @@ from td_core._attachments import attachments
 from td_core._collection import Child, Core
 from td_core._devices import as_device
 from td_core._locking import refuse_if_locked
-from td_core._names import Names, check_names, move_names
+from td_core._names import Names, check_names, fit_names, move_names
 from td_core._ops.batch_size import as_batch_size
 from td_core._traced import new_object
 from td_core.errors import KeyPathError, StructureError
@@ -107,11 +107,8 @@ class NonTensorDataBase(ValueNode, TensorCollection):
             )
         self._own, self._link = data, None
         self._metadata = _metadata
-        self._batch_size = size = as_batch_size(batch_size)
-        self._device = None if device is None else as_device(device)
-        self._names = None if names is None else check_names(names, len(size))
-        self._locked = False
-        self._lock_parents = self._attachments = self._undo = None
+        size = as_batch_size(batch_size)
+        self._start(size, None if device is None else as_device(device), check_names(names, len(size)))
 
     @classmethod
     def from_tensordict(
@@ -175,11 +172,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         node = new_object(type(self))
         node._own, node._link = self._value, None
         node._metadata = self._metadata
-        node._batch_size = batch_size
-        node._device = device
-        node._names = names
-        node._locked = False
-        node._lock_parents = node._attachments = node._undo = None
+        node._start(batch_size, device, names)
         return node
 
     @classmethod
@@ -188,9 +181,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         node = new_object(cls)
         node._own, node._link = None, stack
         node._metadata = None
-        node._batch_size, node._device, node._names = stack._batch_size, stack._device, None
-        node._locked = False
-        node._lock_parents = node._attachments = node._undo = None
+        node._start(stack._batch_size, stack._device)
         return node
 
     @property
@@ -209,10 +200,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         self._hold(value)
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        ndim = len(batch_size)
-        if self._names is not None:
-            kept = self._names[:ndim] + (None,) * (ndim - len(self._names))
-            self._names = kept if any(name is not None for name in kept) else None
+        self._names = fit_names(self._names, len(batch_size))
         self._batch_size = batch_size
 
     def _with_children(

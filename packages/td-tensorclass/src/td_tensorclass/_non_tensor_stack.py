@@ -155,11 +155,8 @@ class NonTensorStack(ValueNode, TensorDictBase):
         self, values: list[Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> None:
         self._own(values)
-        self._values_size = self._batch_size = batch_size
-        self._device = device
-        self._names = names
-        self._locked = False
-        self._lock_parents = self._attachments = self._undo = None
+        self._values_size = batch_size
+        self._start(batch_size, device, names)
 
     @classmethod
     def _of(

@@ -11,6 +11,7 @@ from torch import Tensor
 from td_core import LinkedList
 from td_core._collection import Child, Core, keeps_memory
 from td_core._locking import refuse_if_locked
+from td_core._names import Names
 from td_core._ops.batch_size import as_batch_size
 from td_core._shape_plans import stack_plan
 from td_core.errors import KeyPathError, StructureError
@@ -32,6 +33,14 @@ class OpaqueNode(Core):
 
     _batch_size: torch.Size
     _device: torch.device | None
+
+    def _start(self, batch_size: torch.Size, device: torch.device | None, names: Names | None = None) -> None:
+        """Set what every new node has."""
+        self._batch_size = batch_size
+        self._device = device
+        self._names = names
+        self._locked = False
+        self._lock_parents = self._attachments = self._undo = None
 
     @property
     def device(self) -> torch.device | None:

@@ -51,11 +51,10 @@ class Options:
         >>> Options(frozen=True).merged({"autocast": True}).frozen
         True
         """
-        known = {field.name for field in dataclasses.fields(self)}
-        unknown = [name for name in given if name not in known]
+        unknown = [name for name in given if name not in OPTIONS]
         if unknown:
             raise TypeError(
-                f"a tensorclass has no option {', '.join(map(repr, unknown))}; options: {sorted(known)}"
+                f"a tensorclass has no option {', '.join(map(repr, unknown))}; options: {sorted(OPTIONS)}"
             )
         merged = dataclasses.replace(
             self, **{name: value for name, value in given.items() if value is not None}
@@ -64,6 +63,9 @@ class Options:
         if len(exclusive) > 1:
             raise TypeError(f"the options {' and '.join(map(repr, exclusive))} exclude each other")
         return merged
+
+
+OPTIONS = frozenset(field.name for field in dataclasses.fields(Options))
 
 
 class Slot(NamedTuple):

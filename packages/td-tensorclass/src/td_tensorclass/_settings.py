@@ -5,13 +5,9 @@ A switch is a context manager, a decorator and, through ``set()``, a setting for
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, ClassVar, TypeVar
 
-F = TypeVar("F", bound=Callable[..., Any])
+from td_core._settings import Switch
 
 
 class _State(threading.local):
@@ -22,37 +18,13 @@ class _State(threading.local):
 _state = _State()
 
 
-class _Switch:
-    """A boolean setting: ``with switch(True):``, ``@switch(True)``, ``switch(True).set()``."""
-
-    _name: ClassVar[str]
+class _Switch(Switch):
+    _settings = _state
 
     def __init__(self, mode: bool) -> None:
         if not isinstance(mode, bool):
             raise TypeError(f"{type(self).__name__} takes True or False; got {mode!r}")
-        self.mode = mode
-        self._before: list[bool | None] = []
-
-    def set(self) -> None:
-        """Keep this value for the rest of the thread."""
-        setattr(_state, self._name, self.mode)
-
-    def __enter__(self) -> None:
-        self._before.append(getattr(_state, self._name))
-        self.set()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        setattr(_state, self._name, self._before.pop())
-
-    def __call__(self, function: F) -> F:
-        @functools.wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with type(self)(self.mode):
-                return function(*args, **kwargs)
-
-        return wrapped  # type: ignore[return-value]
+        super().__init__(mode)
 
 
 class set_list_to_stack(_Switch):  # noqa: N801  (a context manager is called like a function)

@@ -32,7 +32,7 @@ from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefau
 from ._casts import collection_class, number_for_batch
 from ._declaration import declare
 from ._non_tensor import NonTensorData
-from ._schema import Options, Schema
+from ._schema import OPTIONS, Options, Schema
 from ._typing import BatchSizeArgument, DeviceArgument, FieldsMeta, NamesArgument
 from ._wrapper import Wrapper
 
@@ -90,17 +90,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         kw_only: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name in OPTIONS}
         super().__init_subclass__(**kwargs)
-        given = {
-            "autocast": autocast,
-            "nocast": nocast,
-            "frozen": frozen,
-            "shadow": shadow,
-            "tensor_only": tensor_only,
-            "skip_post_init_on_rebuild": skip_post_init_on_rebuild,
-            "cast_filter": cast_filter,
-            "kw_only": kw_only,
-        }
         declare(cls, TensorClass, given, sys._getframe(1))
 
     def __class_getitem__(cls, parameters: Any) -> Any:

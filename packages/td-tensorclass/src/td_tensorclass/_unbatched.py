@@ -92,11 +92,7 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
     def __init__(self, payload: Tensor, batch_size: torch.Size, device: torch.device | None = None) -> None:
         SHOWN.add(UnbatchedNode)
         self._payload = payload
-        self._batch_size = batch_size
-        self._device = device
-        self._names: Names | None = None
-        self._locked = False
-        self._lock_parents = self._attachments = self._undo = None
+        self._start(batch_size, device)
 
     def _with(self: SelfT, payload: Tensor, batch_size: torch.Size | None = None) -> SelfT:
         """Return a node around another payload."""

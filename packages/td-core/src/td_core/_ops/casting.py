@@ -21,7 +21,7 @@ from .._plans import Along, Shape, ShapePlan
 from ..typing import NO_DEFAULT, DeviceType, NoDefault
 from .leaf_writes import is_sealed
 from .moving import Moving
-from .operands import leaves_of, where
+from .operands import where
 
 SelfT = TypeVar("SelfT", bound="Casting")
 
@@ -101,7 +101,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).detach_()["a"].requires_grad
         False
         """
-        for leaf in leaves_of(self):
+        for leaf in self._leaves():
             leaf.detach_()
         return self
 
@@ -121,7 +121,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).requires_grad
         True
         """
-        return any(leaf.requires_grad for leaf in leaves_of(self))
+        return any(leaf.requires_grad for leaf in self._leaves())
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
@@ -136,7 +136,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2)}).requires_grad_().requires_grad
         True
         """
-        leaves = leaves_of(self)
+        leaves = self._leaves()
         for leaf in leaves:
             if leaf.requires_grad == requires_grad:
                 continue
@@ -169,7 +169,7 @@ class Casting(Moving):
         >>> td.grad["a"]
         tensor([1., 1.])
         """
-        leaves = leaves_of(self)
+        leaves = self._leaves()
         grads = [leaf.grad for leaf in leaves]
         if all(grad is not None for grad in grads):
             return self._with_leaves(grads) if grads else None  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ class Casting(Moving):
         >>> td.zero_grad().grad is None
         True
         """
-        for leaf in leaves_of(self):
+        for leaf in self._leaves():
             if leaf.grad is not None:
                 if set_to_none:
                     leaf.grad = None
@@ -216,7 +216,7 @@ class Casting(Moving):
         >>> x.grad
         tensor(5.)
         """
-        leaves = leaves_of(self)
+        leaves = self._leaves()
         gradients: list[Tensor | None] = [None] * len(leaves)
         if gradient is not None:
             given: list[Tensor] = []
@@ -232,8 +232,7 @@ class Casting(Moving):
                     "gradient; give gradient=, a collection of the same structure"
                 )
         if isinstance(inputs, Core):
-            wanted: list[Tensor] = []
-            inputs._collect(wanted)
+            wanted = inputs._leaves()
             inputs = wanted
         torch.autograd.backward(
             [pair[0] for pair in pairs],
@@ -368,8 +367,7 @@ class Casting(Moving):
         if isinstance(data, Core):
             shape = data
             self._collect_like(data, references)
-            values: list[Tensor] = []
-            data._collect(values)
+            values = data._leaves()
         else:
             source = torch.as_tensor(data)
             shape = self._transform(NewBatch(self.batch_size, tuple(source.shape), lambda leaf, size: leaf))

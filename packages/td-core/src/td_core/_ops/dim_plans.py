@@ -30,9 +30,6 @@ class Scan(ShapePlan):
         self._dim = dim
         self._make = make
 
-    def dims(self) -> tuple[int | None, ...]:
-        return tuple(range(self.n))
-
     def along(self, stack_dim: int) -> Along | None:
         if stack_dim == self._dim:
             return None

@@ -101,21 +101,8 @@ class LeafMapping(Core):
     ) -> Any:
         """Return a collection of ``fn(key, leaf, *leaves_of_others)`` for every leaf.
 
-        Args:
-            fn: gets the key of a leaf, then what :meth:`apply` passes.
-            *others: as for :meth:`apply`.
-            nested_keys: pass the whole key, a tuple for nested entries, instead of its last part.
-            batch_size: as for :meth:`apply`.
-            device: as for :meth:`apply`.
-            names: as for :meth:`apply`.
-            inplace: as for :meth:`apply`.
-            default: as for :meth:`apply`.
-            filter_empty: as for :meth:`apply`.
-            propagate_lock: as for :meth:`apply`.
-            call_on_nested: as for :meth:`apply`.
-            is_leaf: as for :meth:`apply`.
-            out: as for :meth:`apply`.
-            **constructor_kwargs: none exist.
+        The key is the last part of a leaf's key; with ``nested_keys`` all of it, a tuple for nested entries. The other
+        arguments are those of :meth:`apply`.
 
         >>> td = TensorDict({"a": 1, "b": {"c": 2}})
         >>> td.named_apply(lambda key, leaf: leaf if key == ("b", "c") else None, nested_keys=True)
@@ -129,10 +116,7 @@ class LeafMapping(Core):
     def apply_(self: SelfT, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> SelfT:
         """Copy ``fn(leaf, *leaves_of_others)`` into every leaf, and return this collection.
 
-        Args:
-            fn: as for :meth:`apply`; None leaves a leaf as it is.
-            *others: as for :meth:`apply`.
-            **kwargs: as for :meth:`apply`.
+        Where ``fn`` returns None a leaf stays as it is. The arguments are those of :meth:`apply`.
 
         >>> TensorDict({"a": 1}).apply_(lambda leaf: leaf + 1)["a"]
         tensor(2)

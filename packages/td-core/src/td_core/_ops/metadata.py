@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._collection import Core, missing_key
 from .._keys import unravel_key_to_tuple
+from .._labels import relabel
 from .._names import Names, check_names
 from .._nodes import dense
 from .._plans import wrap_dim
@@ -259,12 +260,6 @@ class Metadata(Core):
                     return False
         return True
 
-    def _leaves(self) -> list[Tensor]:
-        """Return every tensor leaf, in the order of ``_collect``."""
-        out: list[Tensor] = []
-        self._collect(out)
-        return out
-
     def is_shared(self) -> bool:
         """Tell whether every leaf is in shared memory, which CUDA memory is; False where there is none.
 
@@ -286,12 +281,7 @@ class Metadata(Core):
         """Iterate over everything that is not a plain sub-collection: tensors and non-tensor entries."""
         todo: list[Core] = [self]
         while todo:
-            node = todo.pop()
-            stacked = node._stacked()
-            if stacked is not None:
-                todo.extend(stacked[0])
-                continue
-            for child in list(node._children().values()):
+            for child in todo.pop()._below():
                 if isinstance(child, Tensor) or child._opaque:
                     yield child
                 else:
@@ -403,19 +393,12 @@ class Metadata(Core):
         """
         levels: list[Core] = [self]
         for node in levels:
-            stacked = node._stacked()
-            below = list(node._children().values()) if stacked is None else stacked[0]
-            levels.extend(child for child in below if not isinstance(child, Tensor))
+            levels.extend(child for child in node._below() if not isinstance(child, Tensor))
         for node in reversed(levels):
-            stacked = node._stacked()
-            if stacked is not None:
-                continue
-            found = {
-                child.device
-                for child in list(node._children().values())
-                if isinstance(child, Tensor) or not child._opaque
-            }
-            node._set_device(found.pop() if len(found) == 1 else None)
+            if node._stacked() is None:
+                children = list(node._children().values())
+                found = {child.device for child in children if isinstance(child, Tensor) or not child._opaque}
+                node._set_device(found.pop() if len(found) == 1 else None)
         return self
 
     def clear_device_(self: SelfT) -> SelfT:
@@ -424,17 +407,7 @@ class Metadata(Core):
         >>> TensorDict({"a": 1}, device="cpu").clear_device_().device is None
         True
         """
-        todo: list[Core] = [self]
-        while todo:
-            node = todo.pop()
-            stacked = node._stacked()
-            if stacked is None:
-                node._set_device(None)
-                todo.extend(
-                    child for child in list(node._children().values()) if not isinstance(child, Tensor)
-                )
-            else:
-                todo.extend(stacked[0])
+        relabel(self, None)
         return self
 
     @property

@@ -20,7 +20,6 @@ from .._locking import refuse_if_locked_below
 from ..typing import DeviceType, NestedKey
 from .dtypes import CASTS, Dtypes, cast_some
 from .locking import nothing, source_of
-from .operands import leaves_of
 from .shape import write_back
 
 SelfT = TypeVar("SelfT", bound="Moving")
@@ -297,7 +296,7 @@ class Moving(Dtypes):
             whole: Any = attachment.pinned(self)
             if whole is not None:
                 return whole  # type: ignore[no-any-return]
-        leaves = leaves_of(self)
+        leaves = self._leaves()
         result = self._with_leaves(pinned(leaves, num_threads))
         if not inplace:
             return result
@@ -321,7 +320,7 @@ class Moving(Dtypes):
         >>> td.is_shared(), td.is_locked
         (True, True)
         """
-        for leaf in leaves_of(self):
+        for leaf in self._leaves():
             leaf.share_memory_()
         return self.lock_()  # type: ignore[attr-defined, no-any-return]
 
@@ -332,6 +331,6 @@ class Moving(Dtypes):
         >>> td.record_stream(torch.cuda.current_stream()) is td  # doctest: +SKIP
         True
         """
-        for leaf in leaves_of(self):
+        for leaf in self._leaves():
             leaf.record_stream(stream)
         return self

@@ -226,16 +226,9 @@ def _try(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, others: 
 _COPY_ = op("copy_", Tensor.copy_)
 
 
-def leaves_of(node: Core) -> list[Tensor]:
-    """Return every tensor leaf, in the order of ``_collect``."""
-    leaves: list[Tensor] = []
-    node._collect(leaves)
-    return leaves
-
-
 def write_out(name: str, result: Any, out: Any) -> Any:
     """Copy a result into ``out``, a collection of the same structure, and return that."""
-    leaves = leaves_of(result)
+    leaves = result._leaves()
     targets: list[Tensor] = []
     out._collect_like(result, targets)
     write_leaves(name, result, _COPY_, targets, leaves)

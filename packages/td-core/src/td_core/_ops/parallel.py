@@ -122,20 +122,8 @@ class Parallel(Core):
     ) -> Iterator[Any]:
         """Iterate over ``fn(chunk)`` for chunks along a batch dim, in order, worked out in worker processes.
 
-        Args:
-            fn: as for :meth:`map`.
-            dim: as for :meth:`map`.
-            num_workers: as for :meth:`map`.
-            shuffle: take the elements in a random order.
-            chunksize: as for :meth:`map`.
-            num_chunks: as for :meth:`map`.
-            pool: as for :meth:`map`.
-            generator: as for :meth:`map`; it also makes the random order.
-            max_tasks_per_child: as for :meth:`map`.
-            worker_threads: as for :meth:`map`.
-            index_with_generator: as for :meth:`map`.
-            pbar: as for :meth:`map`.
-            mp_start_method: as for :meth:`map`.
+        With ``shuffle`` the elements are taken in a random order, which ``generator`` makes. The other arguments are those
+        of :meth:`map`.
 
         >>> td = TensorDict({"a": torch.arange(3)}, batch_size=[3])
         >>> [int(part["a"]) for part in td.map_iter(lambda part: part * 2, num_workers=0, chunksize=0)]

@@ -27,7 +27,6 @@ from .operands import (
     combine,
     combine_inplace,
     compare_values,
-    leaves_of,
     operand_for,
     raise_at_leaf,
     write_leaves,
@@ -142,7 +141,7 @@ def unary(name: str, what: str) -> Callable[[SelfT], SelfT]:
             levels = self._collect(leaves)
             return self._with_leaves(foreach(this, leaves), levels)
         except LEAF_ERRORS as error:
-            raise_at_leaf(error, name, self, this, leaves_of(self))
+            raise_at_leaf(error, name, self, this, self._leaves())
 
     example = f'torch.equal(td.{name}()["a"], torch.{name}(td["a"]))'
     return _document(method, name, f"Return {what} of each element.", example)
@@ -154,8 +153,7 @@ def unary_inplace(name: str, what: str) -> Callable[[SelfT], SelfT]:
 
     def method(self: SelfT) -> SelfT:
         this = OPS[name]
-        leaves: list[Tensor] = []
-        self._collect(leaves)
+        leaves = self._leaves()
         write_leaves(name, self, this, leaves)
         return self
 
@@ -275,8 +273,7 @@ class Pointwise(Core):
         if inner is not self:
             inner._spread(value, out)
             return
-        leaves: list[Tensor] = []
-        self._collect(leaves)
+        leaves = self._leaves()
         more = value.ndim - len(self.batch_size)
         out.extend(wide(value, leaf.ndim + more) if value.ndim else value for leaf in leaves)
 
@@ -407,7 +404,7 @@ class Pointwise(Core):
         try:
             return self._map(torch.bitwise_not)
         except LEAF_ERRORS as error:
-            raise_at_leaf(error, "~td", self, OPS["bitwise_not"], leaves_of(self))
+            raise_at_leaf(error, "~td", self, OPS["bitwise_not"], self._leaves())
 
     def add(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
         """Return the sum with ``alpha`` times ``other``; operands and errors as for :meth:`mul`.
@@ -550,8 +547,7 @@ class Pointwise(Core):
     ) -> SelfT:
         """Apply an operation of three tensors; a name that ends in ``_`` works in place."""
         operands = [operand_for(self, name, first), operand_for(self, name, second)]
-        leaves: list[Tensor] = []
-        self._collect(leaves)
+        leaves = self._leaves()
         for i, operand in enumerate(operands):
             if type(operand) is not list and not (keep_number and i == 1):
                 operands[i] = [

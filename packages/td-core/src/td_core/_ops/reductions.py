@@ -22,7 +22,7 @@ from .._plans import ShapePlan, wrap_dim
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, NestedKey, NoDefault
 from .dim_plans import Pair, Reduce, Scan, caller, caller_of_one, features
-from .operands import LEAF_ERRORS, leaves_of, named, raise_at_entry, write_out
+from .operands import LEAF_ERRORS, named, raise_at_entry, write_out
 
 SelfT = TypeVar("SelfT", bound="Reductions")
 
@@ -302,8 +302,7 @@ def _apart(node: Any, name: str) -> list[Tensor]:
     leaves: list[Tensor] = []
     todo = [node]
     for level in todo:
-        stacked = None if level._opaque else level._stacked()
-        for child in list(level._children().values() if stacked is None else stacked[0]):
+        for child in level._children().values() if level._opaque else level._below():
             if isinstance(child, Tensor):
                 leaves.append(child)
             elif child._shows_tensor:
@@ -386,8 +385,7 @@ class Reductions(Core):
         (False, tensor(False))
         """
         if dim is None:
-            leaves: list[Tensor] = []
-            self._collect(leaves)
+            leaves = self._leaves()
             return all(map(Tensor.all, leaves))
         return _planned(self, "all", _truth_plan(self, "all", dim))
 
@@ -402,8 +400,7 @@ class Reductions(Core):
         (True, tensor(True))
         """
         if dim is None:
-            leaves: list[Tensor] = []
-            self._collect(leaves)
+            leaves = self._leaves()
             return any(map(Tensor.any, leaves))
         return _planned(self, "any", _truth_plan(self, "any", dim))
 
@@ -426,7 +423,7 @@ class Reductions(Core):
         """
         leaf: Callable[[Tensor], Tensor] = partial(torch.linalg.vector_norm, dtype=dtype)
         if dtype is None and self._stacked() is None and not torch.compiler.is_compiling():
-            leaf = _norms(leaves_of(self))
+            leaf = _norms(self._leaves())
         result = _planned(self, "norm", Reduce(tuple(self.batch_size), None, False, lambda dims: leaf))
         if key_transform is not None:
             result = _with_keys(result, key_transform)

@@ -102,8 +102,7 @@ class Selecting(Shaping):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_fill_(torch.tensor([True, False, True]), -1)["a"]
         tensor([-1,  1, -1])
         """
-        leaves: list[Tensor] = []
-        self._collect(leaves)
+        leaves = self._leaves()
         write_leaves("masked_fill_", self, _FILL, leaves, _masks(self, mask), value)
         return self
 

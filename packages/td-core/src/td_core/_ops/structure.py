@@ -17,6 +17,7 @@ from torch import Tensor
 from .._collection import Child, Core, missing_key, show_path
 from .._devices import as_device
 from .._keys import unravel_key_to_tuple
+from .._labels import relabel
 from .._locking import refuse_if_locked
 from .._names import check_names
 from .._ragged import distinct_members
@@ -255,11 +256,7 @@ class Structure(Updating):
                 if not isinstance(child, Tensor) and not child._opaque:
                     result._set_child(key, _empty_levels(child, size))
         if device is not NO_DEFAULT:
-            label = None if device is None else as_device(device)
-            levels: list[Core] = [result]
-            for node in levels:
-                node._set_device(label)
-                levels.extend(node._nested())
+            relabel(result, None if device is None else as_device(device))
         if names is not NO_DEFAULT:
             result._set_names(check_names(names, len(result.batch_size)))
         return result  # type: ignore[no-any-return]

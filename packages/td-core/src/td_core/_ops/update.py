@@ -335,8 +335,7 @@ class Updating(Entries):
         >>> TensorDict({"a": torch.ones(2)}).zero_()["a"]
         tensor([0., 0.])
         """
-        leaves: list[Tensor] = []
-        self._collect(leaves)
+        leaves = self._leaves()
         write_leaves("zero_", self, ZERO, leaves)
         return self
 

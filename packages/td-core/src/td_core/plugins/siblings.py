@@ -1,9 +1,9 @@
 """The methods that a sibling package adds to every collection, declared here and implemented there.
 
-A declaration carries the full signature and documentation, so editors and type checkers see the method
-whether or not the package is installed. Until the package registers, looking the method up raises
-:class:`~td_core.errors.MissingPluginError`, an ``AttributeError``, so ``hasattr`` is False. Registration
-replaces the declaration by the package's own function: the call is then an ordinary method call.
+A declaration carries the full signature, so editors and type checkers see the method whether or not the package is
+installed; the package's own function documents the arguments. Until the package registers, looking the method up
+raises :class:`~td_core.errors.MissingPluginError`, an ``AttributeError``, so ``hasattr`` is False. Registration
+replaces the declaration by that function: the call is then an ordinary method call.
 """
 # A declaration has no body: what runs is the function that replaces it.
 # mypy: disable-error-code="empty-body"
@@ -195,24 +195,7 @@ class SiblingMethods:
         progress: bool = False,
         allow_pickle: bool = False,
     ) -> Self:
-        """Write every leaf to a file under ``prefix`` and return a locked collection that maps those files.
-
-        Args:
-            prefix: directory of the save; None uses temporary files that vanish with the result.
-            copy_existing: copy leaves that are mapped from another place, instead of raising.
-            num_threads: how many threads write; 0 writes in the calling thread.
-            return_early: return a future at once, and write in the background.
-            share_non_tensor: read each non-tensor value from the save, so that all processes see the latest one.
-            existsok: False raises where a file is already there.
-            robust_key: encode keys that are not safe file names; None means True.
-            archive: write one archive file instead of a directory; None decides by the suffix of ``prefix``.
-            compression: how the archive is compressed.
-            atomic: accepted for compatibility; every save is atomic.
-            durable: also sync the save to the disk before returning.
-            checksums: record a hash for each leaf, for ``td_memmap.verify``.
-            progress: show a progress bar.
-            allow_pickle: pickle the values that nothing else can store, instead of raising.
-        """
+        """Return a locked collection that maps files under ``prefix``, one for each leaf; see :func:`td_memmap.memmap`."""
 
     @provided_by("td-memmap")
     def memmap_(
@@ -276,23 +259,7 @@ class SiblingMethods:
         strict: bool = True,
         progress: bool = False,
     ) -> Self:
-        """Return the collection saved at ``prefix``, mapped from its files.
-
-        Args:
-            prefix: directory or archive of the save.
-            device: move every leaf there; None keeps them mapped.
-            non_blocking: as in ``Tensor.to``.
-            out: a collection to load into.
-            robust_key: whether keys were encoded as file names; None means True.
-            subpath: load the sub-collection under this key alone.
-            mode: None maps shared and writable where the file is; ``"r"`` copies on write; ``"r+"`` is
-                shared or raises.
-            num_threads: how many threads copy to ``device``; 0 copies in the calling thread.
-            allow_pickle: unpickle values of the save that were pickled; None means False.
-            verify: compare every leaf with its recorded hash.
-            strict: raise for what the save does not describe, instead of ignoring it.
-            progress: show a progress bar.
-        """
+        """Return the collection saved at ``prefix``, mapped from its files; see :func:`td_memmap.load_memmap`."""
 
     @provided_by("td-memmap")
     def load_memmap_(
@@ -398,17 +365,7 @@ class SiblingMethods:
         device: torch.device | None = None,
         batch_size: torch.Size | None = None,
     ) -> Self:
-        """Return a collection of the fields of a dataclass instance.
-
-        Args:
-            dataclass: the instance.
-            dest_cls: tensorclass of the result.
-            auto_batch_size: work out the longest batch size that the leaves share.
-            batch_dims: how many dims it may have at most.
-            as_tensorclass: make a tensorclass of the dataclass.
-            device: device of the result.
-            batch_size: batch size of the result.
-        """
+        """Return a collection of the fields of a dataclass instance; see :func:`td_tensorclass.from_dataclass`."""
 
     @provided_by("td-distributed")
     def consolidate(
@@ -425,20 +382,7 @@ class SiblingMethods:
         pin_memory: bool = False,
         metadata: bool = False,
     ) -> Self:
-        """Copy every leaf into one storage, and return the collection of views on it.
-
-        Args:
-            filename: file that backs the storage; None keeps it in memory.
-            num_threads: how many threads copy; 0 copies in the calling thread.
-            device: device of the storage.
-            non_blocking: as in ``Tensor.to``.
-            inplace: put the views into this collection.
-            return_early: return a future at once, and copy in the background.
-            use_buffer: with ``filename``, gather in memory first and write once.
-            share_memory: put the storage into memory shared with child processes.
-            pin_memory: put the storage into pinned memory.
-            metadata: keep the description of the layout with the result.
-        """
+        """Return a copy whose leaves are views on one storage; see :func:`td_distributed.consolidate`."""
 
     @provided_by("td-distributed")
     def is_consolidated(self) -> bool:
@@ -461,17 +405,7 @@ class SiblingMethods:
         consolidated: bool = False,
         wire: str = "td",
     ) -> None:
-        """Send this collection to a process that calls :meth:`recv`.
-
-        Args:
-            dst: rank of the receiver in the global group.
-            group: process group; None is the global one.
-            group_dst: rank of the receiver in ``group``, instead of ``dst``.
-            init_tag: tag of the first message; the others follow it.
-            pseudo_rand: draw the tags pseudo-randomly from ``init_tag``, the same on both sides.
-            consolidated: send one message for all leaves together.
-            wire: ``"td"``, or ``"reference"`` for a peer that runs tensordict.
-        """
+        """Send this collection to a process that calls :meth:`recv`; see :func:`td_distributed.send`."""
 
     @provided_by("td-distributed")
     def recv(

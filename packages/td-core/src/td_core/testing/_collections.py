@@ -178,8 +178,7 @@ class CollectionTests:
     def test_walks_visit_leaves_in_one_order(self) -> None:
         """``_collect``, ``_collect_like``, ``_rebuild`` and ``_map`` agree."""
         collection = self.make()
-        first: list[Tensor] = []
-        collection._collect(first)
+        first = collection._leaves()
         like: list[Tensor] = []
         collection._collect_like(collection, like)
         assert [id(leaf) for leaf in like] == [id(leaf) for leaf in first]
@@ -303,20 +302,13 @@ class CollectionTests:
         collection = self.make()
         clone = collection.clone()
         self.check(clone, self.leaves(collection), collection.batch_size)
-        shared = {leaf.data_ptr() for leaf in self._tensors(collection)}
-        assert shared.isdisjoint(leaf.data_ptr() for leaf in self._tensors(clone))
+        shared = {leaf.data_ptr() for leaf in collection._leaves()}
+        assert shared.isdisjoint(leaf.data_ptr() for leaf in clone._leaves())
         shallow = collection.clone(recurse=False)
-        assert [id(leaf) for leaf in self._tensors(shallow)] == [
-            id(leaf) for leaf in self._tensors(collection)
-        ]
+        assert [id(leaf) for leaf in shallow._leaves()] == [id(leaf) for leaf in collection._leaves()]
         if self.new_key is not None:
             shallow.set(self.new_key, torch.zeros(collection.batch_size))
             assert self.new_key not in list(collection.keys())
-
-    def _tensors(self, collection: Any) -> list[Tensor]:
-        out: list[Tensor] = []
-        collection._collect(out)
-        return out
 
     def test_casting_and_moving(self) -> None:
         """``to`` changes every leaf, and the device label with them."""
@@ -414,12 +406,10 @@ class CollectionTests:
         deep = copy.deepcopy(collection)
         assert type(deep) is type(collection)
         self.check(deep, self.leaves(collection), collection.batch_size)
-        shared = {leaf.data_ptr() for leaf in self._tensors(collection)}
-        assert shared.isdisjoint(leaf.data_ptr() for leaf in self._tensors(deep))
+        shared = {leaf.data_ptr() for leaf in collection._leaves()}
+        assert shared.isdisjoint(leaf.data_ptr() for leaf in deep._leaves())
         shallow = copy.copy(collection)
-        assert [id(leaf) for leaf in self._tensors(shallow)] == [
-            id(leaf) for leaf in self._tensors(collection)
-        ]
+        assert [id(leaf) for leaf in shallow._leaves()] == [id(leaf) for leaf in collection._leaves()]
 
     def test_state_dict(self) -> None:
         """Another collection of the same structure takes over the values."""
@@ -434,11 +424,9 @@ class CollectionTests:
         collection = self.make()
         with paused():
             result = operation(collection)
-            leaves = [weakref.ref(leaf) for leaf in self._tensors(result)]
+            leaves = [weakref.ref(leaf) for leaf in result._leaves()]
             # An index of a lazy stack may give one of its members, which lives on with the stack.
-            kept = {id(leaf) for leaf in self._tensors(collection)} | {
-                id(node) for node in collection._nested()
-            }
+            kept = {id(leaf) for leaf in collection._leaves()} | {id(node) for node in collection._nested()}
             watched: list[weakref.ref[Any]] = [weakref.ref(result), *leaves]
             watched = [each for each in watched if id(each()) not in kept]
             del result
