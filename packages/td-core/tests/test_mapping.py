@@ -125,6 +125,20 @@ class TestOthers:
             dense().apply(torch.add, {"a": 1})
 
 
+@pytest.mark.parametrize("make", [lambda td: td, lambda td: LazyStackedTensorDict(td, td.clone())])
+@pytest.mark.parametrize("fn", [torch.t, lambda leaf: leaf.flip(0), lambda leaf: leaf[1].expand(3, 3)])
+def test_a_view_of_a_leaf_is_written_into_it(make: Any, fn: Any) -> None:
+    td = make(TensorDict({"a": torch.arange(9).view(3, 3)}))
+    wanted = td.apply(lambda leaf: fn(leaf).clone())
+    assert (td.apply_(fn) == wanted).all()
+
+
+def test_neighbours_in_memory_are_written_as_they_were() -> None:
+    whole = torch.arange(6)
+    TensorDict({"a": whole[1:]}).apply_(lambda leaf: whole[:5])
+    assert whole.tolist() == [0, 0, 1, 2, 3, 4]
+
+
 class TestNames:
     def test_named_apply_passes_the_last_part(self) -> None:
         seen: list[Any] = []

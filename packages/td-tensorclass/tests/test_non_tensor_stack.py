@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
-from td_core import TensorDict, lazy_stack
+from td_core import TensorDict, group_by, lazy_stack
 from td_core._shape_plans import cat_plan, stack_plan
 from td_core.errors import BatchSizeError, CollectionIndexError, KeyPathError, LockedError, StructureError
 from td_tensorclass import NonTensorData, NonTensorStack
@@ -565,3 +565,25 @@ def test_values_that_do_not_fill_an_entry_keep_the_leaves_beside_it_as_they_are(
     with pytest.raises(BatchSizeError, match=r"values of batch size \[1, 2\] do not fill \[1\]"):
         write(td, TensorDict({"a": torch.ones(1, 2), "s": values}, [1, 2]))
     assert not td["a"].any() and td["s"] == "old"
+
+
+@pytest.mark.parametrize(
+    ("values", "groups"),
+    [
+        (["b", "a", "b"], [[0, 2], [1]]),
+        ([{"x": 1}, {"x": 2}, {"x": 1}], [[0, 2], [1]]),
+        ([[1], "a", [1]], [[0, 2], [1]]),
+        ([None, None, 0], [[0, 1], [2]]),
+    ],
+)
+def test_grouping_by_values(values, groups) -> None:
+    td = TensorDict({"t": NonTensorStack(*values), "i": torch.arange(3)}, [3])
+    distinct, found = group_by(td, "t")
+    assert distinct == [values[group[0]] for group in groups]
+    assert [group["i"].tolist() for group in found] == groups
+
+
+def test_arrays_are_refused_as_values_to_group_by() -> None:
+    td = TensorDict({"t": NonTensorStack(*[np.zeros(2), np.ones(2)])}, [2])
+    with pytest.raises(TypeError, match="the values of 't' cannot be told apart, ndarray among them"):
+        group_by(td, "t")

@@ -24,7 +24,7 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
     Raises:
         KeyPathError: there is no such entry.
         ValueError: there is no batch dim.
-        TypeError: the entry is a sub-collection.
+        TypeError: the entry is a sub-collection, or its values, such as arrays, are not simply equal or different.
 
     >>> values, groups = group_by(TensorDict({"a": [1, 0, 1]}, batch_size=[3]), "a")
     >>> values, [len(group) for group in groups]
@@ -42,17 +42,31 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
     elif entry._opaque:
         rows = entry.maybe_to_stack().tolist()
         values = []
-        positions: list[int] = []
-        for row in rows:
-            if row not in values:
-                values.append(row)
-            positions.append(values.index(row))
+        known: dict[Any, int] = {}
+        positions = [_position(row, values, known, key) for row in rows]
         inverse, count = torch.tensor(positions, dtype=torch.long, device="cpu"), len(values)
     else:
         raise TypeError(f"group_by needs a tensor or non-tensor data; {key!r} is a {type(entry).__name__}")
     order = inverse.argsort(stable=True)
     sizes = torch.bincount(inverse, minlength=count).tolist()
-    return values, tuple(tensordict[rows] for rows in order.split(sizes))
+    return values, tuple(tensordict[order].split(sizes)) if sizes else ()
+
+
+def _position(row: Any, values: list[Any], known: dict[Any, int], key: NestedKey) -> int:
+    """Return where a value stands among the distinct ones, to which it is added; ``known`` tells of those with a hash."""
+    try:
+        position = known.setdefault(row, len(values))
+    except TypeError:
+        try:
+            position = values.index(row) if row in values else len(values)
+        except (ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"group_by: the values of {key!r} cannot be told apart, {type(row).__name__} among them: {error}; "
+                "store arrays as tensors"
+            ) from error
+    if position == len(values):
+        values.append(row)
+    return position
 
 
 def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:

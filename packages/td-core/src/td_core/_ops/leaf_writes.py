@@ -122,6 +122,20 @@ def is_expanded(leaf: Tensor) -> bool:
     return any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True))
 
 
+def share_storage(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two leaves are parts of one storage.
+
+    >>> leaf = torch.zeros(3)
+    >>> share_storage(leaf, leaf[1:]), share_storage(leaf, leaf.clone())
+    (True, False)
+    """
+    if torch.compiler.is_compiling() or not {type(a), type(b)} <= PLAIN or functorch_level() is not None:
+        return False
+    if a.layout is not torch.strided or b.layout is not torch.strided or a.is_nested or b.is_nested:
+        return False
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
 def copied_whole(
     target: Core, source: Any, non_blocking: bool, view: Callable[[Tensor], Tensor] | None = None
 ) -> bool:

@@ -21,7 +21,7 @@ from .._names import check_names
 from .._views import IsLeaf
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
 from .batch_size import as_batch_size
-from .leaf_writes import check_fits, check_writable, copy_all
+from .leaf_writes import check_fits, check_writable, copy_all, share_storage
 
 SelfT = TypeVar("SelfT", bound="LeafMapping")
 Path = tuple[str, ...]
@@ -353,6 +353,8 @@ class _Walk:
             if isinstance(child, Tensor) and isinstance(value, Tensor):
                 check_fits(value, child.shape, path, child)
                 check_writable(child, path, value)
+                if (value._is_view() or child._is_view()) and share_storage(child, value):
+                    value = value.clone()  # torch copies nothing that overlaps
                 targets.append(child)
                 values.append(value)
             elif isinstance(child, Tensor) or isinstance(value, Tensor):
