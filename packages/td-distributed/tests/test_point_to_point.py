@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from threading import Thread
@@ -185,6 +187,27 @@ def test_every_kind_arrives(two: Any, name: str, consolidated: bool) -> None:
 @pytest.mark.parametrize("name", ["nested", "lazy"])
 def test_the_handles_of_isend_and_irecv_finish_the_exchange(two: Any, name: str) -> None:
     assert two.run(exchange, name, {}, True) == [None, None]
+
+
+def dropped(rank: int, size: int) -> None:
+    following = TREES["flat"]()
+    if rank == 0:
+        TensorDict({"a": torch.ones(size), "b": torch.ones(3)}).isend(1, return_early=True)
+        gc.collect()
+        following.send(1)
+        return
+    time.sleep(1)  # the handles are gone before anything is taken
+    target = TensorDict({"a": torch.zeros(size), "b": torch.zeros(3)})
+    target.recv(0)
+    assert target["a"].sum().item() == size
+    target = blank(following)
+    target.recv(0)
+    same(target, following)
+
+
+@pytest.mark.parametrize("size", [10, 1 << 22])
+def test_handles_that_are_dropped_finish_the_exchange(two: Any, size: int) -> None:
+    assert two.run(dropped, size) == [None, None]
 
 
 def crosswise(rank: int, consolidated: bool) -> None:

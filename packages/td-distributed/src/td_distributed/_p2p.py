@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -99,21 +101,39 @@ class Peer:
 class Sending:
     """A message on its way: wait on it before the process ends; it keeps the bytes alive.
 
+    Where the handle of torch.distributed is dropped earlier, gloo loses the connection; so a thread waits with that of one
+    that was dropped.
+
     Attributes:
         work: the handle of torch.distributed.
         data: what is being sent.
+        waited: somebody waited for it.
     """
 
     work: Any
     data: Tensor
+    waited: bool = False
 
     def wait(self) -> None:
         """Block until the message is out."""
+        self.waited = True
         self.work.wait()
+
+    def __del__(self) -> None:
+        """Let the message go out, if nobody waited for it."""
+        if not self.waited:
+            with contextlib.suppress(RuntimeError):  # the process ends
+                Thread(target=_outlast, args=(self.work, self.data), name="td-isend", daemon=True).start()
 
     def is_completed(self) -> bool:
         """Tell whether the message is out."""
         return bool(self.work.is_completed())
+
+
+def _outlast(work: Any, data: Tensor) -> None:
+    """Keep a handle and what it sends until that is out, or fails, which nobody wants to know."""
+    with contextlib.suppress(RuntimeError):
+        work.wait()
 
 
 @dataclass(slots=True)
@@ -198,8 +218,8 @@ def isend(
 ) -> Any:
     """Start to send this collection; arguments as for :meth:`send`.
 
-    With ``return_early`` return a list of handles to ``wait()`` on; otherwise wait, and return the last tag. The bytes of
-    a memory-mapped collection are sent.
+    With ``return_early`` return a list of handles to ``wait()`` on; otherwise wait, and return the last tag. A handle that
+    is dropped is waited for in the background. The bytes of a memory-mapped collection are sent.
     """
     peer = Peer(dst, group, group_dst, _tags(init_tag, pseudo_rand))
     if _check_wire(wire) == "reference":
