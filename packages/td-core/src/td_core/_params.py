@@ -71,11 +71,11 @@ class _Slots(MutableMapping[str, Any]):
     A name is looked up along its levels: a module asks for each by itself.
     """
 
-    __slots__ = ("_holds", "_root")
+    __slots__ = ("_parameters", "_root")
 
-    def __init__(self, root: Any, holds: Callable[[Any], bool]) -> None:
+    def __init__(self, root: Any, parameters: bool) -> None:
         self._root = root
-        self._holds = holds
+        self._parameters = parameters
 
     def items(self) -> Any:
         """Return what there is now, which a module may go through while it writes."""
@@ -85,7 +85,7 @@ class _Slots(MutableMapping[str, Any]):
         return [
             (".".join(key) if isinstance(key, tuple) else key, leaf)
             for key, leaf in entries
-            if self._holds(leaf)
+            if _is_parameter(leaf) is self._parameters
         ]
 
     def __iter__(self) -> Iterator[str]:
@@ -97,7 +97,7 @@ class _Slots(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         node, key = _place_of(self._root, name)
         leaf = node._children()[key]
-        if not self._holds(leaf):
+        if _is_parameter(leaf) is not self._parameters:
             raise KeyError(name)
         return leaf
 
@@ -109,6 +109,15 @@ class _Slots(MutableMapping[str, Any]):
         node, key = _place_of(self._root, name)
         refuse_if_locked(node, f"remove key {key!r}")
         node._del_child(key)
+
+
+def _is_parameter(leaf: Any) -> bool:
+    # To ask the class of parameters takes longer than all else here.
+    return type(leaf) is nn.Parameter or isinstance(leaf, nn.Parameter)
+
+
+def _is_persistent(leaf: Any) -> Any:
+    return _is_parameter(leaf) or getattr(leaf, "persistent", True)
 
 
 def _place_of(root: Any, name: str) -> tuple[Any, str]:
@@ -192,7 +201,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     @property
     def _parameters(self) -> Any:
-        return _Slots(self.__dict__.get("_inner_params"), lambda leaf: isinstance(leaf, nn.Parameter))
+        return _Slots(self.__dict__.get("_inner_params"), True)
 
     @_parameters.setter
     def _parameters(self, value: Any) -> None:
@@ -200,7 +209,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     @property
     def _buffers(self) -> Any:
-        return _Slots(self.__dict__.get("_inner_params"), lambda leaf: not isinstance(leaf, nn.Parameter))
+        return _Slots(self.__dict__.get("_inner_params"), False)
 
     @_buffers.setter
     def _buffers(self, value: Any) -> None:
@@ -208,7 +217,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     @property
     def _non_persistent_buffers_set(self) -> set[str]:
-        return {name for name, leaf in self._buffers.items() if not getattr(leaf, "persistent", True)}
+        return {name for name, leaf in self._buffers.items() if not _is_persistent(leaf)}
 
     @_non_persistent_buffers_set.setter
     def _non_persistent_buffers_set(self, value: Any) -> None:
@@ -514,9 +523,11 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         """Return the leaves, without the buffers that are not persistent; see :meth:`TensorCollection.state_dict`."""
         for before in self._state_dict_pre_hooks.values():
             before(self, prefix, keep_vars)
-        entries = self._inner_params.items(include_nested=True, leaves_only=True)
-        left_out = [key for key, leaf in entries if not getattr(leaf, "persistent", True)]
-        source = self._around(self._inner_params.exclude(*left_out)) if left_out else self
+        source = self
+        if not all(map(_is_persistent, self._inner_params._leaves())):
+            entries = self._inner_params.items(include_nested=True, leaves_only=True)
+            left_out = [key for key, leaf in entries if not _is_persistent(leaf)]
+            source = self._around(self._inner_params.exclude(*left_out))
         state = TensorDictBase.state_dict(source, destination, prefix, keep_vars, flatten)
         for hook in self._state_dict_hooks.values():
             given = hook(self, state, prefix, {})
