@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map
 
 from td_core import LazyStackedTensorDict, TensorDict, assert_close, pad_sequence
@@ -46,6 +47,9 @@ PROGRAMS = {
     "use what a mask gave": lambda td: part_of(td, td["n", "b"] > 0),
     "setitem by index": lambda td: setitem(td.clone(), 0, td[1]),
     "setitem by mask": lambda td: raised(td.clone(), td["n", "b"] > 0),
+    "setitem by mask, of a size": lambda td: setitem(td.clone(), torch.arange(4) < 2, td[:2] + 1),
+    "setitem by mask, from a dict": lambda td: setitem(td.clone(), torch.arange(4) < 2, {"a": td["a"][:2]}),
+    "update_at_ by mask": lambda td: td.clone().update_at_(td[:2] + 1, torch.arange(4) < 2),
     "stack": lambda td: torch.stack([td, td + 1], 0),
     "cat": lambda td: torch.cat([td, td], 0),
     "lazy stack": lambda td: LazyStackedTensorDict(td, td + 1, stack_dim=0)["n", "b"],
@@ -166,6 +170,15 @@ def test_batch_sizes_make_at_most_two_graphs(name):
         for got, wanted in zip(leaves(compiled(make(n))), leaves(program(make(n))), strict=True):
             torch.testing.assert_close(got, wanted)
     assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("mode", ["real", "fake"])
+def test_a_traced_graph_takes_and_returns_collections(mode):
+    traced = make_fx(lambda td: (td + 1, td[0], td.view(2, 2)), tracing_mode=mode)(make())
+    td = make() * 2
+    for found, expected in zip(traced(td), (td + 1, td[0], td.view(2, 2)), strict=True):
+        assert found.batch_size == expected.batch_size
+        assert_close(found, expected)
 
 
 @pytest.mark.parametrize("strict", [False, True])

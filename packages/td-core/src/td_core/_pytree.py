@@ -22,6 +22,9 @@ from ._values import join, split
 
 Context = tuple[Any, ...]
 
+#: Under this name a node keeps what its context said of the batch size, where there is no tensor to tell it.
+_SIZES = "pytree"
+
 
 def register(
     cls: type,
@@ -89,7 +92,7 @@ def sizes_of(node: Core, children: list[Any]) -> tuple[Any, ...]:
     it has no other dims from here on, so that its own context says nothing of a batch size that may vary.
     """
     ndim = len(node.batch_size)
-    leaf: Any = None
+    leaf: Any = _kept(node)
     level: Any = None
     empty = []
     for position, child in enumerate(children):
@@ -103,6 +106,20 @@ def sizes_of(node: Core, children: list[Any]) -> tuple[Any, ...]:
             children[position] = child = child._shallow()
             _resize(child, tail)
     return (leaf or level or torch.Size(node.batch_size), *empty)
+
+
+def _kept(node: Core) -> Any:
+    return (node._inner()._attachments or {}).get(_SIZES)
+
+
+def _keep(node: Core, children: list[Any], sizes: tuple[Any, ...]) -> None:
+    """Keep the way to the batch size where an object stands for the leaf that gave it: there is a next context."""
+    source = sizes[0]
+    if not isinstance(source, torch.Size):
+        child = children[source[0]]
+        if not isinstance(child, Tensor) and (not isinstance(child, Core) or _kept(child)):
+            inner: Any = node._inner()
+            inner._attachments = {_SIZES: source}
 
 
 def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
@@ -169,7 +186,9 @@ def register_mapping(cls: Any) -> None:
         keys, sizes, device, names = context
         children = list(values)
         batch_size = batch_size_of(children, sizes)
-        return cls._make(dict(zip(keys, children)), batch_size, device, names_for(names, batch_size))
+        node = cls._make(dict(zip(keys, children)), batch_size, device, names_for(names, batch_size))
+        _keep(node, children, sizes)
+        return node
 
     register(cls, flatten, unflatten, lambda context: context[0])
 

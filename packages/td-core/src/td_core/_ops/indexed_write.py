@@ -6,7 +6,7 @@ is written through plans of its members.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,8 @@ class IndexedWrite:
                     shapes = (entry.shape, target.shape)
                     if shapes != fitting:
                         wanted = torch.Size(lead + tuple(target.shape[n:]))
+                        if not self.basic:
+                            settle(wanted, entry.shape)
                         if isinstance(source, Core) and entry.ndim < len(wanted):
                             entry = lined_up(entry, len(wanted), len(lead))
                         else:
@@ -257,6 +259,13 @@ class IndexedWrite:
             written = level._written_at(self.index, entry)
             if written is not level:
                 node._set_child(key, written)
+
+
+def settle(wanted: Sequence[Any], given: Sequence[Any]) -> None:
+    """Say, while compiling, that a selection has the sizes of what is written there: how much a mask selects is not known."""
+    if torch.compiler.is_compiling() and len(wanted) == len(given):
+        for a, b in zip(wanted, given):
+            torch._check((a == b) | (b == 1))
 
 
 def _as_number(value: Any, dtype: torch.dtype, device: torch.device | None, path: Path) -> Tensor:

@@ -20,7 +20,7 @@ from .._views import IsLeaf
 from ..errors import StructureError
 from ..typing import NestedKey
 from .entries import NOT_GIVEN, Entries
-from .indexed_write import IndexedWrite, is_basic
+from .indexed_write import IndexedWrite, is_basic, settle
 from .key_trees import only, shallow, wanted_tree
 from .leaf_writes import copied_whole, scattered_whole
 from .member_writes import member_parts
@@ -343,6 +343,8 @@ class Updating(Entries):
         """Write ``value`` into all entries at an index; entries that are missing are made, zero elsewhere."""
         size = self.batch_size
         plan = plan_index(index, size)
+        if isinstance(value, Core) and not is_basic(plan.index):
+            settle((*plan.lead, *size[plan.n :]), value.batch_size)
         if (
             type(value) is dict
             or (
