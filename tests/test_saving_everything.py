@@ -143,6 +143,32 @@ def test_a_value_alone(place: Path) -> None:
         assert loaded.batch_size == stack.batch_size == (2, 2)[:depth]
 
 
+@pytest.mark.parametrize("value", [NonTensorData("x", batch_size=[2]), NonTensorStack("x", (1, 2))])
+@pytest.mark.parametrize("key", ["a", "shape"])  # the second makes the level one of the general form
+@pytest.mark.parametrize("named", [False, True])
+def test_values_keep_the_names_of_their_dims(value: Any, key: str, named: bool, place: Path) -> None:
+    alone = value.clone()
+    alone.names = ["t"]
+    alone.memmap(place)
+    assert TensorDict.load_memmap(place).names == ["t"]
+    td = TensorDict({key: torch.ones(2), "v": value if named else alone}, [2], names=["t"] if named else None)
+    assert td.get("v").names == ["t"]
+    saved = td.memmap(place)
+    for found in (saved, TensorDict.load_memmap(place)):
+        assert found.get("v").names == ["t"] and found.get("v").tolist() == value.tolist()
+        assert found.names == td.names
+
+
+@pytest.mark.parametrize("names", [3, "t", ["t", "u"], [3], [["t"]]])
+def test_impossible_names_of_values_are_damage(names: Any, tmp_path: Path) -> None:
+    for value in (NonTensorData("x", batch_size=[2]), NonTensorStack("x", "y")):
+        value.names = ["t"]
+        value.memmap(tmp_path / "save")
+        (tmp_path / "save" / "%values.json").write_text(json.dumps({"batch_size": [2], "names": names}))
+        with pytest.raises(FormatError, match="names|dims"):
+            TensorDict.load_memmap(tmp_path / "save")
+
+
 @pytest.mark.parametrize("size", [(2, 0), (2, 3, 0), (2, 0, 3), (1, 0, 0)])
 def test_a_stack_without_elements_keeps_its_batch_size(size: tuple[int, ...], place: Path) -> None:
     stack = NonTensorStack(*(NonTensorData("x", batch_size=size[1:]) for _ in range(size[0])))

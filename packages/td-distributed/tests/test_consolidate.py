@@ -141,6 +141,14 @@ if HAS_TENSORCLASS:
         "deep stack": lambda: TensorDict(
             {"l": NonTensorStack.from_list([["x", "y", "w"], ["z", "u", "v"]], 2)}, [2]
         ),
+        "named deep stack": lambda: TensorDict(
+            {
+                "l": NonTensorStack.from_list([["x", "y", "w"], ["z", "u", "v"]], 2),
+                "n": TensorDict({"l": NonTensorStack.from_list([["x"], ["y"]], 2)}, [2, 1], names=["t", "v"]),
+            },
+            [2],
+            names=["t"],
+        ),
         "metadata": lambda: TensorDict({"m": MetaData("x"), "a": torch.ones(2)}, [2]),
         "unbatched": lambda: TensorDict(
             {"u": UnbatchedTensor(torch.ones(3)), "n": {"a": torch.ones(2)}}, [2]

@@ -256,6 +256,8 @@ class Reader:
             level.batch_size = check_shape(sidecar["batch_size"], where, node.key, "batch_size")
             node.above = level.batch_size
             level.meta = {**level.meta, "batch_size": sidecar["batch_size"]}
+        if "names" in sidecar:
+            level.meta = {**level.meta, "_names": sidecar["names"]}
 
     def _general_values(self, node: Node) -> None:
         where = self.tree.show(node.parts, _names.META)

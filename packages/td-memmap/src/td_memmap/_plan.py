@@ -157,6 +157,11 @@ def plan_values(node: Core, above: torch.Size, *, allow_pickle: bool) -> dict[st
     return {name: text for _, name, text in planner.plan.texts}
 
 
+def _longer(names: list[str | None], count: int) -> list[str | None]:
+    """Return the names of a level for what is in it, whose further dims have none."""
+    return [*names, *[None] * (count - len(names))]
+
+
 class _Planner:
     def __init__(self, plan: Plan, robust_key: bool, allow_pickle: bool, content: bool) -> None:
         self.plan = plan
@@ -200,7 +205,7 @@ class _Planner:
             meta["_type"] = str(type(node))
             meta["_class"] = class_name(type(node))
         if names is not None and "shape" in meta and len(meta["shape"]) > len(names):
-            meta.setdefault("_names", [*names, *[None] * (len(meta["shape"]) - len(names))])
+            meta.setdefault("_names", _longer(names, len(meta["shape"])))
         level: dict[str, Any] = {}
         below: list[_Below] = []
         size = node.batch_size
@@ -225,9 +230,12 @@ class _Planner:
         for name, child in record.members.items():
             below.append((child, (*parts, name), (*key, name), above, None))
         sidecar: dict[str, Any] = {"values": types} if types else {}
-        if "shape" not in meta and not record.members and size != above:
-            # Such an entry has no batch size of its own there: it takes the one of the level.
-            sidecar["batch_size"] = list(size)
+        if "shape" not in meta and not record.members:
+            # Such an entry has no batch size and no dim names of its own there: it takes those of the level.
+            if size != above:
+                sidecar["batch_size"] = list(size)
+            if node._names is not None and [*node._names] != _longer(names or [], len(size)):
+                sidecar["names"] = [*node._names]
         file, content = _names.PICKLE, pickled
         if pickled and "stack_dim" in level:
             # The layout of the reference for a stack of values: the whole list, in a file of its own.

@@ -71,8 +71,9 @@ def _data_to_directory(node: NonTensorDataBase) -> Record:
 def _data_from_values(cls: type[NonTensorDataBase]) -> Any:
     def unflatten(record: Record) -> NonTensorDataBase:
         # The format leaves out what is None, and takes the batch size of the level above.
-        values = record.values
-        return (record.cls or cls)(values.get("data"), values.get("_metadata"), batch_size=record.batch_size)
+        values, size = record.values, record.batch_size
+        node = (record.cls or cls)(values.get("data"), values.get("_metadata"), batch_size=size)
+        return _place(node, {"names": record.meta.get("_names")})  # type: ignore[no-any-return]
 
     return unflatten
 
@@ -98,7 +99,7 @@ def _stack_from_directory(record: Record) -> NonTensorStack:
     # Where the batch size is not stored, each level of lists of one length is a dim.
     size = record.meta.get("batch_size")
     stack = (record.cls or NonTensorStack).from_list(data, None if size is None else len(size))
-    return _place(stack, {"device": record.meta.get("device")})  # type: ignore[no-any-return]
+    return _place(stack, {"device": record.meta.get("device"), "names": record.meta.get("_names")})  # type: ignore[no-any-return]
 
 
 def _stack_to_buffer(node: NonTensorStack) -> Record:
@@ -110,15 +111,18 @@ def _stack_to_buffer(node: NonTensorStack) -> Record:
 
 def _stack_from_buffer(record: Record) -> NonTensorStack:
     meta = record.meta
+    name = said(meta, "stack_dim_name", str, _NONE)
     if "batch_size" in meta:
         stack = _unflatten_stack(Record({"batch_size": meta["batch_size"]}, values={"data": []}))
-    else:
-        members = (record.members[str(i)] for i in range(len(record.members)))
-        stack = NonTensorStack(*members, stack_dim=meta["stack_dim"])
-    if said(meta, "stack_dim_name", str, _NONE) is not None:
         names: list[str | None] = [None] * len(stack.batch_size)
-        names[meta["stack_dim"]] = meta["stack_dim_name"]
-        stack._names = check_names(names, len(names))
+        names[meta["stack_dim"]] = name
+    else:
+        members: list[Any] = [record.members[str(i)] for i in range(len(record.members))]
+        stack = NonTensorStack(*members, stack_dim=meta["stack_dim"])
+        names = members[0].names
+        names.insert(meta["stack_dim"], name)
+    if any(names):
+        stack._names = check_names(names, len(stack.batch_size))
     if said(meta, "is_locked", bool, _NONE):
         stack.lock_()
     return stack
