@@ -193,7 +193,11 @@ class TensorDict(TensorDictBase):
 
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
-        self._change_batch_size(as_batch_size(batch_size))
+        size = as_batch_size(batch_size)
+        if size == self._batch_size[: len(size)]:
+            self._set_batch_size(size)  # every entry starts with it already
+        else:
+            self._change_batch_size(size)
 
     @property
     def device(self) -> torch.device | None:
@@ -285,6 +289,8 @@ class TensorDict(TensorDictBase):
             )
             if found is not None:
                 return found if isinstance(found, Tensor) or not found._shows_tensor else found._unwrap()
+            if type(key) is str and len(args) < 2:
+                return args[0] if args else self._default(key)
         return super().get(key, *args, **kwargs)
 
     def set(
