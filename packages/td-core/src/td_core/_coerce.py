@@ -110,14 +110,9 @@ def coerce(
     *,
     non_blocking: bool = False,
 ) -> Child:
-    """Return ``value`` as an entry of a collection with this batch size and device.
+    """Return a value as an entry, at the key path ``path``, of a collection with this batch size and device.
 
-    Args:
-        value: a tensor, a collection, a mapping, a number, an array, a sequence, or any object a coercer takes.
-        batch_size: the leading dims that the entry must have.
-        device: where the entry is moved; None leaves it where it is.
-        path: the key path, for messages.
-        non_blocking: as in :meth:`torch.Tensor.to`, where the entry changes device.
+    It is a tensor, a collection, a mapping, a number, an array, a sequence, or any object a coercer takes.
 
     Raises:
         BatchSizeError: the leading dims do not match.

@@ -43,12 +43,7 @@ def op(name: str, single: Callable[..., Any]) -> Op:
 
 
 def foreach(op: Op, leaves: list[Tensor], *operands: Any) -> Sequence[Tensor]:
-    """Return ``op(leaf, ...)`` for every leaf.
-
-    Args:
-        op: the operation.
-        leaves: the leaves.
-        *operands: each a list with one tensor per leaf, or a value that all leaves share.
+    """Return ``op(leaf, ...)`` for every leaf; an operand is a list with one tensor per leaf, or a value that all share.
 
     >>> foreach(op("add", torch.add), [torch.tensor(1), torch.tensor(2)], 10)
     (tensor(11), tensor(12))
@@ -94,10 +89,6 @@ def _in_place(fused: Callable[..., Any]) -> bool:
 
 
 def shares_grad(*tensors: Any) -> bool:
-    """Tell whether a fused call would make tensors require grad that alone would not: some do, and others do not.
-
-    Args:
-        *tensors: lists of tensors, and what else an operation takes.
-    """
+    """Tell whether a fused call would make tensors require grad that alone would not: some do, and others do not."""
     needs = {tensor.requires_grad for each in tensors if type(each) is list for tensor in each}
     return len(needs) > 1 and torch.is_grad_enabled()

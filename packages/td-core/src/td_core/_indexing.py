@@ -135,11 +135,7 @@ def _reader(index: Any) -> Callable[[Tensor], Any]:
 
 
 class Placed:
-    """A parsed index whose tensors are sent to the GPU of the leaves: once, where torch would send them again for each.
-
-    Args:
-        index: the index.
-    """
+    """A parsed index whose tensors are sent to the GPU of the leaves: once, where torch would send them again for each."""
 
     __slots__ = ("index", "sent")
 
@@ -217,11 +213,7 @@ def _mask_reader(index: tuple[Tensor, ...], dims: tuple[int, ...]) -> Callable[[
 
 
 def plan_index(index: Any, batch_size: tuple[int, ...]) -> IndexPlan:
-    """Parse an index against a batch size.
-
-    Args:
-        index: an int, slice, ``...``, None, bool, tensor, array, list, range, or a tuple of these.
-        batch_size: the dims that may be indexed.
+    """Parse an index against a batch size: an int, slice, ``...``, None, bool, tensor, array, list, range, or a tuple.
 
     Raises:
         CollectionIndexError: the index has more dims than the batch, is out of range, is a mask of another

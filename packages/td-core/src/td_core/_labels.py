@@ -26,13 +26,7 @@ def relabel(node: Core, device: torch.device | None) -> None:
 
 
 def arrived(result: T, nodes: Iterable[dict[str, Any]], leaves: Iterable[Tensor]) -> T:
-    """Return a collection that was taken apart elsewhere, its labels made true.
-
-    Args:
-        result: the collection.
-        nodes: its tree, as it was encoded.
-        leaves: all its leaves.
-    """
+    """Return a collection that was taken apart elsewhere, into encoded nodes and all its leaves, its labels made true."""
     labels = {node["meta"].get("device") for node in nodes} - {None}
     if labels and (labels != {"cpu"} or not all(map(_IS_CPU, leaves))):
         correct(result)

@@ -28,12 +28,8 @@ def missing_package(distribution: str) -> str:
 def missing_writer(what: str, provider: Any) -> MissingPluginError | None:
     """Return the error for something that a package wrote which is not here to read it.
 
-    Args:
-        what: what was found, the subject of the message.
-        provider: ``distribution==version`` as the file says it; it may say anything.
-
-    Returns:
-        The error, or None where ``provider`` names no package.
+    The provider is ``distribution==version`` as the file says it; it may say anything, and gives None if it names no
+    package.
 
     >>> print(missing_writer("node 3", "td-example==1.2"))
     node 3 was written by 'td-example' 1.2, which is not installed: pip install td-example

@@ -360,12 +360,7 @@ def module_name(cls: type) -> str:
 
 
 def find_subclass(base: type, name: Any) -> type | None:
-    """Return the subclass of ``base`` of that name, among those defined in this process; nothing is imported.
-
-    Args:
-        base: the class.
-        name: as :func:`class_name` or ``str`` writes it.
-    """
+    """Return the subclass whose name :func:`class_name` or ``str`` writes so, if it is defined; nothing is imported."""
     todo: list[Any] = [base]
     while todo:
         for cls in todo.pop().__subclasses__():

@@ -326,8 +326,7 @@ def flatten_plan(batch: Shape, start_dim: int, end_dim: int) -> Reshape:
     n = len(batch)
     if not n:
         for dim in (start_dim, end_dim):
-            if dim not in (0, -1):
-                raise DimError(f"Dimension out of range (expected to be in range of [-1, 0], but got {dim})")
+            wrap_dim(dim, 1)
         return Reshape((), (1,), (0, 0))
     start, end = wrap_dim(start_dim, n), wrap_dim(end_dim, n)
     if start > end:
@@ -422,10 +421,7 @@ def movedim_plan(batch: Shape, source: int | Sequence[int], destination: int | S
 @remembered
 def unsqueeze_plan(batch: Shape, dim: int) -> Unsqueeze:
     """Plan ``unsqueeze``."""
-    n = len(batch) + 1
-    if not -n <= dim < n:
-        raise DimError(f"Dimension out of range (expected to be in range of [{-n}, {n - 1}], but got {dim})")
-    return Unsqueeze(batch, dim % n)
+    return Unsqueeze(batch, wrap_dim(dim, len(batch) + 1))
 
 
 @remembered
@@ -521,10 +517,7 @@ def tensor_split_plan(batch: Shape, indices_or_sections: int | Sequence[int] | T
 @remembered
 def stack_plan(batch: Shape, dim: int, count: int) -> Join:
     """Plan ``stack``: ``count`` collections of one batch size along a new dim."""
-    n = len(batch) + 1
-    if not -n <= dim < n:
-        raise DimError(f"Dimension out of range (expected to be in range of [{-n}, {n - 1}], but got {dim})")
-    return Join(batch, dim % n, [1] * count, True)
+    return Join(batch, wrap_dim(dim, len(batch) + 1), [1] * count, True)
 
 
 @remembered

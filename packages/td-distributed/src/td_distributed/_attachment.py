@@ -31,11 +31,7 @@ class Taken:
     """A consolidated collection taken apart, and what was made of that.
 
     It serves for as long as nothing but the content of leaves changes. A lock stops neither ``td.batch_size = ...`` nor
-    ``leaf.data = ...``, so :meth:`holds` compares all that could have changed.
-
-    Args:
-        node: the collection.
-        find: tells where leaves lie.
+    ``leaf.data = ...``, so :meth:`holds` compares all that could have changed. ``find`` tells where leaves lie.
 
     Attributes:
         encoded: the tree.
@@ -105,12 +101,7 @@ def _parts(node: Any) -> tuple[Any, list[str], Collection[Any]]:
 
 
 class Consolidated(Attachment):
-    """The storage of a consolidated collection.
-
-    Args:
-        storage: one vector of bytes.
-        filename: the file behind it, if there is one.
-    """
+    """The storage of a consolidated collection, one vector of bytes, and the file behind it, if there is one."""
 
     __slots__ = ("_taken", "filename", "storage")
 

@@ -68,12 +68,8 @@ def unpack(front: list[int], data: Tensor, sender: int, device: Any = None) -> A
 def receive(front: list[int], sender: int, device: Any, among: Group, take: Callable[..., None]) -> Any:
     """Return the collection that a rank sends to one or all, of which :class:`Parcel` says how; errors of :func:`unpack`.
 
-    Args:
-        front: a mark, and the numbers that came.
-        sender: the rank.
-        device: where the result lies; None is where messages do.
-        among: the group.
-        take: receives the next messages into the given memory.
+    ``front`` is a mark and the numbers that came; ``take`` receives the next messages into the given memory. The device
+    None is where messages lie.
     """
     mark, length, size = front
     check_mark(mark)

@@ -25,11 +25,7 @@ KEPT = 1 << 26
 
 
 class Target:
-    """A collection that is being received into, as it is before anything arrives.
-
-    Args:
-        collection: the collection.
-    """
+    """A collection that is being received into, as it is before anything arrives."""
 
     def __init__(self, collection: Any) -> None:
         self.collection = collection

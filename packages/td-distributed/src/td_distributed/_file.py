@@ -89,15 +89,8 @@ def write(
 ) -> Tensor:
     """Write a file next to its place, then move it there: the old one stays whole until the new one is.
 
-    Returns:
-        What was written, as :func:`map_file` gives it; another writer may have replaced the file since.
-
-    Args:
-        path: the file.
-        nbytes: size of the storage, zeros where no part is.
-        parts: (first byte, bytes).
-        end: what follows the storage.
-        num_threads: threads that write.
+    It has a storage of so many bytes, zeros where no part (first byte, bytes) is, and then ``end``. What was written is
+    returned as :func:`map_file` gives it; another writer may have replaced the file since.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not longer than the longest name, and not that of another thread that writes the same file.

@@ -169,11 +169,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 class Views:
-    """Typed views on one storage of bytes.
-
-    Args:
-        storage: a vector of bytes; pieces whose bytes are not aligned to their dtype are copies.
-    """
+    """Typed views on one storage, a vector of bytes; pieces whose bytes are not aligned to their dtype are copies."""
 
     def __init__(self, storage: Tensor) -> None:
         self.storage = storage
@@ -303,9 +299,7 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
 def plan(encoded: Encoded, *, tie: bool = True) -> Layout:
     """Return where each leaf of a tree goes: depth first, a level's leaves where the level is.
 
-    Args:
-        encoded: the tree.
-        tie: give leaves that are one tensor one place.
+    Leaves that are one tensor have one place, if they are to be tied.
 
     Raises:
         StructureError: a leaf has no dense form; names its key.

@@ -41,11 +41,7 @@ class AnonymousFile:
 
     @classmethod
     def of_size(cls, nbytes: int, *, sparse: bool = False) -> AnonymousFile:
-        """Create a file of zeros.
-
-        Args:
-            nbytes: its size.
-            sparse: take no space until it is written to.
+        """Create a file of zeros; a sparse one takes no space until it is written to.
 
         Raises:
             OSError: there is no room for it.

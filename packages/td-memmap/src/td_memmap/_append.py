@@ -261,11 +261,9 @@ def _grow(
 
 def _copy(tree: Tree, place: Parts, size: int, target: int) -> None:
     source, _ = tree.open(place[:-1], place[-1])
-    try:
+    with _fs.closing(source):
         position = 0
         for piece in _fs.read_pieces(source):
             kept = piece[: size - position]
             _fs.write_at(target, kept, position)
             position += len(kept)
-    finally:
-        _fs.close(source)

@@ -239,10 +239,8 @@ def pack_memmap(
         with _packing(os.path.abspath(archive_path), compression, level=compresslevel) as packing:
             for path in sorted(sizes, key=_order):
                 fd, status = tree.open(path[:-1], path[-1])
-                try:
+                with _fs.closing(fd):
                     packing.add(path, _fs.read_pieces(fd), status.st_size)
-                finally:
-                    _fs.close(fd)
                 report(sizes[path])
             if tree.replaced():
                 raise FormatError(f"{prefix} was replaced while it was packed")
@@ -463,11 +461,8 @@ class ArchiveTree:
         size = self.size // _ALIGNMENT * _ALIGNMENT
         if not shared:
             return map_elements(self._fd, torch.uint8, size, shared=False)
-        fd = _fs.open_path(self.path, writable=True)
-        try:
+        with _fs.closing(_fs.open_path(self.path, writable=True)) as fd:
             return map_elements(fd, torch.uint8, size, shared=True)
-        finally:
-            _fs.close(fd)
 
 
 class _ArchiveReader(Reader):
@@ -532,12 +527,8 @@ def refresh_archive_checksums(archive_path: str | Path) -> Path:
     >>> folder.cleanup()
     """
     path = os.path.abspath(archive_path)
-    with ArchiveTree(path) as tree:
-        fd = _fs.open_path(path, writable=True)
-        try:
-            _rewrite_checksums(tree, fd)
-        finally:
-            _fs.close(fd)
+    with ArchiveTree(path) as tree, _fs.closing(_fs.open_path(path, writable=True)) as fd:
+        _rewrite_checksums(tree, fd)
     return Path(archive_path)
 
 

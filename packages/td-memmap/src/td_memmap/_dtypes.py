@@ -22,12 +22,7 @@ _BYTES_AS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool = True) -> None:
-    """Check that a leaf can be stored.
-
-    Args:
-        leaf: any tensor.
-        where: the key or file, for the message.
-        content: whether the elements are needed too, or only shape and dtype.
+    """Check that a leaf, at a key or file for the message, can be stored; ``content``: its elements, not only its form.
 
     Raises:
         CodecError: the leaf is sparse, quantised, or has no elements in memory (meta, fake, a wrapper of others).

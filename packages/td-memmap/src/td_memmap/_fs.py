@@ -123,12 +123,9 @@ def open_path(path: str, writable: bool) -> int:
 
 
 def in_mode(mode: str | None, opener: Callable[..., Opened], *name: Any) -> tuple[Opened, bool]:
-    """Open a file as ``mode`` says; tell whether stores shall reach it.
+    """Open a file as the ``mode`` of :meth:`TensorDict.load_memmap` says; tell whether stores shall reach it.
 
-    Args:
-        mode: as in :meth:`TensorDict.load_memmap`.
-        opener: opens it; takes its name, and whether it is to be writable.
-        *name: what the opener takes first.
+    The opener takes the name, and whether the file is to be writable.
 
     Raises:
         PermissionError: mode ``"r+"``, and it is not writable.
@@ -165,6 +162,15 @@ def remove_path(path: str) -> None:
 
 #: Closes an open file.
 close = os.close
+
+
+@contextlib.contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """Close an open file behind a block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def status_of(fd: int) -> os.stat_result:
@@ -290,7 +296,7 @@ class Tree:
             FormatError: it is longer than ``limit``, or not a regular file.
         """
         fd, status = self.open(parts, name)
-        try:
+        with closing(fd):
             if status.st_size > limit:
                 raise FormatError(
                     f"{self.show(parts, name)} is longer than a file of this kind can be: "
@@ -302,8 +308,6 @@ class Tree:
             while len(content) < size and (piece := os.read(fd, size - len(content))):
                 content += piece
             return content
-        finally:
-            os.close(fd)
 
     def entries(self, parts: Parts = ()) -> dict[str, bool]:
         """Return the names in a directory, and whether each is a directory itself."""
@@ -366,13 +370,10 @@ class Tree:
     def write(self, parts: Parts, name: str, data: Any, *, sync: bool = False) -> None:
         """Write a new small file."""
         try:
-            fd = self.create(parts, name)
-            try:
+            with closing(self.create(parts, name)) as fd:
                 write_all(fd, data)
                 if sync:
                     os.fsync(fd)
-            finally:
-                os.close(fd)
         except OSError as error:
             raise named(error, "cannot write it", self.show(parts, name)) from error
 
@@ -396,17 +397,9 @@ class Tree:
     ) -> None:
         """Give a file of another tree a name here; both names are the same file."""
         # To open the other directory may close this one: both can be of one tree.
-        source_fd = os.dup(source.fd(source_parts))
-        try:
-            os.link(
-                name,
-                new_name or name,
-                src_dir_fd=source_fd,
-                dst_dir_fd=self.fd(parts),
-                follow_symlinks=False,
-            )
-        finally:
-            os.close(source_fd)
+        with closing(os.dup(source.fd(source_parts))) as old:
+            new = self.fd(parts)
+            os.link(name, new_name or name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
 
     def remove(self, parts: Parts, name: str) -> None:
         """Remove a file, if it is there."""
@@ -529,11 +522,7 @@ def copy_mode(fd: int, source: str | int) -> None:
 def take(fd: int, *, without_locks: bool) -> bool:
     """Mark an open file or directory as in use by this process; False where another one uses it.
 
-    The mark goes when the process ends, however it ends.
-
-    Args:
-        fd: what is open.
-        without_locks: what to return where the file system has no such marks.
+    The mark goes when the process ends, however it ends. A file system without such marks gives ``without_locks``.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -42,10 +42,7 @@ class _Level:
 
 
 def load_legacy(reader: Any) -> Any:
-    """Load a collection that releases 0.0.2 to 0.2 wrote.
-
-    Args:
-        reader: the reader of the directory, which maps its files.
+    """Load a collection that releases 0.0.2 to 0.2 wrote; the reader of the directory maps its files.
 
     Raises:
         FormatError: something is missing or damaged.

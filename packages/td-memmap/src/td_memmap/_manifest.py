@@ -192,10 +192,8 @@ def digest_of(algorithm: str, content: Iterable[Any]) -> str:
 def file_pieces(tree: Tree, path: Parts) -> Iterator[Any]:
     """Yield the content of a file, piece by piece."""
     fd, _ = tree.open(path[:-1], path[-1])
-    try:
+    with _fs.closing(fd):
         yield from _fs.read_pieces(fd)
-    finally:
-        _fs.close(fd)
 
 
 def _verify_levels(tree: Tree) -> Report:

@@ -145,15 +145,9 @@ def read_level(
     robust_key: bool,
     strict: bool,
 ) -> Level:
-    """Check one ``meta.json``.
+    """Check the ``meta.json`` of the node at a key path, whose level above has the batch size ``above``.
 
-    Args:
-        content: the file.
-        where: its path, for messages.
-        key: key path of the node.
-        above: batch size of the level above.
-        robust_key: whether keys are encoded as file names.
-        strict: refuse what the format does not know.
+    Keys are encoded as file names if ``robust_key``; what the format does not know is refused if ``strict``.
 
     Raises:
         FormatError: something in it is wrong.

@@ -55,11 +55,9 @@ class NewFile:
             for name in _fs.numbered(tree.root, start):
                 with contextlib.suppress(OSError, FormatError):
                     fd, _ = tree.open((), name)
-                    try:
+                    with _fs.closing(fd):
                         if _fs.take(fd, without_locks=False):
                             tree.remove((), name)
-                    finally:
-                        _fs.close(fd)
 
     def sync_name(self) -> None:
         """Make the name durable."""

@@ -19,10 +19,8 @@ def on_one_version(
 ) -> Any:
     """Do something with a directory, and start over where another one took its place and the files were gone.
 
-    Args:
-        path: the directory.
-        work: what to do; it returns the result, and whether that is right even if the directory was replaced meanwhile.
-        place: where the directory to work with is below that one.
+    The work returns its result, and whether that is right even if the directory was replaced meanwhile; ``place`` tells
+    where the directory to work with is below this one.
 
     Raises:
         FormatError: it is replaced each time.

@@ -126,12 +126,9 @@ def _stems(meta: dict[str, Any]) -> set[str]:
 
 
 def foreign(tree: Tree, mine: Owned, others: Collection[Parts] = ()) -> tuple[list[Parts], list[Parts]]:
-    """Return the files, and the topmost directories, that belong to no save.
+    """Return the files, and the topmost directories, that belong neither to the save here nor to any other.
 
-    Args:
-        tree: where to look.
-        mine: what belongs to the save there.
-        others: directories of another save; a directory of that name is looked into, not taken as a whole.
+    A directory that has the name of one of another save (``others``) is looked into, not taken as a whole.
     """
     files: list[Parts] = []
     directories: list[Parts] = []

@@ -142,12 +142,7 @@ def collect(tree: Core, plan: Plan, *, content: bool) -> None:
 
 
 def plan_values(node: Core, above: torch.Size, *, allow_pickle: bool) -> dict[str, bytes]:
-    """Return the small files of one node that has no leaves and no nodes below.
-
-    Args:
-        node: a node that holds values.
-        above: batch size of the level above.
-        allow_pickle: pickle values that the value codec cannot store.
+    """Return the small files of one node of values below a batch size; it has no leaves, and no nodes below.
 
     Raises:
         CodecError: a value cannot be stored.

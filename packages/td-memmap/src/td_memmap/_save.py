@@ -315,15 +315,9 @@ def _named(error: OSError, file: LeafFile, path: str) -> OSError:
 
 
 def save_anonymous(tree: Core, *, inplace: bool, like: bool = False, progress: Progress = False) -> Any:
-    """Map a collection to one anonymous file.
+    """Map a collection to one anonymous file, of zeros that take no space if ``like``.
 
     Leaves that are mapped already stay where they are.
-
-    Args:
-        tree: any collection.
-        inplace: replace the leaves of ``tree`` itself.
-        like: leave zeros that take no space.
-        progress: show a progress bar, or call a function of (bytes done, bytes in all).
 
     Raises:
         OSError: there is no room.

@@ -203,13 +203,10 @@ class MemoryMappedTensor(Tensor):
         if not count:
             return cls._on(shaped(torch.empty(0, dtype=dtype), shape), Place(shape, path))
         if existsok and keep and _fs.status(path) is not None:
-            fd = _fs.open_path(path, writable=True)
-            try:
+            with _fs.closing(_fs.open_path(path, writable=True)) as fd:
                 if _fs.status_of(fd).st_size < nbytes:
                     _fs.reserve(fd, nbytes)
                 return map_file(fd, path, dtype, shape, None, shared=True)
-            finally:
-                _fs.close(fd)
         try:
             with NewFile(path, replace=existsok) as new:
                 if content is None:
@@ -256,10 +253,8 @@ class MemoryMappedTensor(Tensor):
             result = cls._on(shaped(torch.empty(0, dtype=dtype), shape), Place(shape, path, mode=mode))
         else:
             fd, shared = _fs.in_mode(mode, _fs.open_path, path)
-            try:
+            with _fs.closing(fd):
                 result = map_file(fd, path, dtype, shape, mode, shared=shared)
-            finally:
-                _fs.close(fd)
         return result if index is None else result[index]
 
     @classmethod

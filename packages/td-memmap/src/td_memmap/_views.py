@@ -24,11 +24,7 @@ _OPERATIONS = {
 
 
 def rebuild(meta: Mapping[str, Any], members: Mapping[str, Any]) -> Any:
-    """Return what a saved view shows.
-
-    Args:
-        meta: its metadata: an operation and its arguments, or an index.
-        members: the source.
+    """Return what a saved view shows, by its metadata: an operation and its arguments, or an index.
 
     Raises:
         FormatError: the source is missing, or the operation or the index is none that a view can have.

@@ -24,11 +24,6 @@ Arrangement = tuple[Sequence[int], tuple[int, ...]]
 def arrangements(plan: Any, size: tuple[int, ...], device: torch.device | None) -> list[Arrangement]:
     """Return where the elements of a batch of ``size`` go: one arrangement, or one for each part of an exploding plan.
 
-    Args:
-        plan: a plan that takes one leaf.
-        size: the batch.
-        device: where the tensors of an index may be.
-
     >>> from td_core._shape_plans import transpose_plan, unbind_plan
     >>> arrangements(transpose_plan((2, 3), 0, 1), (2, 3), None)
     [([0, 3, 1, 4, 2, 5], (3, 2))]

@@ -21,14 +21,7 @@ from ._schema import ALLOWED, RESERVED, Options, Schema, names_around
 
 
 def declare(cls: Any, root: Any, given: Mapping[str, Any], frame: Any) -> None:
-    """Make a tensorclass out of a class's annotations.
-
-    Args:
-        cls: the class, which is not finished yet.
-        root: the class that all tensorclasses inherit from.
-        given: its options; None inherits.
-        frame: where it is defined.
-    """
+    """Make a tensorclass out of an unfinished class's annotations, in the frame that defines it; None inherits an option."""
     base = next((each for each in cls.__mro__[1:] if "_schema" in each.__dict__), None)
     options = (Options() if base is None else base._schema.options).merged(given)
     _keep_defaults(cls, root)

@@ -9,6 +9,7 @@ from td_core import TensorDict
 from td_core.typing import BatchSize, DeviceType
 
 from ._decorator import make_class
+from ._schema import OPTIONS
 from ._tensorclass import TensorClass
 
 _made: dict[tuple[Any, ...], type] = {}
@@ -56,19 +57,13 @@ def from_dataclass(
     >>> from_dataclass(Point(torch.zeros(3, 2), "a"), batch_size=[3])
     Point_tc(batch_size=[3], fields={label: str, xy: f32[2]})
     """
+    options = {name: value for name, value in locals().items() if name in OPTIONS}
     if not dataclasses.is_dataclass(obj):
         raise TypeError(f"from_dataclass takes a dataclass or an instance of one; got {obj!r}")
     if inplace:
         raise ValueError(
             "a dataclass cannot become a tensorclass in place: use the class that from_dataclass returns"
         )
-    options = {
-        "frozen": frozen,
-        "autocast": autocast,
-        "nocast": nocast,
-        "shadow": shadow,
-        "tensor_only": tensor_only,
-    }
     if isinstance(obj, type):
         return class_for(obj, options)
     return instance_for(obj, dest_cls, options, auto_batch_size, batch_dims, batch_size, device)
@@ -100,7 +95,7 @@ def instance_for(
     values = {}
     for field in dataclasses.fields(obj):
         value = getattr(obj, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, (type, TensorClass)):
+        if _is_nested(value):
             value = instance_for(value, None, options, False, None, batch_size, device)
         values[field.name] = value
     result = cls(**values, batch_size=batch_size, device=device)
@@ -129,9 +124,8 @@ def collection_for(
 
 def _as_mapping(obj: Any) -> dict[str, Any]:
     values = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
-    return {
-        name: _as_mapping(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, (type, TensorClass))
-        else value
-        for name, value in values.items()
-    }
+    return {name: _as_mapping(value) if _is_nested(value) else value for name, value in values.items()}
+
+
+def _is_nested(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, TensorClass))

@@ -583,10 +583,8 @@ def as_node(value: Any) -> Any:
 def spread(value: Any, size: torch.Size) -> list[Any]:
     """Return one value for each element of ``size``.
 
-    Args:
-        value: non-tensor data whose batch size can be expanded to ``size``; a list of lists of that shape, where lists
-            stand for one value each element; or any one value.
-        size: the batch size to fill.
+    It is given as non-tensor data whose batch size can be expanded to ``size``; as a list of lists of that shape, where
+    lists stand for one value each element; or as any one value.
 
     Raises:
         BatchSizeError: the shapes do not fit.

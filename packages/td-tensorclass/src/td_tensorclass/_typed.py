@@ -38,10 +38,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
 
     Args:
         source: a mapping or collection of entries, to which ``kwargs`` are added.
-        batch_size: as for :class:`TensorDict`.
-        device: as for :class:`TensorDict`.
-        names: as for :class:`TensorDict`.
-        lock: as for :class:`TensorDict`.
+        batch_size, device, names, lock: as for :class:`TensorDict`.
         **kwargs: the entries.
 
     Raises:

@@ -89,12 +89,8 @@ def provided_by(distribution: str) -> Callable[[F], F]:
 def attach(name: str, member: Any, distribution: str) -> Callable[[], None]:
     """Make ``member`` a method of every collection, and return the function that undoes it.
 
-    A declared name takes the place of its declaration; any other name is new.
-
-    Args:
-        name: the name of the method.
-        member: a function, classmethod or property.
-        distribution: the package that provides it.
+    It is a function, classmethod or property that a distribution provides. A declared name takes the place of its
+    declaration; any other name is new.
 
     Raises:
         PluginError: the name is not a public identifier, is declared for another package or with another
