@@ -26,3 +26,10 @@ def device() -> torch.device:
 def names_in_examples(doctest_namespace: dict[str, Any]) -> None:
     """Let the examples in docstrings use the names that every program imports."""
     doctest_namespace.update(torch=torch, TensorDict=TensorDict)
+
+
+@pytest.fixture(autouse=True)
+def folder_of_an_example(request: pytest.FixtureRequest) -> None:
+    """Let examples write files where they are: each runs in a folder of its own."""
+    if isinstance(request.node, pytest.DoctestItem):
+        request.getfixturevalue("monkeypatch").chdir(request.getfixturevalue("tmp_path"))

@@ -1,13 +1,11 @@
 """Memory-mapped tensors, the directory format, save and load for td-core.
 
->>> import tempfile, torch
+>>> import torch
 >>> from td_core import TensorDict
->>> folder = tempfile.TemporaryDirectory()
 >>> td = TensorDict({"a": torch.arange(3), "n": {"b": torch.ones(2)}})
->>> saved = td.memmap(folder.name + "/save")
->>> TensorDict.load_memmap(folder.name + "/save")["n", "b"]
+>>> saved = td.memmap("save")
+>>> TensorDict.load_memmap("save")["n", "b"]
 MemoryMappedTensor([1., 1.])
->>> folder.cleanup()
 """
 
 from __future__ import annotations

@@ -45,13 +45,10 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
         FormatError: the save is damaged, or an archive.
         OSError: there is no room; the save is as before.
 
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> _ = TensorDict({"a": torch.arange(2)}, batch_size=[2]).memmap(folder.name + "/save")
-    >>> append_memmap(folder.name + "/save", TensorDict({"a": torch.tensor([7])}, batch_size=[1]))
-    >>> TensorDict.load_memmap(folder.name + "/save")["a"]
+    >>> _ = TensorDict({"a": torch.arange(2)}, batch_size=[2]).memmap("save")
+    >>> append_memmap("save", TensorDict({"a": torch.tensor([7])}, batch_size=[1]))
+    >>> TensorDict.load_memmap("save")["a"]
     MemoryMappedTensor([0, 1, 7])
-    >>> folder.cleanup()
     """
     path = os.path.abspath(prefix)
     if _fs.is_file(path):

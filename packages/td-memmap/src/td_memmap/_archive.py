@@ -220,12 +220,9 @@ def pack_memmap(
     Raises:
         FormatError: no save is at ``prefix``.
 
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> _ = TensorDict({"a": 1}).memmap(folder.name + "/save")
-    >>> pack_memmap(folder.name + "/save", folder.name + "/save.tdz").name
+    >>> _ = TensorDict({"a": 1}).memmap("save")
+    >>> pack_memmap("save", "save.tdz").name
     'save.tdz'
-    >>> folder.cleanup()
     """
 
     def pack(tree: Tree) -> tuple[None, bool]:
@@ -261,12 +258,9 @@ def unpack_memmap(archive_path: str | Path, prefix: str | Path, *, progress: Pro
     Raises:
         FormatError: it is no archive of a save, or damaged.
 
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> _ = TensorDict({"a": 1}).memmap(folder.name + "/save.tdz")
-    >>> unpack_memmap(folder.name + "/save.tdz", folder.name + "/save").name
+    >>> _ = TensorDict({"a": 1}).memmap("save.tdz")
+    >>> unpack_memmap("save.tdz", "save").name
     'save'
-    >>> folder.cleanup()
     """
     with ArchiveTree(os.path.abspath(archive_path)) as archive:
         places = list(archive.files.items())
@@ -517,14 +511,10 @@ def load_archive(path: str, options: Loading, subpath: NestedKey | None) -> Any:
 def refresh_archive_checksums(archive_path: str | Path) -> Path:
     """Compute the checksums of an archive again, after its leaves were written to in place (mode ``"r+"``).
 
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = folder.name + "/save.tdz"
-    >>> _ = TensorDict({"a": 1}).memmap(path)
-    >>> _ = TensorDict.load_memmap(path, mode="r+")["a"].fill_(2)
-    >>> refresh_archive_checksums(path).name
+    >>> _ = TensorDict({"a": 1}).memmap("save.tdz")
+    >>> _ = TensorDict.load_memmap("save.tdz", mode="r+")["a"].fill_(2)
+    >>> refresh_archive_checksums("save.tdz").name
     'save.tdz'
-    >>> folder.cleanup()
     """
     path = os.path.abspath(archive_path)
     with ArchiveTree(path) as tree, _fs.closing(_fs.open_path(path, writable=True)) as fd:

@@ -105,15 +105,12 @@ def inspect(path: str | Path) -> Tree:
         FileNotFoundError: nothing is there.
         FormatError: the metadata is damaged.
 
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> _ = TensorDict({"a": torch.zeros(3, 2), "n": {"b": 1}}).memmap(folder.name + "/save")
-    >>> print(inspect(folder.name + "/save"))
+    >>> _ = TensorDict({"a": torch.zeros(3, 2), "n": {"b": 1}}).memmap("save")
+    >>> print(inspect("save"))
     save: TensorDict [], 32 bytes
         a: leaf [3, 2] torch.float32, 24 bytes
         n: TensorDict [], 8 bytes
             b: leaf [] torch.int64, 8 bytes
-    >>> folder.cleanup()
     """
     place = os.path.abspath(path)
     name = os.path.basename(place)

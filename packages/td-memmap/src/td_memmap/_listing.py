@@ -20,10 +20,8 @@ def print_directory_tree(path: str | Path, indent: str = "", display_metadata: b
         indent: what each line starts with.
         display_metadata: whether the size of all files comes first.
 
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> _ = TensorDict({"a": 1, "n": {"b": 2.5}}).memmap(folder.name + "/save")
-    >>> text = print_directory_tree(folder.name + "/save", display_metadata=False)
+    >>> _ = TensorDict({"a": 1, "n": {"b": 2.5}}).memmap("save")
+    >>> text = print_directory_tree("save", display_metadata=False)
     save/
         n/
             b.memmap
@@ -31,7 +29,6 @@ def print_directory_tree(path: str | Path, indent: str = "", display_metadata: b
         %manifest.json
         a.memmap
         meta.json
-    >>> folder.cleanup()
     """
     place = os.path.abspath(path)
     lines: list[str] = []

@@ -71,12 +71,9 @@ def memmap(
         FileTakenError: a leaf is stored in another place, or something is in the way at ``prefix``.
         OSError: there is no room, for instance; the message names key and file, and the old save is untouched.
 
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> saved = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
+    >>> saved = TensorDict({"a": torch.arange(3)}).memmap("save")
     >>> saved["a"]
     MemoryMappedTensor([0, 1, 2])
-    >>> folder.cleanup()
     """
     packed = _packed(prefix, archive, compression)
     options = _options(locals(), packed)
@@ -207,12 +204,9 @@ def load_memmap(
         MissingPluginError: a package that is not installed wrote a part of it.
         PermissionError: mode ``"r+"``, and a file is not writable.
 
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> _ = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
-    >>> TensorDict.load_memmap(folder.name + "/save")["a"]
+    >>> _ = TensorDict({"a": torch.arange(3)}).memmap("save")
+    >>> TensorDict.load_memmap("save")["a"]
     MemoryMappedTensor([0, 1, 2])
-    >>> folder.cleanup()
     """
     from . import _fs
     from ._load import Loading, load_directory
@@ -264,12 +258,9 @@ def load_memmap_(
 
     The arguments are those of :meth:`load_memmap`.
 
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> _ = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
-    >>> TensorDict({"a": torch.zeros(3)}).load_memmap_(folder.name + "/save")["a"]
+    >>> _ = TensorDict({"a": torch.arange(3)}).memmap("save")
+    >>> TensorDict({"a": torch.zeros(3)}).load_memmap_("save")["a"]
     tensor([0., 1., 2.])
-    >>> folder.cleanup()
     """
     loaded = load_memmap(
         prefix,
@@ -289,13 +280,10 @@ def memmap_refresh_(data: Any, *, allow_pickle: bool | None = None) -> Any:
     Raises:
         RuntimeError: the collection maps no save.
 
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> td = TensorDict({"a": torch.arange(3)}).memmap(folder.name + "/save")
-    >>> _ = TensorDict({"b": torch.ones(2)}).memmap(folder.name + "/save")
+    >>> td = TensorDict({"a": torch.arange(3)}).memmap("save")
+    >>> _ = TensorDict({"b": torch.ones(2)}).memmap("save")
     >>> td.memmap_refresh_()["b"]
     MemoryMappedTensor([1., 1.])
-    >>> folder.cleanup()
     """
     from ._edit import refresh
 

@@ -77,15 +77,12 @@ class MemoryMappedTensor(Tensor):
     Raises:
         FileTakenError: ``filename`` exists.
 
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> tensor = MemoryMappedTensor(torch.tensor([[1, 2], [3, 4]]), filename=folder.name + "/t")
+    >>> tensor = MemoryMappedTensor(torch.tensor([[1, 2], [3, 4]]), filename="t")
     >>> tensor[1].add_(10)
     MemoryMappedTensor([13, 14])
-    >>> MemoryMappedTensor.from_filename(folder.name + "/t", torch.int64, (2, 2))
+    >>> MemoryMappedTensor.from_filename("t", torch.int64, (2, 2))
     MemoryMappedTensor([[ 1,  2],
                         [13, 14]])
-    >>> folder.cleanup()
     """
 
     # Results of operations are plain tensors, and torch.compile sees a plain tensor.
