@@ -168,6 +168,20 @@ def test_gather_and_stack(four: Any, lazy: bool) -> None:
     assert four.run(gathers, 2, lazy) == [None, None, ([0.0, 1.0, 3.0], [0, 1, 3]), None]
 
 
+def gathers_parameters(rank: int) -> Any:
+    if rank:
+        return TensorDict({"w": torch.full((3,), 5.0)}).gather_and_stack(0)
+    target = TensorDictParams(TensorDict({"w": torch.zeros(1, 3)}, [1]))
+    parameter = target["w"]
+    assert target.gather_and_stack(0) is target
+    assert target["w"] is parameter and parameter.requires_grad
+    return parameter.tolist()
+
+
+def test_parameters_take_what_is_gathered(two: Any) -> None:
+    assert two.run(gathers_parameters) == [[[5.0, 5.0, 5.0]], None]
+
+
 def gathers_what_does_not_fit(rank: int, lazy: bool) -> Any:
     tree = nested(rank) if rank < 3 else nested(rank).set("a", torch.ones(2, 5))
     if rank:

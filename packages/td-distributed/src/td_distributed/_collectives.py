@@ -263,7 +263,8 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
     if items:
         stacked = self._stacked()
         join = self.stack if stacked is None or stacked[1] else self.lazy_stack
-        self.update(join(items, 0), inplace=True)
+        with torch.no_grad():  # parameters take what arrives, as those of a receiver do
+            self.update(join(items, 0), inplace=True)
     return self
 
 
