@@ -502,6 +502,11 @@ def test_files_of_others_stay_and_stale_ones_of_ours_go(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["save"]
 
 
+def test_the_root_of_a_file_system_is_no_place() -> None:
+    with pytest.raises(FileTakenError, match="the root of a file system cannot be replaced"):
+        make(1).memmap(Path(os.sep))
+
+
 #: A file that was put into a save later: its name, and what a manifest that knew of it would say.
 LATER = {
     "any": ("notes.txt", lambda file: [file.st_size, file.st_mtime_ns]),

@@ -72,6 +72,10 @@ class Staging:
         self.prefix = _fs.real_path(prefix)
         self._durable = durable
         self._name = os.path.basename(self.prefix)
+        if not self._name:
+            raise FileTakenError(
+                f"cannot save at {self.prefix}: the root of a file system cannot be replaced; save into a directory below it"
+            )
         if _LITTER.search(self._name):
             raise ValueError(
                 f"cannot save at {self.prefix}: names like this one are those of unfinished saves"
