@@ -1089,6 +1089,13 @@ def test_any_tree_round_trips(tree: Any, tmp_path_factory: pytest.TempPathFactor
         same(TensorDict.load_memmap(folder / name), tree)
 
 
+def test_tied_leaves_without_elements_are_saved_again(tmp_path: Path) -> None:
+    leaf = torch.zeros(0, 2)
+    saved = TensorDict({"a": leaf, "b": leaf}).memmap(tmp_path / "save")
+    for found in (saved.memmap(tmp_path / "save"), saved.memmap(tmp_path / "other")):
+        assert found["b"].shape == (0, 2)
+
+
 def test_early_saves_keep_the_lock(tmp_path):
     td = TensorDict({"a": torch.zeros(2)}).lock_()
     td.memmap(tmp_path / "save", num_threads=1, return_early=True).result()

@@ -108,7 +108,7 @@ def _refuse_other_places(plan: Plan, prefix: str, options: Options) -> None:
         if not isinstance(leaf, MemoryMappedTensor):
             continue
         here = leaf._place.filename
-        if here is None or not is_there(leaf):
+        if here is None or not file.nbytes or not is_there(leaf):
             continue
         target = os.path.join(real, *file.path)
         if is_whole(leaf):
