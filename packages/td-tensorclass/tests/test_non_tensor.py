@@ -661,3 +661,20 @@ def test_a_value_has_no_entries_to_take(operation, value):
     td = TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(2)}}, [2])
     with pytest.raises((TypeError, ValueError, StructureError), match="mapping|collections? of entries"):
         operation(td, value)
+
+
+@pytest.mark.parametrize("value", [NonTensorData("x"), NonTensorStack("x", "y"), MetaData("x")])
+def test_a_state_dict_leaves_the_names_of_values(value: Any) -> None:
+    td = TensorDict({"v": value, "n": {"v": value}}, [2], names=["t"])
+    td.load_state_dict(td.state_dict())
+    assert td.get("v").names == td.get(("n", "v")).names == ["t"]
+    assert td["v"] == td["n", "v"] == value.tolist() or td["v"] == "x"
+
+
+def test_a_value_whose_dotted_key_is_that_of_a_level_is_not_lost() -> None:
+    td = TensorDict({"": "x", "a": torch.ones(2)})
+    with pytest.raises(KeyError, match="two levels have the dotted key ''; use flatten=False"):
+        td.state_dict()
+    target = TensorDict({"": "y", "a": torch.zeros(2)})
+    target.load_state_dict(td.state_dict(flatten=False))
+    assert target[""] == "x"

@@ -79,7 +79,7 @@ class State(Core):
                 else:
                     above.append((entries, out, before))
                     if flatten:
-                        if name in out._metadata and child._children():
+                        if name in out._metadata and (child._opaque or child._children()):
                             raise KeyPathError(f"two levels have the dotted key {name!r}; use flatten=False")
                         entries, before = _enter(child, out, name), name + "."
                     else:
@@ -379,7 +379,11 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
         elif value[0] is not None or key in node._children():
             node._set_path((key,), value[0])  # type: ignore[attr-defined]
     elif isinstance(value, _Level):
-        node._set_child(key, _build(node._children().get(key), value, node))
+        held = node._children().get(key)
+        built = _build(held, value, node)
+        if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
+            built._set_names(held._names)  # which a state dict does not say
+        node._set_child(key, built)
     elif assign or key not in node._children():
         held = node._children().get(key)
         shows = isinstance(held, Core) and held._shows_tensor
