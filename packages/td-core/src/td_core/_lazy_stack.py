@@ -271,8 +271,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return []
         keys = list(members[0]._children())
         for member in members[1:]:
-            theirs = member._children()
-            keys = [key for key in keys if key in theirs]
+            keys = list(filter(member._children().__contains__, keys))
         return keys
 
     def _children(self) -> Mapping[str, Child]:
@@ -310,13 +309,16 @@ class LazyStackedTensorDict(TensorDictBase):
         return value if self._hook_out is None else self._hook_out(value)
 
     def _stand_in(self, key: str) -> Child:
-        if not self._members:
+        members = self._members
+        if not members or any(key not in member._children() for member in members):
             raise KeyError(key)
-        entries = [member._stand_in(key) for member in self._members]
-        first = entries[0]
-        if all(isinstance(entry, Core) for entry in entries):
-            return first._keep_together(entries, self._stack_dim)
-        return first
+        first = members[0]._stand_in(key)
+        if isinstance(first, Tensor):
+            return first
+        entries = [first, *[member._stand_in(key) for member in members[1:]]]
+        if any(isinstance(entry, Tensor) for entry in entries):
+            return first
+        return first._keep_together(entries, self._stack_dim)
 
     def _get_as(self, key: NestedKey, default: Any, **form: Any) -> Any:
         """Return a ragged entry in the one form that is asked for, see :func:`in_form`."""

@@ -6,7 +6,7 @@ A parent comes before its children in all three views. Non-tensor entries are no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from operator import itemgetter
 from typing import Any
 
@@ -67,8 +67,17 @@ def _level(node: Core) -> Iterator[tuple[str, Child]]:
     # A dict is the storage itself, read in one go: a writer in another thread does not disturb the walk.
     if type(children) is dict:
         return iter(children.copy().items())
-    # Another mapping may build each entry that it is asked for.
-    return ((key, node._stand_in(key)) for key in children)
+    return _stand_ins(node, children)
+
+
+def _stand_ins(node: Core, keys: Iterable[str]) -> Iterator[tuple[str, Child]]:
+    """Yield entries of a mapping that may build each that it is asked for, without those that another thread removes."""
+    for key in keys:
+        try:
+            child = node._stand_in(key)
+        except KeyError:
+            continue
+        yield key, child
 
 
 def _listed_keys(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
@@ -171,7 +180,7 @@ def _count(node: Core, nested: bool, leaves_only: bool) -> int:
         if type(children) is dict:
             entries = list(children.values())
         else:
-            entries = [node._stand_in(key) for key in children]
+            entries = [child for _, child in _stand_ins(node, children)]
         count += len(entries)
         for child in entries:
             if not isinstance(child, Tensor) and not child._shows_tensor:
