@@ -587,3 +587,13 @@ def test_arrays_are_refused_as_values_to_group_by() -> None:
     td = TensorDict({"t": NonTensorStack(*[np.zeros(2), np.ones(2)])}, [2])
     with pytest.raises(TypeError, match="the values of 't' cannot be told apart, ndarray among them"):
         group_by(td, "t")
+
+
+@pytest.mark.parametrize("size", [(0,), (0, 3), (2, 0, 3)])
+def test_a_state_dict_keeps_the_batch_size_of_a_stack_without_values(size) -> None:
+    whole = torch.Size(1 if n == 0 else n for n in size)
+    stack = lazy_stack([NonTensorData("x", batch_size=whole[1:])] * whole[0])
+    empty = stack[tuple(slice(n) for n in size)]
+    td = TensorDict({"t": empty}, size)
+    loaded = td.clone().load_state_dict(td.state_dict())
+    assert loaded.get("t").batch_size == size and loaded["t"] == td["t"]

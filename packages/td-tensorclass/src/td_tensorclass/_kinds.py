@@ -138,7 +138,11 @@ def _state_stack(node: NonTensorStack) -> Record:
 
 
 def _from_state_stack(record: Record) -> NonTensorStack:
-    return (record.cls or NonTensorStack).from_list(record.values["data"], len(record.batch_size))
+    cls = record.cls or NonTensorStack
+    node = cls.from_list(record.values["data"], len(record.batch_size))
+    told = node.batch_size[: node.batch_size.index(0) + 1] if 0 in node.batch_size else None
+    # Lists do not tell the sizes behind a dim without elements.
+    return node if told is None or record.batch_size[: len(told)] != told else cls._of([], record.batch_size)
 
 
 def _flatten_unbatched(node: UnbatchedNode) -> Record:
