@@ -6,7 +6,6 @@ import inspect
 import operator
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -174,20 +173,6 @@ def test_contexts_of_one_collection_nest() -> None:
     with pytest.raises(ZeroDivisionError), td.unlock_(), td.unlock_():
         raise ZeroDivisionError
     assert td.is_locked
-
-
-@pytest.mark.parametrize("first_out", [0, 1])
-def test_of_two_threads_that_unlock_one_collection_the_last_one_out_locks_it(first_out: int) -> None:
-    td = TensorDict({"n": {}}, lock=True)
-    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
-        threads = [one, two]
-        for step in (td.unlock_, td.__enter__):
-            for thread in threads:
-                thread.submit(step).result()
-        threads[first_out].submit(td.__exit__, None, None, None).result()
-        td["n", "a"] = 1
-        threads[1 - first_out].submit(td.__exit__, None, None, None).result()
-    assert td.is_locked and td["n"].is_locked
 
 
 def test_leaving_a_context_that_nothing_opened_is_an_error():

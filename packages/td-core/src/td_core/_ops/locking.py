@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -21,19 +20,8 @@ def nothing(node: Core) -> None:
     """Undo an operation that changed nothing."""
 
 
-#: By the id of a collection: what the contexts that it has entered undo. A ``with`` keeps it alive. Where two threads
-#: unlock one collection, the first locked it, so what is undone last, whoever leaves last, locks it again.
+#: By the id of a collection: what the contexts that it has entered undo. A ``with`` keeps it alive.
 _entered: dict[int, list[Callable[[Any], Any] | None]] = {}
-_entering = threading.Lock()
-
-
-class _Pending(threading.local):
-    """The collection that this thread locked or unlocked last, and what undoes that: another thread may do so too."""
-
-    last: tuple[weakref.ref[Any] | None, Callable[[Any], Any] | None] = (None, None)
-
-
-_pending = _Pending()
 
 
 def source_of(result: Any, source: weakref.ref[Any]) -> Any:
@@ -87,7 +75,8 @@ class Locking(Core):
         """
         was = self._locked
         lock(self)
-        return self._changed_lock(nothing if was else unlock)
+        self._undo = nothing if was else unlock
+        return self
 
     def unlock_(self: SelfT) -> SelfT:
         """Allow structural changes again.
@@ -105,12 +94,7 @@ class Locking(Core):
         """
         was = self._locked
         unlock(self)
-        return self._changed_lock(lock if was else nothing)
-
-    def _changed_lock(self: SelfT, undo: Callable[[Any], Any]) -> SelfT:
-        self._undo = undo
-        if not torch.compiler.is_compiling():
-            _pending.last = (weakref.ref(self), undo)
+        self._undo = lock if was else nothing
         return self
 
     def _undone_by(self: SelfT, undo: Callable[[Any], Any]) -> SelfT:
@@ -121,13 +105,8 @@ class Locking(Core):
     def __enter__(self: SelfT) -> SelfT:
         """Enter the context in which the operation that gave this collection holds."""
         if not torch.compiler.is_compiling():
-            undo, self._undo = self._undo, None
-            of, pending = _pending.last
-            if of is not None and of() is self and undo in (None, lock, unlock, nothing):
-                undo = pending
-            _pending.last = (None, None)
-            with _entering:
-                _entered.setdefault(id(self), []).append(undo)
+            _entered.setdefault(id(self), []).append(self._undo)
+            self._undo = None
         return self
 
     def __exit__(
@@ -138,14 +117,13 @@ class Locking(Core):
         Raises:
             StructureError: the last operation cannot be undone.
         """
-        if torch.compiler.is_compiling() or id(self) not in _entered:
+        undos = None if torch.compiler.is_compiling() else _entered.get(id(self))
+        if undos is None:
             undo, self._undo = self._undo, None
         else:
-            with _entering:
-                undos = _entered[id(self)]
-                undo = undos.pop()
-                if not undos:
-                    del _entered[id(self)]
+            undo = undos.pop()
+            if not undos:
+                del _entered[id(self)]
         if undo is not None:
             undo(self)
         elif kind is None:
