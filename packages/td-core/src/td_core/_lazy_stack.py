@@ -649,8 +649,10 @@ class LazyStackedTensorDict(TensorDictBase):
 
     def _check_new(self, new: Sequence[Any]) -> None:
         """Check members before any of them is added."""
-        # A stack that was made to read an entry of a locked one has locked members.
-        if self.is_locked:
+        # A stack that was made to read an entry of a locked one has locked members; the first tells as a rule, so they are
+        # not copied, which would make a loop that adds members one by one quadratic.
+        members = self._members
+        if self._locked or (members and all(member.is_locked for member in members)):
             refuse_if_locked(self, "add a member")
         for item in new:
             if not isinstance(item, Core):
