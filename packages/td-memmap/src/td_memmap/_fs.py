@@ -296,7 +296,7 @@ class Tree:
             FormatError: it is longer than ``limit``, or not a regular file.
         """
         fd, status = self.open(parts, name)
-        with closing(fd):
+        try:
             if status.st_size > limit:
                 raise FormatError(
                     f"{self.show(parts, name)} is longer than a file of this kind can be: "
@@ -308,6 +308,8 @@ class Tree:
             while len(content) < size and (piece := os.read(fd, size - len(content))):
                 content += piece
             return content
+        finally:
+            os.close(fd)  # a context would take as long as the read
 
     def entries(self, parts: Parts = ()) -> dict[str, bool]:
         """Return the names in a directory, and whether each is a directory itself."""

@@ -118,7 +118,7 @@ def saved_of(data: Any) -> Saved | None:
 
 
 def _form(node: Any) -> Any:
-    return node.batch_size, node.names
+    return node.batch_size, node._names
 
 
 def _is_below(path: str | None, above: str) -> bool:
@@ -154,6 +154,8 @@ def attach(
                 path, robust_key, allow_pickle, above, shared, _form(node) if as_saved else None
             ),
         }
+        if inner is node and not node._opaque and next(node._nested(), None) is None:
+            continue  # most levels: there is nothing below
         record = take_apart(node)
         size = node.batch_size
         for key, child in record.entries.items():
