@@ -86,7 +86,7 @@ class IndexedWrite:
                     shapes = (entry.shape, target.shape)
                     if shapes != fitting:
                         wanted = torch.Size(lead + tuple(target.shape[n:]))
-                        if not self.basic:
+                        if torch.compiler.is_compiling() and not self.basic:
                             settle(wanted, entry.shape)
                         if isinstance(source, Core) and entry.ndim < len(wanted):
                             entry = lined_up(entry, len(wanted), len(lead))
@@ -262,8 +262,8 @@ class IndexedWrite:
 
 
 def settle(wanted: Sequence[Any], given: Sequence[Any]) -> None:
-    """Say, while compiling, that a selection has the sizes of what is written there: how much a mask selects is not known."""
-    if torch.compiler.is_compiling() and len(wanted) == len(given):
+    """Tell the compiler that a selection has the sizes of what is written there: how much a mask selects is not known."""
+    if len(wanted) == len(given):
         for a, b in zip(wanted, given):
             torch._check((a == b) | (b == 1))
 

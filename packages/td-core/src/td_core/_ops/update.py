@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from .._collection import Core, missing_key, show_path
@@ -343,7 +344,7 @@ class Updating(Entries):
         """Write ``value`` into all entries at an index; entries that are missing are made, zero elsewhere."""
         size = self.batch_size
         plan = plan_index(index, size)
-        if isinstance(value, Core) and not is_basic(plan.index):
+        if torch.compiler.is_compiling() and isinstance(value, Core) and not is_basic(plan.index):
             settle((*plan.lead, *size[plan.n :]), value.batch_size)
         if (
             type(value) is dict
