@@ -7,6 +7,8 @@ import importlib.util
 import json
 import math
 import shutil
+import sys
+import types
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,28 @@ from td_memmap import inspect, verify
 
 FIXTURES = Path(__file__).parent / "fixtures"
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
+
+WITHOUT_TENSORCLASS = {"tensordict", "tensor", "nested_tensor", "lazy_stack", "", "view"}
+
+#: The classes of the files, in a module of the name that these know.
+CLASSES = """
+from typing import Any
+from torch import Tensor
+from td_tensorclass import tensorclass
+
+@tensorclass
+class Point:
+    x: Tensor
+    y: Any = None
+    tag: str = "none"
+
+@tensorclass
+class Segment:
+    start: Point
+    end: Point
+    weight: Tensor = None
+    meta: Any = None
+"""
 
 #: Traps: what was saved is not what the files say, and the reason.
 LOST = {
@@ -73,53 +97,16 @@ def unpacked(tmp_path: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def classes() -> Any:
-    if not HAS_TENSORCLASS:
-        return None
-    import sys
-    import types
-    from typing import Any as Anything
-
-    from td_tensorclass import tensorclass
-
-    module = types.ModuleType("fixture_classes")
-    sys.modules["fixture_classes"] = module
-    Point = type(
-        "Point",
-        (),
-        {"__module__": "fixture_classes", "__annotations__": {"x": Tensor, "y": Anything, "tag": str}},
-    )
-    Point.y, Point.tag = None, "none"  # type: ignore[attr-defined]
-    module.Point = tensorclass(Point)  # type: ignore[attr-defined]
-    Segment = type(
-        "Segment",
-        (),
-        {
-            "__module__": "fixture_classes",
-            "__annotations__": {
-                "start": module.Point,
-                "end": module.Point,
-                "weight": Tensor,
-                "meta": Anything,
-            },
-        },
-    )
-    Segment.weight = Segment.meta = None  # type: ignore[attr-defined]
-    module.Segment = tensorclass(Segment)  # type: ignore[attr-defined]
-    return module
+def classes() -> None:
+    if HAS_TENSORCLASS:
+        module = sys.modules["fixture_classes"] = types.ModuleType("fixture_classes")
+        exec(CLASSES, vars(module))
 
 
 @pytest.mark.parametrize(("name", "spec"), cases())
-def test_reads_a_file_of_the_reference(name: str, spec: dict[str, Any], unpacked: Any, classes: Any) -> None:
+def test_reads_a_file_of_the_reference(name: str, spec: dict[str, Any], unpacked: Any, classes: None) -> None:
     tree = spec["tree"]
-    if not HAS_TENSORCLASS and not kinds(tree) <= {
-        "tensordict",
-        "tensor",
-        "nested_tensor",
-        "lazy_stack",
-        "",
-        "view",
-    }:
+    if not HAS_TENSORCLASS and not kinds(tree) <= WITHOUT_TENSORCLASS:
         pytest.skip("holds non-tensor data, which needs td-tensorclass")
     if name in LOST:
         pytest.skip(LOST[name])
