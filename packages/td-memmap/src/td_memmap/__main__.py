@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from td_core.errors import FormatError, TensorDictError
@@ -74,15 +75,7 @@ def _inspect(options: argparse.Namespace) -> tuple[int, str, Any]:
 
 def _verify(options: argparse.Namespace) -> tuple[int, str, Any]:
     report = verify(options.path, progress=options.progress)
-    problems = [{"file": each.file, "kind": each.kind, "detail": each.detail} for each in report.problems]
-    data = {
-        "path": report.path,
-        "files": report.files,
-        "hashed": report.hashed,
-        "ok": report.ok,
-        "problems": problems,
-    }
-    return GOOD if report.ok else DAMAGED, str(report), data
+    return GOOD if report.ok else DAMAGED, str(report), {**asdict(report), "ok": report.ok}
 
 
 def _pack(options: argparse.Namespace) -> tuple[int, str, Any]:

@@ -17,12 +17,13 @@ from td_core._collection import Core, show_path
 from td_core.errors import FormatError
 
 from . import _fs, _names
+from ._checksum import digest_of
 from ._commit import Staging, alone
 from ._errors import AppendError
 from ._fs import Parts, Tree
-from ._load import Loading, Node, read_levels
-from ._manifest import digest_of, file_pieces, read_manifest, verify_tree
-from ._meta import LIMIT, LeafEntry, is_view, manifest_text, parse_json
+from ._load import Loading, Node, Reader
+from ._manifest import file_pieces, read_manifest, verify_tree
+from ._meta import LIMIT, LeafEntry, is_view, manifest_text, parse_json, read_json
 from ._pieces import pieces
 from ._plan import LeafFile, make_plan
 
@@ -55,11 +56,13 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
         raise AppendError(f"cannot append to {path}: an archive cannot grow; unpack_memmap() it first")
     # Two processes that append must not write to the same place behind the same rows.
     with alone(path), Tree.at_path(path) as tree:
-        _append(tree, path, rows, Loading(allow_pickle=bool(allow_pickle)))
+        _append(tree, path, rows, bool(allow_pickle))
 
 
-def _append(tree: Tree, path: str, rows: Core, options: Loading) -> None:
-    nodes = read_levels(tree, options)
+def _append(tree: Tree, path: str, rows: Core, allow_pickle: bool) -> None:
+    reader = Reader(tree, Loading(allow_pickle=allow_pickle))
+    reader.read()
+    nodes = reader.nodes
     if not rows.batch_size:
         raise AppendError(f"cannot append to {path}: the rows have no batch dim")
     count = rows.batch_size[0]
@@ -88,7 +91,7 @@ def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> 
     level = node.level
     place = (*_in_rows(node), _names.META)
     where = show_path(node.key)
-    meta = parse_json(tree.read(node.parts, _names.META, LIMIT), tree.show(node.parts, _names.META))
+    meta = read_json(tree, node.parts, _names.META)
     if place not in texts:
         raise AppendError(f"cannot append to {tree.path}: the rows have nothing at {where}")
     theirs = json.loads(texts[place])
@@ -215,16 +218,16 @@ def _publish(
 
 def _write_manifest(tree: Tree, metas: dict[Parts, bytes], files: list[Parts], algorithm: Any) -> None:
     """List what the save has with its new rows, with hashes where it had hashes of what it had before."""
-    listed: dict[str, list[Any]] = {"/".join(place): [len(text), None] for place, text in metas.items()}
+    sizes: dict[Parts, list[Any]] = {place: [len(text), None] for place, text in metas.items()}
     for place in files:
         status = tree.stat(place[:-1], place[-1])
         assert status is not None
-        listed["/".join(place)] = [status.st_size, status.st_mtime_ns]
+        sizes[place] = [status.st_size, status.st_mtime_ns]
     hashes: dict[Parts, str] = {}
     if algorithm is not None:
         hashes = {place: digest_of(algorithm, [text]) for place, text in metas.items()}
         hashes |= {place: digest_of(algorithm, file_pieces(tree, place)) for place in files}
-    tree.write((), _names.MANIFEST, manifest_text(listed, algorithm, hashes))
+    tree.write((), _names.MANIFEST, manifest_text(sizes, algorithm, hashes))
 
 
 def _grow(
@@ -234,9 +237,9 @@ def _grow(
     if not size and not file.nbytes:
         return
     found = tree.stat_path(place) if size else None
-    own = found is not None and (found.st_dev, found.st_ino) not in seen
+    own = found is not None and _fs.identity(found) not in seen
     if found is not None and own:
-        seen.add((found.st_dev, found.st_ino))
+        seen.add(_fs.identity(found))
         fd, _ = tree.open(place[:-1], place[-1], writable=True)
     else:
         fd = staging.tree.create(place[:-1], place[-1])

@@ -13,7 +13,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import torch
@@ -52,6 +52,9 @@ _PIECE = 16 << 20
 
 #: What ``zipfile`` raises for what it cannot read.
 _BAD_ZIP = (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, EOFError, OverflowError)
+
+#: What reading a damaged entry raises, beside the exceptions of the decompressors.
+_BAD_ENTRY = (zipfile.BadZipFile, EOFError, OSError, RuntimeError, struct.error, UnicodeDecodeError)
 
 _METHODS = {
     None: zipfile.ZIP_STORED,
@@ -156,7 +159,7 @@ def _order(path: Parts) -> tuple[tuple[int, str], ...]:
     return (*((2, part) for part in parts), (0, "") if name == _names.META else (1, name))
 
 
-def save_archive(data: Core, path: str, options: Options, compression: str | int | None) -> Callable[[], Any]:
+def save_archive(data: Core, path: str, options: Options) -> Callable[[], Any]:
     """Plan an archive; return the function that writes it and gives the collection that is mapped from it.
 
     Raises:
@@ -169,10 +172,10 @@ def save_archive(data: Core, path: str, options: Options, compression: str | int
     plan = make_plan(
         data, robust_key=options.robust_key, allow_pickle=options.allow_pickle, content=not options.like
     )
-    _method(compression)
+    _method(options.compression)
 
     def write() -> Any:
-        _write(plan, path, options, compression)
+        _write(plan, path, options)
         return load_archive(
             path, Loading(robust_key=options.robust_key, allow_pickle=options.allow_pickle), None
         )
@@ -180,11 +183,11 @@ def save_archive(data: Core, path: str, options: Options, compression: str | int
     return write
 
 
-def _write(plan: Plan, path: str, options: Options, compression: str | int | None) -> None:
+def _write(plan: Plan, path: str, options: Options) -> None:
     texts = {(*parts, name): text for parts, name, text in plan.texts}
     leaves = {file.path: file for file in plan.leaves if file.nbytes}
     report = reporter(options.progress, sum(file.nbytes for file in leaves.values()), "save")
-    with _packing(path, compression, durable=options.durable) as packing:
+    with _packing(path, options.compression, durable=options.durable) as packing:
         for place in sorted((*texts, *leaves), key=_order):
             if place in texts:
                 packing.add(place, iter([texts[place]]), len(texts[place]))
@@ -265,7 +268,7 @@ def unpack_memmap(archive_path: str | Path, prefix: str | Path, *, progress: Pro
     with ArchiveTree(os.path.abspath(archive_path)) as archive:
         places = list(archive.files.items())
         report = reporter(progress, sum(info.file_size for _, info in places), "unpack")
-        with Staging(os.fspath(os.path.abspath(prefix)), [path for path, _ in places]) as staging:
+        with Staging(os.path.abspath(prefix), [path for path, _ in places]) as staging:
             made: set[Parts] = set()
             # The metadata of the root last, as in every save.
             for path, info in sorted(places, key=lambda place: place[0] == (_names.META,)):
@@ -347,9 +350,7 @@ class ArchiveTree:
     def __enter__(self) -> ArchiveTree:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.zip.close()
         self._file.close()
 
@@ -381,7 +382,7 @@ class ArchiveTree:
             FileNotFoundError: it is missing.
             FormatError: it is damaged or too long.
         """
-        info = self.files.get((*self.base, *parts, name))
+        info = self.find((*parts, name))
         if info is None:
             raise FileNotFoundError(f"{self.show(parts, name)} is missing")
         if info.file_size > limit:
@@ -407,18 +408,10 @@ class ArchiveTree:
                             f"{where} is longer than the {info.file_size} bytes that it announces"
                         )
                     yield piece
-        except (
-            zipfile.BadZipFile,
-            EOFError,
-            OSError,
-            RuntimeError,
-            struct.error,
-            UnicodeDecodeError,
-        ) as error:
-            raise FormatError(f"{where} is damaged: {error}") from error
         except Exception as error:
             # The decompressors have exceptions of their own (zlib.error, lzma.LZMAError), some without a common base.
-            if type(error).__module__ not in ("zlib", "lzma", "_lzma", "_bz2"):
+            decompressing = type(error).__module__ in ("zlib", "lzma", "_lzma", "_bz2")
+            if not decompressing and not isinstance(error, _BAD_ENTRY):
                 raise
             raise FormatError(f"{where} is damaged: {error}") from error
         if total != info.file_size:

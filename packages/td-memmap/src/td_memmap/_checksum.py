@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-__all__ = ["Checksum", "checksum", "named"]
+__all__ = ["Checksum", "best", "digest_of", "named"]
 
 
 class Checksum(Protocol):
@@ -37,9 +37,9 @@ except ImportError:
     xxh3_128 = None
 
 
-def checksum() -> tuple[str, Checksum]:
-    """Return the best checksum of this installation and its name."""
-    return ("crc32", _Crc32()) if xxh3_128 is None else ("xxh3_128", xxh3_128())
+def best() -> str:
+    """Return the name of the best checksum of this installation."""
+    return "crc32" if xxh3_128 is None else "xxh3_128"
 
 
 def named(name: str) -> Checksum | None:
@@ -53,3 +53,12 @@ def named(name: str) -> Checksum | None:
     if name == "crc32":
         return _Crc32()
     return xxh3_128() if name == "xxh3_128" and xxh3_128 is not None else None
+
+
+def digest_of(algorithm: str, content: Iterable[Any]) -> str:
+    """Return the hash of bytes that come piece by piece."""
+    hasher = named(algorithm)
+    assert hasher is not None
+    for piece in content:
+        hasher.update(piece)
+    return hasher.hexdigest()

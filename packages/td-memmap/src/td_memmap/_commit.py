@@ -25,7 +25,6 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 
 from td_core.errors import FormatError
 
@@ -360,9 +359,7 @@ class Staging:
     def __enter__(self) -> Staging:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             if not self._finished:
                 self._abort()

@@ -25,7 +25,7 @@ from . import _fs, _names
 from ._dtypes import check_dtype, storable
 from ._fs import Tree
 from ._load import Loading, load_directory
-from ._meta import LIMIT, parse_json
+from ._meta import read_json
 from ._plan import VERSION, make_plan, names_of, take_apart
 from ._saved import Saved, attach, directory, saved_of
 from ._shapes import as_shape, show_shape
@@ -85,10 +85,10 @@ def add(
         raise BatchSizeError(
             f"cannot add {show_path(path)}: its shape {show_shape(shape)} does not start with the batch size {list(size)}"
         )
-    stem, siblings = _stem(name, robust_key), record.entries
+    stem, siblings = _names.stem(name, robust_key), record.entries
     files = [stem + ".memmap", *([stem + ".shape.memmap"] if isinstance(shape, Tensor) else [])]
     if saved.path is not None:
-        levels = [(new, [_stem(new, saved.robust_key)], saved.robust_key) for new in path[depth:-1]]
+        levels = [(new, [_names.stem(new, saved.robust_key)], saved.robust_key) for new in path[depth:-1]]
         for new, wanted, robust in (*levels, (name, files, robust_key)):
             if not _is_free(new, wanted, siblings, robust):
                 raise KeyPathError(
@@ -115,15 +115,11 @@ def add(
     return leaf
 
 
-def _stem(name: str, robust_key: bool) -> str:
-    return _names.encode_key(name) if robust_key else name
-
-
 def _is_free(name: str, wanted: list[str], siblings: Mapping[str, Any], robust_key: bool) -> bool:
     """Tell whether a level can hold a new entry that takes the file names ``wanted``."""
     taken = set(_names.TAKEN)
     for key, child in siblings.items():
-        taken.update(names_of(child, _stem(key, robust_key)))
+        taken.update(names_of(child, _names.stem(key, robust_key)))
     safe = robust_key or _names.raw_name(name) is not None
     return safe and name not in _names.RESERVED and taken.isdisjoint(wanted) and all(map(_names.fits, wanted))
 
@@ -134,7 +130,7 @@ def _add_level(node: Any, name: str) -> Any:
     child: Any = TensorDict._make({}, node.batch_size, node.device, node._names)
     where = None
     if saved.path is not None:
-        stem = _stem(name, saved.robust_key)
+        stem = _names.stem(name, saved.robust_key)
         where = os.path.join(saved.path, stem)
         with _declaring(saved.path, name, {"type": type(child).__name__}) as (tree, there):
             if there is None:
@@ -167,7 +163,7 @@ def _declaring(directory: str, name: str, entry: dict[str, Any]) -> Iterator[tup
     Others add entries too, one at a time: what the metadata says already of the name is given, and then it stays.
     """
     with Tree.at_path(directory) as tree, _fs.held(tree.root):
-        meta = parse_json(tree.read((), _names.META, LIMIT), tree.show((), _names.META))
+        meta = read_json(tree, (), _names.META)
         general = meta.get("_format_version") == VERSION
         there = (dict(meta["entries"]) if general else meta).get(name)
         yield tree, there

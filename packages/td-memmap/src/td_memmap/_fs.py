@@ -21,7 +21,6 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from td_core.errors import FormatError
@@ -203,9 +202,7 @@ class Tree:
     def __enter__(self) -> Tree:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -355,11 +352,9 @@ class Tree:
     def replaced(self) -> bool:
         """Tell whether the path no longer names the directory that was opened."""
         try:
-            now = os.stat(self.path)
+            return not same(os.stat(self.path), os.fstat(self.root))
         except FileNotFoundError:
             return True
-        mine = os.fstat(self.root)
-        return (now.st_dev, now.st_ino) != (mine.st_dev, mine.st_ino)
 
     def make(self, parts: Parts) -> None:
         """Create a directory."""
@@ -600,7 +595,18 @@ def real_path(path: str) -> str:
 
 def same(one: os.stat_result, other: os.stat_result) -> bool:
     """Tell whether two names are one file."""
-    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+    return identity(one) == identity(other)
+
+
+def identity(found: os.stat_result) -> tuple[int, int]:
+    """Return the device and the inode, which only the names of one file share."""
+    return found.st_dev, found.st_ino
+
+
+def leads_to(path: str | None, wanted: tuple[int, int] | None) -> bool:
+    """Tell whether a path leads to the file of this identity."""
+    found = None if path is None else status(path)
+    return found is not None and identity(found) == wanted
 
 
 def is_link(found: os.stat_result) -> bool:

@@ -16,7 +16,7 @@ from ._archive import ArchiveTree
 from ._fs import Parts
 from ._listing import printable, show_size
 from ._load import members_of, unlisted
-from ._meta import LIMIT, Level, describe, parse_json
+from ._meta import Level, describe, read_json
 from ._one_version import on_one_version
 
 __all__ = ["Tree", "inspect", "look"]
@@ -150,7 +150,7 @@ def look(files: Any, parts: Parts) -> tuple[dict[str, Any], Level, dict[str, boo
     """
     where = files.show(parts, _names.META)
     try:
-        meta = parse_json(files.read(parts, _names.META, LIMIT), where)
+        meta = read_json(files, parts, _names.META)
     except FileNotFoundError:
         if files.stat(parts, _names.OLD_META) is not None:
             raise FormatError(

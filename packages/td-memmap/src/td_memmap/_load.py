@@ -31,7 +31,7 @@ from ._errors import PickleRefusedError
 from ._fs import Parts, Tree
 from ._legacy import load_legacy
 from ._limits import check_mappings
-from ._meta import LIMIT, LeafEntry, Level, check_shape, damaged, parse_json, read_level
+from ._meta import LIMIT, LeafEntry, Level, check_shape, damaged, read_json, read_level
 from ._one_version import on_one_version
 from ._plan import FORMAT
 from ._progress import Progress, reporter
@@ -39,7 +39,7 @@ from ._shapes import element_count, jagged, shaped
 from ._subpath import find
 from ._tensor import MemoryMappedTensor, Place, map_file, plain
 
-__all__ = ["Loading", "Reader", "load_directory", "members_of", "read_levels", "unlisted"]
+__all__ = ["Loading", "Reader", "load_directory", "members_of", "unlisted"]
 
 _CPU = torch.device("cpu")
 _CONTAINERS = {"dict": dict, "OrderedDict": OrderedDict, "list": list, "tuple": tuple}
@@ -109,13 +109,6 @@ def load_directory(prefix: str, options: Loading, subpath: NestedKey | None = No
     if subpath is None:
         return on_one_version(prefix, load)
     return on_one_version(prefix, load, lambda tree: find(tree, subpath, robust_key=options.robust_key))
-
-
-def read_levels(tree: Tree, options: Loading) -> list[Node]:
-    """Return the checked metadata of a whole save, parents first."""
-    reader = Reader(tree, options)
-    reader.read()
-    return reader.nodes
 
 
 class Reader:
@@ -236,8 +229,7 @@ class Reader:
             level.members = members_of(listing, where, node.key)
         values = node.values = dict(level.values)
         if _names.VALUES in listing:
-            place = tree.show(node.parts, _names.VALUES)
-            self._typed(node, values, parse_json(tree.read(node.parts, _names.VALUES, LIMIT), place))
+            self._typed(node, values, read_json(tree, node.parts, _names.VALUES))
         if _names.STACK_PICKLE in listing and values.get("data") == _names.STACK_PICKLE:
             values["data"] = self._unpickle(node, _names.STACK_PICKLE)
         if _names.PICKLE in listing:
@@ -278,8 +270,7 @@ class Reader:
     def _pickled(self, node: Node, listing: dict[str, bool]) -> dict[str, Any]:
         """Return the values in ``other.pickle``: by their recorded names where they are container types."""
         if _names.JSON_TYPES in listing:
-            where = self.tree.show(node.parts, _names.JSON_TYPES)
-            note = parse_json(self.tree.read(node.parts, _names.JSON_TYPES, LIMIT), where)
+            note = read_json(self.tree, node.parts, _names.JSON_TYPES)
             digest = hashlib.sha256(self.tree.read(node.parts, _names.PICKLE, LIMIT)).hexdigest()
             types = (
                 note.get("types") if isinstance(note, dict) and note.get("pickle_sha256") == digest else None

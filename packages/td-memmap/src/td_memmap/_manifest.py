@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,16 @@ from td_core.errors import FormatError
 
 from . import _fs, _names
 from ._archive import ArchiveTree
-from ._checksum import named
+from ._checksum import digest_of, named
 from ._fs import Parts, Tree
 from ._inspect import look
 from ._listing import printable
 from ._load import Loading, Node, Reader
-from ._meta import LIMIT, parse_json
+from ._meta import read_json
 from ._one_version import on_one_version
 from ._progress import Progress, reporter
 
-__all__ = ["Problem", "Report", "check", "digest_of", "file_pieces", "read_manifest", "verify", "verify_tree"]
+__all__ = ["Problem", "Report", "check", "file_pieces", "read_manifest", "verify", "verify_tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def check(path: str) -> None:
 def read_manifest(tree: Tree) -> Any:
     """Return the manifest of a save; None where it has none."""
     try:
-        return parse_json(tree.read((), _names.MANIFEST, LIMIT), tree.show((), _names.MANIFEST))
+        return read_json(tree, (), _names.MANIFEST)
     except FileNotFoundError:
         return None
 
@@ -171,19 +171,10 @@ def _check_file(
 
 def _is_json(tree: Tree, path: Parts) -> bool:
     try:
-        parse_json(tree.read(path[:-1], path[-1], LIMIT), "")
+        read_json(tree, path[:-1], path[-1])
     except FormatError:
         return False
     return True
-
-
-def digest_of(algorithm: str, content: Iterable[Any]) -> str:
-    """Return the hash of bytes that come piece by piece."""
-    hasher = named(algorithm)
-    assert hasher is not None
-    for piece in content:
-        hasher.update(piece)
-    return hasher.hexdigest()
 
 
 def file_pieces(tree: Tree, path: Parts) -> Iterator[Any]:

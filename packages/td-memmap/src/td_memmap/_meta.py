@@ -16,10 +16,12 @@ from td_core.errors import FormatError, MissingPluginError
 
 from . import _names
 from ._dtypes import DTYPES
+from ._fs import Parts
 from ._plan import FORMAT, VERSION
 
 __all__ = [
-    "LeafEntry", "Level", "damaged", "describe", "is_view", "manifest_text", "parse_json", "possible_names", "read_level",
+    "LeafEntry", "Level", "damaged", "describe", "is_view", "manifest_text", "parse_json", "possible_names", "read_json",
+    "read_level",
 ]  # fmt: skip
 
 #: Longest ``meta.json`` that is read; a level of a million leaves has about 100 MB.
@@ -119,6 +121,16 @@ def parse_json(content: bytes, where: str) -> Any:
         return _DECODER.decode(content.decode())
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{where} is no valid metadata: {error}") from error
+
+
+def read_json(tree: Any, parts: Parts, name: str) -> Any:
+    """Return the content of a JSON file in a directory or an archive.
+
+    Raises:
+        FileNotFoundError: it is missing.
+        FormatError: as :func:`parse_json`.
+    """
+    return parse_json(tree.read(parts, name, LIMIT), tree.show(parts, name))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -432,11 +444,12 @@ def check_device(value: Any, where: str, key: tuple[str, ...]) -> torch.device:
     raise damaged(where, key, "device", value, "the name of a device")
 
 
-def manifest_text(
-    sizes: dict[str, list[Any]], algorithm: str | None, hashes: dict[tuple[str, ...], str]
-) -> bytes:
+def manifest_text(sizes: dict[Parts, list[Any]], algorithm: str | None, hashes: dict[Parts, str]) -> bytes:
     """Return the content of a manifest: by file its size and time, and its hash where there is an algorithm."""
-    content: dict[str, Any] = {"format": 1, "files": sizes}
+    content: dict[str, Any] = {
+        "format": 1,
+        "files": {"/".join(path): row for path, row in sizes.items()},
+    }
     if algorithm is not None:
         content["algorithm"] = algorithm
         content["hashes"] = {"/".join(path): value for path, value in hashes.items()}

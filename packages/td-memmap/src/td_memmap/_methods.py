@@ -75,14 +75,7 @@ def memmap(
     >>> saved["a"]
     MemoryMappedTensor([0, 1, 2])
     """
-    packed = _packed(prefix, archive, compression)
-    options = _options(locals(), packed)
-    if prefix is not None and packed:
-        from ._archive import save_archive
-
-        return _run(
-            data, save_archive(data, os.fspath(prefix), options, compression), num_threads, return_early
-        )
+    options = _options(locals())
     return _run(data, _mapping(data, prefix, options), num_threads, return_early)
 
 
@@ -113,7 +106,7 @@ def memmap_(
     >>> td.memmap_() is td, td.is_memmap(), td["a"]
     (True, True, MemoryMappedTensor([0, 1, 2]))
     """
-    options = _options(locals(), False, inplace=True)
+    options = _options(locals(), inplace=True)
     work = _mapping(data, prefix, options)
     return _run(data, _locked(data, work) if return_early else work, num_threads, return_early)
 
@@ -146,23 +139,8 @@ def memmap_like(
     >>> datum.expand(1_000_000).memmap_like()["image"].shape
     torch.Size([1000000, 3, 64, 64])
     """
-    packed = _packed(prefix, archive)
-    options = _options(locals(), packed, like=True)
-    work: Callable[[], Any]
-    if prefix is None:
-        from ._save import save_anonymous, snapshot
-
-        tree = snapshot(data)
-        work = lambda: save_anonymous(tree, inplace=False, like=True, progress=progress)  # noqa: E731
-    elif packed:
-        from ._archive import save_archive
-
-        work = save_archive(data, os.fspath(prefix), options, None)
-    else:
-        from ._like import like_directory
-
-        work = like_directory(data, os.fspath(prefix), options)
-    return _run(data, work, num_threads, return_early)
+    options = _options(locals(), like=True)
+    return _run(data, _mapping(data, prefix, options), num_threads, return_early)
 
 
 def load_memmap(
@@ -387,21 +365,18 @@ def saved_path(data: Any) -> Path | None:
     return None if path is None else Path(path)
 
 
-def _packed(prefix: str | Path | None, archive: bool | None, compression: str | int | None = None) -> bool:
-    packed = prefix is not None and (os.fspath(prefix).endswith(".tdz") if archive is None else archive)
+def _options(given: dict[str, Any], **more: bool) -> Options:
+    """Return the options among the arguments of a call, which gives its ``locals()`` before it has any others."""
+    from ._save import Options
+
+    prefix, archive, compression = given["prefix"], given.get("archive", False), given.get("compression")
+    anonymous = prefix is None
+    packed = not anonymous and (os.fspath(prefix).endswith(".tdz") if archive is None else archive)
     if (archive or compression is not None) and not packed:
         raise ValueError(
             f"only an archive can be compressed, and it needs a path; got prefix={prefix!r}, archive={archive!r}, "
             f"compression={compression!r}"
         )
-    return packed
-
-
-def _options(given: dict[str, Any], packed: bool, **more: bool) -> Options:
-    """Return the options among the arguments of a call."""
-    from ._save import Options
-
-    anonymous = given["prefix"] is None
     for name in ("durable", "checksums"):
         if anonymous and given.get(name):
             raise ValueError(f"{name}=True needs a prefix: without one nothing is saved")
@@ -412,24 +387,35 @@ def _options(given: dict[str, Any], packed: bool, **more: bool) -> Options:
     if not isinstance(atomic := given.get("atomic", False), bool):
         raise TypeError(f"atomic is a bool, and both save atomically; got {atomic!r}")
     chosen = {name: given[name] for name in Options.__slots__ if name in given}
-    return Options(**{**chosen, "robust_key": given["robust_key"] is not False, **more})
+    return Options(**{**chosen, "robust_key": given["robust_key"] is not False, "archive": packed, **more})
 
 
 def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable[[], Any]:
-    """Return the work of mapping a collection: to a directory, or to its own files, or to anonymous ones."""
-    from ._save import save_anonymous, save_directory, snapshot
+    """Return the work of mapping a collection: to an archive or a directory, to its own files, or to anonymous ones."""
+    if prefix is not None:
+        path = os.fspath(prefix)
+        if options.archive:
+            from ._archive import save_archive
+
+            return save_archive(data, path, options)
+        if options.like:
+            from ._like import like_directory
+
+            return like_directory(data, path, options)
+        from ._save import save_directory
+
+        return save_directory(data, path, options)
+    from ._save import save_anonymous, snapshot
     from ._saved import attach, directory, saved_of
 
-    saved = saved_of(data)
-    if prefix is None and saved is not None:
-        if options.inplace:
-            return lambda: data
-        place, as_saved = directory(data, saved), saved.describes(data)
-        return lambda: attach(snapshot(data), place, saved.robust_key, saved.allow_pickle, as_saved=as_saved)
-    if prefix is None:
-        tree = data if options.inplace else snapshot(data)
-        return lambda: save_anonymous(tree, inplace=options.inplace, progress=options.progress)
-    return save_directory(data, os.fspath(prefix), options)
+    saved = None if options.like else saved_of(data)
+    if saved is not None and options.inplace:
+        return lambda: data
+    tree = data if options.inplace else snapshot(data)
+    if saved is None:
+        return lambda: save_anonymous(tree, options)
+    place, as_saved = directory(data, saved), saved.describes(data)
+    return lambda: attach(tree, place, saved.robust_key, saved.allow_pickle, as_saved=as_saved)
 
 
 def _locked(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-__all__ = ["META", "encode_key", "fits", "litter", "spare_name"]
+__all__ = ["META", "encode_key", "fits", "litter", "spare_name", "stem"]
 
 META = "meta.json"
 OLD_META = "meta.pt"
@@ -58,6 +58,15 @@ def encode_key(key: str) -> str:
 
 def _hex(match: re.Match[str]) -> str:
     return f"%{ord(match[0]):02X}"
+
+
+def stem(key: str, robust_key: bool) -> str:
+    """Return what a save calls the file, without ending, or the directory of a key.
+
+    >>> stem("a b", True), stem("a b", False)
+    ('a%20b', 'a b')
+    """
+    return encode_key(key) if robust_key else key
 
 
 def spare_name(position: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from types import TracebackType
 
 from td_core.errors import FormatError
 
@@ -73,9 +72,7 @@ class NewFile:
         else:
             _fs.link_path(self._temporary, self.path)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         # As long as it is open it is locked, and its name nobody else's.
         try:
             if self._temporary:

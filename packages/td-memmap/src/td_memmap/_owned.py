@@ -16,11 +16,10 @@ from td_core.errors import FormatError
 
 from . import _names
 from ._fs import Parts, Tree
-from ._meta import is_view
+from ._meta import LIMIT, is_view
 
 __all__ = ["Owned", "foreign", "owned"]
 
-_LIMIT = 1 << 29
 _FIXED = (_names.META, *_names.SIDECARS)
 #: What a process that was killed may have left while it wrote a value, or a new leaf, to a live save.
 _LITTER = re.compile(rf"{_names.TEMPORARY}[0-9a-f]{{8}}|\..*\.td-file-[0-9a-f]{{8}}")
@@ -44,7 +43,7 @@ class Owned:
 
 def _read(tree: Tree, parts: Parts, name: str) -> dict[str, Any]:
     try:
-        content = json.loads(tree.read(parts, name, _LIMIT))
+        content = json.loads(tree.read(parts, name, LIMIT))
     except (OSError, FormatError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -55,7 +54,7 @@ def owned(tree: Tree) -> Owned:
     result = Owned()
     if tree.stat((), _names.SAVING) is not None:
         result.files.add((_names.SAVING,))
-        for place in _names.listed(tree.read((), _names.SAVING, _LIMIT)):
+        for place in _names.listed(tree.read((), _names.SAVING, LIMIT)):
             if place[-1].endswith(".memmap") or place[-1] in _OURS:
                 result.add(place)
     if tree.stat((), _names.META) is None:
@@ -121,7 +120,8 @@ def _stems(meta: dict[str, Any]) -> set[str]:
         if isinstance(row, list) and len(row) == 2 and isinstance(row[1], dict):
             stems.add(str(row[1].get("file")))
     members = meta.get("members")
-    stems.update(name for name in members if isinstance(name, str)) if isinstance(members, list) else None
+    if isinstance(members, list):
+        stems.update(name for name in members if isinstance(name, str))
     return stems
 
 

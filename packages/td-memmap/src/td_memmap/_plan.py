@@ -174,13 +174,13 @@ class _Planner:
         self.plan.nodes.append((node, parts))
         kind = KINDS.of(node)
         layout = kind.layouts.get(FORMAT)
-        record = kind.flatten(node) if layout is None else layout.flatten(node)
-        values = {name: self._value(value, name, key) for name, value in record.values.items()}
-        if layout is None or not self._plain(node, record, values, names):
-            record = kind.flatten(node) if layout is not None else record
-            values = {name: self._value(value, name, key) for name, value in record.values.items()}
-            return self._general(node, kind, record, values, parts, key)
-        return self._as_reference(node, kind, record, values, parts, key, above, names)
+        if layout is not None:
+            record = layout.flatten(node)
+            values = self._values(record, key)
+            if self._plain(node, record, values, names):
+                return self._as_reference(node, kind, record, values, parts, key, above, names)
+        record = kind.flatten(node)
+        return self._general(node, kind, record, self._values(record, key), parts, key)
 
     def _as_reference(
         self,
@@ -302,18 +302,15 @@ class _Planner:
         for key, child in record.entries.items():
             if isinstance(child, Tensor) and child.layout == torch.jagged:
                 return False
-            files.extend(names_of(child, self._raw_stem(key)))
+            files.extend(names_of(child, _names.stem(key, self.robust_key)))
         return len(set(files)) == len(files) and all(map(_names.fits, files))
-
-    def _raw_stem(self, key: str) -> str:
-        return _names.encode_key(key) if self.robust_key else key
 
     def _stem(self, key: str, at: KeyPath) -> str:
         if not self.robust_key and _names.raw_name(key) is None:
             raise CodecError(
                 f"robust_key=False cannot store {show_path(at)}: it is no file name; leave robust_key at its default"
             )
-        return self._raw_stem(key)
+        return _names.stem(key, self.robust_key)
 
     def _free_stem(self, key: str, position: int, child: Any, taken: set[str]) -> str:
         stem = _names.encode_key(key)
@@ -378,6 +375,9 @@ class _Planner:
                 file.same_as = first
         self.plan.leaves.append(file)
         return file
+
+    def _values(self, record: Record, key: KeyPath) -> dict[str, _Value]:
+        return {name: self._value(value, name, key) for name, value in record.values.items()}
 
     def _value(self, value: Any, name: str, key: KeyPath) -> _Value:
         try:

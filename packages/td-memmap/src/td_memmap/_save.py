@@ -17,7 +17,7 @@ from td_core._devices import wait_for
 
 from . import _fs, _names
 from ._anonymous import AnonymousFile, align
-from ._checksum import Checksum, checksum
+from ._checksum import best, digest_of, named
 from ._commit import Staging
 from ._errors import FileTakenError
 from ._fs import Parts, Tree
@@ -52,6 +52,8 @@ class Options:
     progress: Progress = False
     allow_pickle: bool = False
     share_non_tensor: bool = False
+    archive: bool = False
+    compression: str | int | None = None
     inplace: bool = False
     like: bool = False
 
@@ -112,9 +114,7 @@ def _refuse_other_places(plan: Plan, prefix: str, options: Options) -> None:
             continue
         target = os.path.join(real, *file.path)
         if is_whole(leaf):
-            found = _fs.status(target)
-            there = found is not None and (found.st_dev, found.st_ino) == leaf._place.identity
-            if there or _fs.real_path(here) == target:
+            if _fs.leads_to(target, leaf._place.identity) or _fs.real_path(here) == target:
                 continue
         raise FileTakenError(
             f"cannot save {show_path(file.key)} to {target}: it is stored in {here}; pass copy_existing=True to copy it"
@@ -131,7 +131,8 @@ class _Writer:
         self.mapped: dict[int, Tensor] = {}
         self.files: dict[LeafFile, MemoryMappedTensor] = {}
         self.hashes: dict[Parts, str] = {}
-        self.sizes: dict[str, list[Any]] = {}
+        self.sizes: dict[Parts, list[Any]] = {}
+        self.report = reporter(options.progress, sum(file.nbytes for file in plan.leaves), "save")
 
     def run(self, tree: Core) -> Any:
         plan, options = self.plan, self.options
@@ -156,44 +157,37 @@ class _Writer:
         return finish(tree, plan, self.mapped, self.prefix, options)
 
     def _write_leaves(self) -> None:
-        report = reporter(self.options.progress, sum(file.nbytes for file in self.plan.leaves), "save")
         with contextlib.ExitStack() as stack:
             pool = None
             if self.options.num_threads > 0:
                 wait_for({file.tensor.device for file in self.plan.leaves})
                 pool = stack.enter_context(ThreadPoolExecutor(self.options.num_threads, "td-memmap"))
-            running: list[tuple[LeafFile, Future[Any]]] = []
+            running: list[Future[Any]] = []
             for file in self.plan.leaves:
                 if file.same_as is None:
                     if self._linked(file):
-                        report(file.nbytes)
+                        self.report(file.nbytes)
                     else:
-                        self._create(file, pool, running, report)
+                        self._create(file, pool, running)
                 if running and len(running) > 4 * self.options.num_threads:
-                    running.pop(0)[1].result()
-            for _, future in running:
+                    running.pop(0).result()
+            for future in running:
                 future.result()
         for file in self.plan.leaves:
             if file.same_as is not None and file not in self.files:
-                self._tie(file, file.same_as, report)
+                self._tie(file, file.same_as)
 
-    def _create(
-        self,
-        file: LeafFile,
-        pool: Any,
-        running: list[tuple[LeafFile, Future[Any]]],
-        report: Callable[[int], None],
-    ) -> None:
-        path = "/".join((self.prefix, *file.parts, file.name))
+    def _create(self, file: LeafFile, pool: Any, running: list[Future[Any]]) -> None:
+        path = "/".join((self.prefix, *file.path))
         if not file.nbytes:
             data = shaped(torch.empty(0, dtype=file.tensor.dtype), file.shape)
             self._keep(file, MemoryMappedTensor._on(data, Place(file.shape, path)))
         elif pool is None or file.nbytes < _WORTH_A_THREAD:
-            self._fill(file, self._open(file, path), path, report)
+            self._fill(file, self._open(file, path), path)
         else:
-            work = file, self._open(file, path), path, report
+            work = file, self._open(file, path), path
             try:
-                running.append((file, pool.submit(self._fill, *work)))
+                running.append(pool.submit(self._fill, *work))
             except RuntimeError:
                 # The interpreter ends, and waits for the save that a future stands for, but starts no threads for it.
                 self._fill(*work)
@@ -204,13 +198,13 @@ class _Writer:
         except OSError as error:
             raise _named(error, file, path) from error
 
-    def _fill(self, file: LeafFile, fd: int, path: str, report: Callable[[int], None]) -> None:
+    def _fill(self, file: LeafFile, fd: int, path: str) -> None:
         try:
             if self.options.like and file.leaf is not None:
                 _fs.set_size(fd, file.nbytes)
-                report(file.nbytes)
+                self.report(file.nbytes)
             else:
-                self._write_elements(file, fd, report)
+                self._write_elements(file, fd)
             if self.options.durable:
                 _fs.file_sync(fd)
             status = _fs.status_of(fd)
@@ -222,15 +216,15 @@ class _Writer:
         finally:
             _fs.close(fd)
         self._keep(file, leaf)
-        self.sizes["/".join((*file.parts, file.name))] = [file.nbytes, status.st_mtime_ns]
+        self.sizes[file.path] = [file.nbytes, status.st_mtime_ns]
 
-    def _write_elements(self, file: LeafFile, fd: int, report: Callable[[int], None]) -> None:
-        digest: Checksum | None = checksum()[1] if self.options.checksums else None
+    def _write_elements(self, file: LeafFile, fd: int) -> None:
+        digest = named(best()) if self.options.checksums else None
         for piece in pieces(file.tensor):
             _fs.write_all(fd, piece)
             if digest is not None:
                 digest.update(piece)
-            report(piece.nbytes)
+            self.report(piece.nbytes)
         if digest is not None:
             self.hashes[file.path] = digest.hexdigest()
 
@@ -246,14 +240,12 @@ class _Writer:
             return False
         place = leaf._place
         found = previous.stat_path(file.path)
-        if found is None or not place.shared or (found.st_dev, found.st_ino) != place.identity:
+        if found is None or not place.shared or _fs.identity(found) != place.identity:
             return False
-        if found.st_size != file.nbytes:
-            return False
-        if not self._link(previous, file.path, file):
+        if found.st_size != file.nbytes or not self._link(previous, file.path, file):
             return False
         self._hash(file.path, pieces(leaf))
-        self.sizes["/".join(file.path)] = [file.nbytes, found.st_mtime_ns]
+        self.sizes[file.path] = [file.nbytes, found.st_mtime_ns]
         self._keep(file, leaf)
         return True
 
@@ -268,17 +260,17 @@ class _Writer:
             raise
         return True
 
-    def _tie(self, file: LeafFile, first: LeafFile, report: Callable[[int], None]) -> None:
+    def _tie(self, file: LeafFile, first: LeafFile) -> None:
         """Give a leaf that shows the same memory as an earlier one the same file."""
         path = "/".join((self.prefix, *file.path))
         if not self._link(self.staging.tree, first.path, file):
-            self._fill(file, self._open(file, path), path, report)
+            self._fill(file, self._open(file, path), path)
             return
         source = self.files[first]
-        self.sizes["/".join(file.path)] = self.sizes["/".join(first.path)]
+        self.sizes[file.path] = self.sizes[first.path]
         if first.path in self.hashes:
             self.hashes[file.path] = self.hashes[first.path]
-        report(file.nbytes)
+        self.report(file.nbytes)
         self._keep(file, MemoryMappedTensor._on(source.detach(), replace(source._place, filename=path)))
 
     def _keep(self, file: LeafFile, tensor: MemoryMappedTensor) -> None:
@@ -292,20 +284,17 @@ class _Writer:
 
     def _note_text(self, parts: Parts, name: str, text: bytes) -> None:
         path = (*parts, name)
-        self.sizes["/".join(path)] = [len(text), None]
+        self.sizes[path] = [len(text), None]
         self._hash(path, [text])
 
     def _hash(self, path: Parts, content: Iterable[Any]) -> None:
         if self.options.checksums:
-            digest = checksum()[1]
-            for piece in content:
-                digest.update(piece)
-            self.hashes[path] = digest.hexdigest()
+            self.hashes[path] = digest_of(best(), content)
 
     def _write_manifest(self) -> None:
         # The root's metadata is the last file; the manifest speaks of it before it is there.
         self._note_text(*self.plan.texts[-1])
-        text = manifest_text(self.sizes, checksum()[0] if self.options.checksums else None, self.hashes)
+        text = manifest_text(self.sizes, best() if self.options.checksums else None, self.hashes)
         self.staging.tree.write((), _names.MANIFEST, text, sync=self.options.durable)
 
 
@@ -314,15 +303,15 @@ def _named(error: OSError, file: LeafFile, path: str) -> OSError:
     return _fs.named(error, f"cannot write {show_path(file.key)}, {file.nbytes} bytes", path)
 
 
-def save_anonymous(tree: Core, *, inplace: bool, like: bool = False, progress: Progress = False) -> Any:
-    """Map a collection to one anonymous file, of zeros that take no space if ``like``.
+def save_anonymous(tree: Core, options: Options) -> Any:
+    """Map a collection to one anonymous file, of zeros that take no space if ``options.like``.
 
     Leaves that are mapped already stay where they are.
 
     Raises:
         OSError: there is no room.
     """
-    plan = Plan()
+    plan, like = Plan(), options.like
     collect(tree, plan, content=not like)
     mapped: dict[int, Tensor] = {}
     files: dict[LeafFile, MemoryMappedTensor] = {}
@@ -336,7 +325,7 @@ def save_anonymous(tree: Core, *, inplace: bool, like: bool = False, progress: P
             offsets[file] = end
             end = align(end + file.nbytes)
     shared = AnonymousFile.of_size(end, sparse=like) if end else None
-    report = reporter(progress, sum(file.nbytes for file in plan.leaves), "save")
+    report = reporter(options.progress, sum(file.nbytes for file in plan.leaves), "save")
     for file in plan.leaves:
         first = file.same_as
         if first is not None and file not in files:
@@ -348,7 +337,7 @@ def save_anonymous(tree: Core, *, inplace: bool, like: bool = False, progress: P
         report(file.nbytes)
     for leaf, parts, ragged in plan.jagged:
         mapped[id(leaf)] = jagged(ragged, **{role: plain(files[file]) for role, file in parts.items()})
-    return finish(tree, plan, mapped, None, Options(inplace=inplace))
+    return finish(tree, plan, mapped, None, options)
 
 
 def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: bool) -> MemoryMappedTensor:

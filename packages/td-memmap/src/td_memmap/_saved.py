@@ -167,7 +167,7 @@ def attach(
 
 
 def _below(path: str, key: str, robust_key: bool) -> str:
-    stem = _names.encode_key(key) if robust_key else key
+    stem = _names.stem(key, robust_key)
     if stem.endswith(".memmap") or stem in _names.TAKEN or not _names.fits(stem + ".lengths.memmap"):
         # It may have another name, which its save knows; if that was replaced already, no name is right.
         with contextlib.suppress(OSError, ValueError), Tree.at_path(path) as tree:

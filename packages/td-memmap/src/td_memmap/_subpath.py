@@ -11,7 +11,7 @@ from td_core.typing import NestedKey
 
 from . import _names
 from ._fs import Parts
-from ._meta import LIMIT, describe, parse_json
+from ._meta import describe, read_json
 
 __all__ = ["find"]
 
@@ -44,10 +44,11 @@ def find(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
 
 
 def _names_below(tree: Any, parts: Parts, key: str, robust_key: bool) -> tuple[str, ...] | None:
-    where = tree.show(parts, _names.META)
     try:
-        meta = parse_json(tree.read(parts, _names.META, LIMIT), where)
+        meta = read_json(tree, parts, _names.META)
     except FileNotFoundError:
         return None
-    level = describe(meta, where, parts, torch.Size(), robust_key=robust_key, strict=False)
+    level = describe(
+        meta, tree.show(parts, _names.META), parts, torch.Size(), robust_key=robust_key, strict=False
+    )
     return level.nodes.get(key)

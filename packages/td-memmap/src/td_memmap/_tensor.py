@@ -491,8 +491,7 @@ def _share_memory(storage: FileStorage) -> Any:
     """Reduce mapped memory, which a plain tensor shows, for another process of this machine: its file, or a copy."""
     source = storage.source
     if isinstance(source, Place):
-        found = _fs.status(source.filename or "")
-        if source.shared and found is not None and (found.st_dev, found.st_ino) == source.identity:
+        if source.shared and _fs.leads_to(source.filename, source.identity):
             return _memory_of_path, (source.filename, storage.nbytes())
     elif source is not None and (file := source()) is not None:
         return _memory_of_file, (file,)
@@ -547,8 +546,7 @@ def is_in_its_file(tensor: MemoryMappedTensor) -> bool:
     place = tensor._place
     if place.identity is None or not is_whole(tensor):
         return is_whole(tensor)
-    found = _fs.status(place.filename or "")
-    return place.shared and found is not None and (found.st_dev, found.st_ino) == place.identity
+    return place.shared and _fs.leads_to(place.filename, place.identity)
 
 
 def _same_storage(one: Tensor, other: Tensor) -> bool:
