@@ -36,9 +36,8 @@ def declare(cls: Any, root: Any, given: Mapping[str, Any], frame: Any) -> None:
     if options.cast_filter is not None:
         cls._cast_filter = staticmethod(options.cast_filter)
     cls._has_post_init = hasattr(cls, "__post_init__")
-    cls._finishes = options.frozen or (
-        cls._has_post_init and not options.skip_post_init_on_rebuild and not schema.init_vars
-    )
+    cls._inits_results = cls._has_post_init and not options.skip_post_init_on_rebuild and not schema.init_vars
+    cls._finishes = options.frozen or cls._inits_results
     for name in schema.names:
         setattr(cls, name, _reader(name))
     for name in schema.init_vars:

@@ -12,11 +12,8 @@ from td_core.typing import NO_DEFAULT, NestedKey
 
 from ._attrs import attrs_of
 from ._from_dataclass import collection_for
-from ._non_tensor import NonTensorData, NonTensorDataBase
-from ._non_tensor_stack import NonTensorStack
-
-#: The kinds of non-tensor data.
-NON_TENSOR = (NonTensorDataBase, NonTensorStack)
+from ._non_tensor import NonTensorData
+from ._opaque import ValueNode
 
 
 class NonTensorMethods:
@@ -58,7 +55,7 @@ class NonTensorMethods:
         >>> TensorDict({"a": "x"}).is_non_tensor("a")
         True
         """
-        return issubclass(self.entry_class(key), NON_TENSOR)
+        return issubclass(self.entry_class(key), ValueNode)
 
     def non_tensor_items(self: Any, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
         """Return the ``(key, node)`` pairs of the non-tensor entries.

@@ -252,17 +252,8 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
         return tuple(self._made(torch.Size(lead + tail), self._device, names) for lead in plan.leads)
 
-    def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
-        return _joiner[0](items, plan, path)
-
-    def _stays_one(self, items: Sequence[Core], stacks: bool) -> bool:
-        """Tell whether joining ``items``, this node first, gives one value for the whole batch.
-
-        Args:
-            items: the nodes to join.
-            stacks: a stack, rather than a concatenation.
-        """
-        raise NotImplementedError
+    def _values_for(self, size: torch.Size) -> list[Any]:
+        return [self._value] * size.numel()
 
     def maybe_to_stack(self) -> Any:
         """Return one value for each element of the batch; without batch dims, the node itself.
@@ -275,7 +266,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
 
     def _expanded(self) -> Any:
         size = self._batch_size
-        return _joiner[1]([self._value] * size.numel(), size, self._device, self._names)
+        return self._stack._of(self._values_for(size), size, self._device, self._names)
 
     def _written_at(self, index: Any, value: Any) -> Any:
         if isinstance(value, NonTensorDataBase) and same_value(value._value, self._value):
@@ -306,10 +297,6 @@ class NonTensorDataBase(ValueNode, TensorCollection):
             f"a {type(self).__name__} holds one value for the whole batch, so {index!r} alone cannot be set; call "
             "maybe_to_stack() for one value each"
         )
-
-    def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
-        compared: Tensor = _joiner[2](self, other, single)
-        return compared
 
     def _take(self, source: Any) -> None:
         if isinstance(source, Mapping) and set(source) == {"data"}:
@@ -372,15 +359,6 @@ class NonTensorData(NonTensorDataBase):
         if stacks and not capture_non_tensor_stack():
             return False
         return all(type(item) is type(self) and same_value(item._value, self._value) for item in items)
-
-
-#: How values are joined and laid out one by one; set by the module of the stack, which needs this one.
-_joiner: list[Callable[..., Any]] = []
-
-
-def set_joiner(join: Callable[..., Any], make: Callable[..., Any], compare: Callable[..., Any]) -> None:
-    """Store how a stack of values is made and compared; called once, by the module that defines it."""
-    _joiner[:] = [join, make, compare]
 
 
 def latest(node: Any) -> Any:

@@ -7,7 +7,7 @@ for them. What is a view for a leaf is a view for them: it has the cells of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -22,17 +22,17 @@ from td_core._locking import refuse_if_locked
 from td_core._names import Names, check_names, move_names
 from td_core._ops.batch_size import as_batch_size
 from td_core._plans import coordinates
-from td_core._shape_plans import Join, Reshape, expand_plan, stack_plan, unbind_plan
+from td_core._shape_plans import Reshape, expand_plan, stack_plan, unbind_plan
 from td_core._traced import new_object
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
 from ._arrangement import Arrangement, arrangements, positions
-from ._non_tensor import NonTensorData, NonTensorDataBase, latest, set_joiner
-from ._opaque import ValueNode, value_against_node
+from ._non_tensor import NonTensorData, NonTensorDataBase, latest
+from ._opaque import ValueNode, side_by_side
 from ._settings import list_to_stack
 from ._trees import register_stack
-from ._values import equal_values, same_value
+from ._values import same_value
 
 SelfT = TypeVar("SelfT", bound="NonTensorStack")
 
@@ -144,7 +144,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         if items:
             plan = stack_plan(items[0].batch_size, stack_dim, len(items))
             size = torch.Size(plan.lead + items[0].batch_size[plan.n :])
-            values = _side_by_side(items, plan.dim)
+            values = side_by_side(items, plan.dim)
             device = items[0].device if device is None else device
         if size.numel() != len(values) or given not in (None, size):
             made = list(size) if items else "none"
@@ -212,7 +212,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
             sizes.append(lengths.pop() if lengths else 0)
             flat = [value for item in flat for value in item]
         inner = torch.Size()
-        if any(isinstance(value, (NonTensorDataBase, NonTensorStack)) for value in flat):
+        if any(isinstance(value, ValueNode) for value in flat):
             stack = NonTensorStack(*flat)
             flat, inner = stack._values, stack.batch_size[1:]
         return cls._of(list(flat), torch.Size(sizes) + inner)
@@ -415,8 +415,17 @@ class NonTensorStack(ValueNode, TensorDictBase):
             )
         return self._same()
 
-    def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
-        return join_values(items, plan, path)
+    def _values_for(self, size: torch.Size) -> list[Any]:
+        if self._batch_size == size:
+            self._check_whole()
+            return self._values
+        try:
+            plan = expand_plan(self._batch_size, size)
+        except BatchSizeError as error:
+            raise BatchSizeError(
+                f"values of batch size {list(self._batch_size)} do not fill {list(size)}"
+            ) from error
+        return self._picked(plan)[0]._values  # type: ignore[no-any-return]
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         ((places, size),) = self._arranged(plan_index(index, self._batch_size))
@@ -424,11 +433,8 @@ class NonTensorStack(ValueNode, TensorDictBase):
         at = places if mine is None else [mine[i] for i in places]
         root._store(self._cells, at, spread(value, torch.Size(size)))
 
-    def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
-        return compare_values(self, other, single)
-
     def _take(self, source: Any) -> None:
-        if not isinstance(source, (NonTensorDataBase, NonTensorStack)):
+        if not isinstance(source, ValueNode):
             raise StructureError(f"a {type(self).__name__} takes the values of another one; got {source!r}")
         self._assign((), source)
 
@@ -532,16 +538,6 @@ class NonTensorStack(ValueNode, TensorDictBase):
         )
 
 
-def compare_values(first: Any, second: Any, single: Callable[..., Any]) -> Tensor:
-    """Return which values of two nodes are equal (which differ, for ``torch.ne``), as a tensor of their batch size."""
-    size = first.batch_size
-    if not isinstance(second, (NonTensorDataBase, NonTensorStack)):
-        raise value_against_node(first, second, ())
-    same = [equal_values(a, b) for a, b in zip(spread(first, size), spread(second, size))]
-    equal = torch.tensor(same, dtype=torch.bool, device=first.device).view(size)
-    return equal if single is torch.eq else ~equal
-
-
 class _Linked:
     """One place in a stack, to which a list that was read from there writes back."""
 
@@ -577,7 +573,7 @@ def _nested(values: list[Any], size: Sequence[int]) -> Any:
 
 def as_node(value: Any) -> Any:
     """Return non-tensor data as it is, and any other value as one without batch dims."""
-    return value if isinstance(value, (NonTensorDataBase, NonTensorStack)) else NonTensorData(value)
+    return value if isinstance(value, ValueNode) else NonTensorData(value)
 
 
 def spread(value: Any, size: torch.Size) -> list[Any]:
@@ -591,62 +587,8 @@ def spread(value: Any, size: torch.Size) -> list[Any]:
     """
     if isinstance(value, list) and size and list_to_stack():
         value = NonTensorStack.from_list(value, len(size))
-    if not isinstance(value, NonTensorStack):
-        return [value._value if isinstance(value, NonTensorDataBase) else value] * size.numel()
-    if value.batch_size == size:
-        value._check_whole()
-        return value._values
-    try:
-        plan = expand_plan(value.batch_size, size)
-    except BatchSizeError as error:
-        raise BatchSizeError(
-            f"values of batch size {list(value.batch_size)} do not fill {list(size)}"
-        ) from error
-    return value._picked(plan)[0]._values  # type: ignore[no-any-return]
+    return value._values_for(size) if isinstance(value, ValueNode) else [value] * size.numel()
 
 
-def join_values(items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
-    """Return non-tensor data stacked, concatenated or chosen from: one value for each element of the result.
-
-    Where every item is one value for its batch, their class decides whether the result is one value too.
-
-    Raises:
-        StructureError: an item is a collection with entries.
-    """
-    first = items[0]
-    for item in items:
-        if not isinstance(item, (NonTensorDataBase, NonTensorStack)):
-            raise value_against_node(first, item, path)
-    names = None if first._names is None else move_names(first._names, plan.dims(), plan.n)
-    if isinstance(first, NonTensorDataBase) and first._stays_one(items, plan.stacks):
-        return first._made(torch.Size(plan.lead + first.batch_size[plan.n :]), first.device, names)
-    size = torch.Size(plan.lead + first.batch_size[plan.n :])
-    values = _side_by_side(items, plan.dim) if isinstance(plan, Join) else _chosen(items, plan)
-    return NonTensorStack._of(values, size, first.device, names)
-
-
-def _side_by_side(items: Sequence[Any], dim: int) -> list[Any]:
-    """Return the values of a stack or concatenation along ``dim``, in order; without tensors, for torch.compile."""
-    steps = [torch.Size(item.batch_size[dim:]).numel() for item in items]
-    columns = [spread(item, item.batch_size) for item in items]
-    outer = torch.Size(items[0].batch_size[:dim]).numel()
-    return [
-        value
-        for row in range(outer)
-        for column, step in zip(columns, steps, strict=True)
-        for value in column[row * step : (row + 1) * step]
-    ]
-
-
-def _chosen(items: Sequence[Any], plan: Any) -> list[Any]:
-    """Return the values that a plan picks from several items of one batch size."""
-    values: list[Any] = []
-    places: list[Tensor] = []
-    for item in items:
-        places.append(positions(item.batch_size, item.device) + len(values))
-        values += spread(item, item.batch_size)
-    return [values[i] for i in plan.leaf(places).flatten().tolist()]
-
-
-set_joiner(join_values, NonTensorStack._of, compare_values)
+ValueNode._stack = NonTensorStack
 register_stack(NonTensorStack)

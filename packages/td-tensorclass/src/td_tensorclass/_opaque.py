@@ -11,11 +11,14 @@ from torch import Tensor
 from td_core import LinkedList
 from td_core._collection import Child, Core, keeps_memory
 from td_core._locking import refuse_if_locked
-from td_core._names import Names
+from td_core._names import Names, move_names
 from td_core._ops.batch_size import as_batch_size
-from td_core._shape_plans import stack_plan
+from td_core._shape_plans import Join, stack_plan
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import BatchSize
+
+from ._arrangement import positions
+from ._values import equal_values
 
 NodeT = TypeVar("NodeT", bound="OpaqueNode")
 SelfT = TypeVar("SelfT", bound="ValueNode")
@@ -75,9 +78,49 @@ class OpaqueNode(Core):
 
 
 class ValueNode(OpaqueNode):
-    """Base of the nodes that hold values and no tensors."""
+    """Base of the nodes that hold values and no tensors: one for a whole batch, or one for each element of it."""
 
     __slots__ = ()
+
+    #: The class of one value for each element: its module, which needs this one, puts it here.
+    _stack: ClassVar[Any]
+
+    def _values_for(self, size: torch.Size) -> list[Any]:
+        """Return one value for each element of a batch, to which the batch of this node can be expanded.
+
+        Raises:
+            BatchSizeError: it cannot.
+        """
+        raise NotImplementedError
+
+    def _stays_one(self, items: Sequence[Core], stacks: bool) -> bool:
+        """Tell whether joining ``items``, this node first, gives one value for the whole batch.
+
+        Args:
+            items: the nodes to join.
+            stacks: a stack, rather than a concatenation.
+        """
+        return False
+
+    def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
+        for item in items:
+            if not isinstance(item, ValueNode):
+                raise value_against_node(self, item, path)
+        size = torch.Size(plan.lead + self._batch_size[plan.n :])
+        names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
+        if self._stays_one(items, plan.stacks):
+            return self._made(size, self._device, names)  # type: ignore[attr-defined]
+        values = side_by_side(items, plan.dim) if isinstance(plan, Join) else _chosen(items, plan)
+        return self._stack._of(values, size, self._device, names)
+
+    def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
+        """Return which values are equal (which differ, for ``torch.ne``), as a tensor of the batch size."""
+        if not isinstance(other, ValueNode):
+            raise value_against_node(self, other, ())
+        size = self._batch_size
+        same = [equal_values(a, b) for a, b in zip(self._values_for(size), other._values_for(size))]
+        equal = torch.tensor(same, dtype=torch.bool, device=self._device).view(size)
+        return equal if single is torch.eq else ~equal
 
     @property
     def batch_size(self) -> torch.Size:
@@ -211,6 +254,29 @@ class ValueNode(OpaqueNode):
         ['a', 'b']
         """
         return self._rebuild(iter(()))
+
+
+def side_by_side(items: Sequence[Any], dim: int) -> list[Any]:
+    """Return the values of a stack or concatenation along ``dim``, in order; without tensors, for torch.compile."""
+    steps = [torch.Size(item.batch_size[dim:]).numel() for item in items]
+    columns = [item._values_for(item.batch_size) for item in items]
+    outer = torch.Size(items[0].batch_size[:dim]).numel()
+    return [
+        value
+        for row in range(outer)
+        for column, step in zip(columns, steps, strict=True)
+        for value in column[row * step : (row + 1) * step]
+    ]
+
+
+def _chosen(items: Sequence[Any], plan: Any) -> list[Any]:
+    """Return the values that a plan picks from several items of one batch size."""
+    values: list[Any] = []
+    places: list[Tensor] = []
+    for item in items:
+        places.append(positions(item.batch_size, item.device) + len(values))
+        values += item._values_for(item.batch_size)
+    return [values[i] for i in plan.leaf(places).flatten().tolist()]
 
 
 def value_against_node(value: Core, other: Core, path: tuple[str, ...]) -> StructureError:

@@ -7,7 +7,7 @@ from typing import Any
 from td_core import default_is_leaf
 
 from ._non_tensor import NonTensorDataBase
-from ._non_tensor_stack import NonTensorStack
+from ._opaque import ValueNode
 from ._tensorclass import TensorClass
 
 
@@ -18,7 +18,7 @@ def is_non_tensor(data: Any) -> bool:
     >>> is_non_tensor(NonTensorData("a")), is_non_tensor("a")
     (True, False)
     """
-    return isinstance(data, (NonTensorDataBase, NonTensorStack))
+    return isinstance(data, ValueNode)
 
 
 def is_tensorclass(obj: Any) -> bool:

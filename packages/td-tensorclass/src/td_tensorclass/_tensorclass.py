@@ -74,6 +74,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     _schema: ClassVar[Schema]
     _cast: ClassVar[Callable[[str, Any], Any]]
     _has_post_init: ClassVar[bool] = False
+    _inits_results: ClassVar[bool] = False
     _prints_attributes = True
     _bracketed: ClassVar[dict[Any, type]] = {}
 
@@ -168,10 +169,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _finish(self) -> None:
         """Lock a frozen result, and run the ``__post_init__`` of a class that wants it for results too."""
-        options = self._schema.options
-        if options.frozen:
+        if self._schema.options.frozen:
             lock_nodes(self._tensordict)
-        if self._has_post_init and not options.skip_post_init_on_rebuild and not self._schema.init_vars:
+        if self._inits_results:
             self.__post_init__()  # type: ignore[attr-defined]
 
     @classmethod
