@@ -69,15 +69,10 @@ if HAS_TENSORCLASS:
 @pytest.mark.parametrize("name", TREES)
 def test_every_kind_loads_into_the_leaves_of_another(name: str, tmp_path: Path) -> None:
     source, target = TREES[name](1), TREES[name](0)
-    before: list[torch.Tensor] = []
-    target._collect(before)
+    before = target._leaves()
     checkpoint.save({"td": DistributedStateful(source)}, checkpoint_id=tmp_path)
     checkpoint.load({"td": DistributedStateful(target)}, checkpoint_id=tmp_path)
-    after: list[torch.Tensor] = []
-    wanted: list[torch.Tensor] = []
-    target._collect(after)
-    source._collect(wanted)
-    for one, other, old in zip(after, wanted, before, strict=True):
+    for one, other, old in zip(target._leaves(), source._leaves(), before, strict=True):
         assert one is old and one.dtype == other.dtype and one.tolist() == other.tolist()
     assert repr(target.to_dict()) == repr(source.to_dict())
 

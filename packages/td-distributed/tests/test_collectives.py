@@ -79,11 +79,7 @@ def same(found: Any, wanted: Any) -> None:
     assert type(found) is type(wanted)
     assert found.batch_size == wanted.batch_size and found.names == wanted.names
     assert list(found.keys(True)) == list(wanted.keys(True))
-    mine: list[torch.Tensor] = []
-    theirs: list[torch.Tensor] = []
-    found._collect(mine)
-    wanted._collect(theirs)
-    for one, other in zip(mine, theirs, strict=True):
+    for one, other in zip(found._leaves(), wanted._leaves(), strict=True):
         assert one.dtype == other.dtype
         for a, b in zip(one.unbind(), other.unbind(), strict=True) if other.is_nested else [(one, other)]:
             assert a.shape == b.shape and a.tolist() == b.tolist()
@@ -239,7 +235,7 @@ def reduces_kinds(rank: int) -> Any:
             "h": torch.ones(2, dtype=torch.bfloat16),
         }
     )
-    tree.all_reduce(dist.ReduceOp.MAX) if rank < 0 else tree.all_reduce()
+    tree.all_reduce()
     other = TensorDict({"i": torch.tensor(rank)})
     other.all_reduce(dist.ReduceOp.MAX)
     return {key: value.tolist() for key, value in tree.items()}, other["i"].item()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.errors import CodecError, LockedError, StructureError
-from td_distributed import _consolidate, _file, from_buffer, from_consolidated, storage_of
+from td_distributed import _consolidate, _file, _storage, from_buffer, from_consolidated, storage_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:B?Complex")
 
@@ -209,12 +209,8 @@ def raw(leaf: torch.Tensor) -> bytes:
 
 
 def storages(collection: Any) -> set[int]:
-    out: list[torch.Tensor] = []
-    collection._collect(out)
-    flat = [
-        piece for leaf in out for piece in ((leaf.values(), leaf.offsets()) if leaf.is_nested else (leaf,))
-    ]
-    return {piece.untyped_storage().data_ptr() for piece in flat if piece.numel()}
+    pieces = [_storage.pieces_of(leaf)[0] for leaf in collection._leaves()]
+    return {piece.untyped_storage().data_ptr() for each in pieces for piece in each if piece.numel()}
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -247,7 +243,7 @@ def test_through_a_buffer(name: str) -> None:
     tree = TREES[name]()
     result = tree.consolidate(metadata=True)
     same(result, tree)
-    same(from_buffer(buffer_of(result)), tree)
+    same(from_buffer(storage_of(result)), tree)
 
 
 #: What is loaded, or mapped, and consists of leaves on one storage.
@@ -299,10 +295,6 @@ def test_torch_saves_views_of_several_dtypes_on_one_storage(tmp_path: Path) -> N
     back = torch.load(tmp_path / "saved")
     assert [type(leaf) for leaf in back.values()] == [torch.Tensor, torch.nn.Parameter, torch.Tensor]
     assert [leaf.requires_grad for leaf in back.values()] == [False, False, True]
-
-
-def buffer_of(consolidated: Any) -> torch.Tensor:
-    return storage_of(consolidated)
 
 
 def test_writes_to_a_loaded_file_do_not_reach_it(tmp_path: Path) -> None:
@@ -390,7 +382,7 @@ def test_nothing_on_the_meta_device_is_written_to_a_file(tmp_path: Path) -> None
 
 def test_leaves_stand_in_order_and_padded() -> None:
     tree = TensorDict({"a": torch.ones(3, dtype=torch.uint8), "n": {"b": torch.ones(1)}, "c": torch.ones(1)})
-    data = buffer_of(tree.consolidate())
+    data = storage_of(tree.consolidate())
     one = torch.ones(1).view(torch.uint8).tolist()
     assert data.tolist() == [1, 1, 1, 0, 0, 0, 0, 0, *one, 0, 0, 0, 0, *one, 0, 0, 0, 0]
 
@@ -398,7 +390,7 @@ def test_leaves_stand_in_order_and_padded() -> None:
 def test_tied_leaves_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     tree = tied()
     result = tree.consolidate(tmp_path / "td")
-    assert len(buffer_of(result)) == 32
+    assert len(storage_of(result)) == 32
     for one in (result, from_consolidated(tmp_path / "td")):
         one["a"].zero_()
         assert one["n", "b"].tolist() == [0, 0, 0, 0]
@@ -410,8 +402,8 @@ def test_writing_a_leaf_in_place_writes_the_storage() -> None:
     result.set_("a", torch.tensor([5.0, 6.0]))
     result["b"].zero_()
     assert result.is_consolidated()
-    assert buffer_of(result).view(torch.int64)[:6].tolist() == [0] * 6
-    assert buffer_of(result)[48:].view(torch.float32).tolist() == [5, 6]
+    assert storage_of(result).view(torch.int64)[:6].tolist() == [0] * 6
+    assert storage_of(result)[48:].view(torch.float32).tolist() == [5, 6]
 
 
 def test_a_structural_change_ends_consolidation() -> None:
@@ -469,14 +461,14 @@ def test_return_early_takes_the_collection_as_it_is(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("skipped", [0, 1])
 def test_leaves_of_a_buffer_are_views_where_it_is_aligned(skipped: int) -> None:
-    buffer = buffer_of(TREES["locked"]().consolidate(metadata=True))
+    buffer = storage_of(TREES["locked"]().consolidate(metadata=True))
     back = from_buffer(torch.cat([buffer[:skipped], buffer])[skipped:])
     same(back, TREES["locked"]())
     assert back.is_locked and back.is_consolidated() == (not skipped)
 
 
 def test_a_buffer_may_lie_apart() -> None:
-    buffer = buffer_of(TREES["locked"]().consolidate(metadata=True))
+    buffer = storage_of(TREES["locked"]().consolidate(metadata=True))
     same(from_buffer(buffer.repeat_interleave(2)[::2]), TREES["locked"]())
 
 
@@ -579,10 +571,6 @@ def test_any_tree_comes_back(structure: dict[str, Any], locked: bool) -> None:
     tree = TensorDict(structure, lock=locked)
     result = tree.consolidate(metadata=True)
     same(result, tree)
-    back = from_buffer(buffer_of(result))
+    back = from_buffer(storage_of(result))
     same(back, tree)
     assert back.is_locked == locked
-
-
-def test_lazy_stack_class_is_kept() -> None:
-    assert isinstance(TREES["lazy"]().consolidate(), LazyStackedTensorDict)

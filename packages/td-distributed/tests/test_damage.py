@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import json
+import operator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,12 @@ if HAS_TENSORCLASS:
     TREES["general values"] = whole(TensorDict({"cls": {"l": NonTensorStack("x", "y")}}, [2]))
 
 
+def read_buffer(data: bytes | bytearray) -> Any:
+    return from_buffer(torch.frombuffer(bytearray(data), dtype=torch.uint8).clone())
+
+
 def edited(change: Any) -> bytes:
     storage, structure = parts(PLAIN)
-    structure = copy.deepcopy(structure)
     change(structure)
     return join(storage, structure)
 
@@ -151,6 +155,12 @@ def test_an_edited_structure_is_refused(name: str, tmp_path: Path) -> None:
     assert str(tmp_path / "td") in str(caught.value)
 
 
+def put(structure: Any, path: tuple[Any, ...], value: Any) -> None:
+    """Replace what stands at a path in a structure."""
+    *above, last = path
+    reduce(operator.getitem, above, structure)[last] = value
+
+
 @pytest.mark.parametrize(
     ("name", "path", "value", "message"),
     [
@@ -169,11 +179,7 @@ def test_a_wrong_field_is_refused(name: str, path: tuple[Any, ...], value: Any, 
     if name not in TREES:
         pytest.skip("needs td-tensorclass")
     storage, structure = parts(TREES[name])
-    *above, last = path
-    target = structure
-    for step in above:
-        target = target[step]
-    target[last] = value
+    put(structure, path, value)
     with pytest.raises(FormatError, match=message):
         read_buffer(join(storage, structure))
 
@@ -231,7 +237,7 @@ def test_a_flipped_byte_is_refused_or_harmless(data: bytes, where: int, value: i
     changed = bytearray(data)
     changed[where % len(data)] = value
     try:
-        tree = from_buffer(torch.frombuffer(changed, dtype=torch.uint8).clone())
+        tree = read_buffer(changed)
     except (FormatError, MissingPluginError):
         return
     use(tree)
@@ -246,13 +252,9 @@ anything = st.recursive(
 
 def spots(structure: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return where something can be replaced in a structure."""
-    items = (
-        structure.items()
-        if isinstance(structure, dict)
-        else enumerate(structure)
-        if isinstance(structure, list)
-        else ()
-    )
+    items: Any = enumerate(structure) if isinstance(structure, list) else ()
+    if isinstance(structure, dict):
+        items = structure.items()
     return [path, *(spot for key, below in items for spot in spots(below, (*path, key)))]
 
 
@@ -263,13 +265,9 @@ def spots(structure: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def test_a_replaced_part_is_refused_or_harmless(data: bytes, pick: int, value: Any) -> None:
     storage, structure = parts(data)
     choices = spots(structure)[1:]
-    *path, last = choices[pick % len(choices)]
-    target = structure
-    for step in path:
-        target = target[step]
-    target[last] = value
+    put(structure, choices[pick % len(choices)], value)
     try:
-        tree = from_buffer(torch.frombuffer(bytearray(join(storage, structure)), dtype=torch.uint8).clone())
+        tree = read_buffer(join(storage, structure))
     except (FormatError, MissingPluginError):
         return
     use(tree)
@@ -283,11 +281,7 @@ def test_a_replaced_part_of_a_message_is_refused_or_harmless(name: str, pick: in
     message, parts = _wire.outgoing(tree, True)
     header = json.loads(message.header)
     choices = spots(header)[1:]
-    *path, last = choices[pick % len(choices)]
-    target = header
-    for step in path:
-        target = target[step]
-    target[last] = value
+    put(header, choices[pick % len(choices)], value)
     try:
         found = _wire.assemble(
             _wire.incoming(json.dumps(header).encode()),
@@ -296,10 +290,6 @@ def test_a_replaced_part_of_a_message_is_refused_or_harmless(name: str, pick: in
     except (FormatError, MissingPluginError):
         return
     use(found)
-
-
-def read_buffer(data: bytes) -> Any:
-    return from_buffer(torch.frombuffer(bytearray(data), dtype=torch.uint8).clone())
 
 
 JAGGED = whole(

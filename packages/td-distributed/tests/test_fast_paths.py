@@ -58,17 +58,11 @@ if HAS_TENSORCLASS:
     )
 
 
-def leaves(tree: Any) -> list[torch.Tensor]:
-    out: list[torch.Tensor] = []
-    tree._collect(out)
-    return out
-
-
 def same(found: Any, wanted: Any) -> None:
     assert type(found) is type(wanted)
     assert found.batch_size == wanted.batch_size
     assert list(found.keys(True)) == list(wanted.keys(True))
-    for one, other in zip(leaves(found), leaves(wanted), strict=True):
+    for one, other in zip(found._leaves(), wanted._leaves(), strict=True):
         assert one.dtype == other.dtype and one.requires_grad == other.requires_grad
         pairs = zip(one.unbind(), other.unbind(), strict=True) if other.is_nested else [(one, other)]
         assert all(a.shape == b.shape and torch.equal(a.double(), b.double()) for a, b in pairs)
@@ -117,7 +111,7 @@ def test_pickling(name: str, way: str, consolidated: bool) -> None:
     assert back.is_consolidated() == consolidated
     if consolidated:
         assert torch.equal(storage_of(back), storage_of(tree))
-        for leaf in leaves(back):
+        for leaf in back._leaves():
             leaf.zero_()
         assert not storage_of(back).any() or name == "jagged"
 
@@ -218,10 +212,10 @@ def test_buffers_that_must_not_be_written_are_copied_unless_consolidated(
     same(back, tree)
     starts = [np.frombuffer(buffer, np.uint8).ctypes.data for buffer in frozen]
     # Nor can there be a view where bytes are not aligned.
-    assert (leaves(back)[0].data_ptr() == starts[0]) == (consolidated and not skipped)
+    assert (back._leaves()[0].data_ptr() == starts[0]) == (consolidated and not skipped)
     assert back.is_locked == back.is_consolidated() == consolidated
     if not consolidated:
-        for leaf in leaves(back):
+        for leaf in back._leaves():
             leaf.zero_()
 
 
@@ -303,8 +297,8 @@ def test_moving_to_another_device_is_one_copy() -> None:
     tree = nested().consolidate()
     moved = tree.to("meta")
     assert moved.device == torch.device("meta") and moved["n"].device == torch.device("meta")
-    assert {leaf.device.type for leaf in leaves(moved)} == {"meta"}
-    assert [leaf.shape for leaf in leaves(moved)] == [leaf.shape for leaf in leaves(tree)]
+    assert {leaf.device.type for leaf in moved._leaves()} == {"meta"}
+    assert [leaf.shape for leaf in moved._leaves()] == [leaf.shape for leaf in tree._leaves()]
     assert moved.is_consolidated() and moved.consolidate() is moved
     assert tree.to(torch.float64)["a"].dtype == torch.float64
 

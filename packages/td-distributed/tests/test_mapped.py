@@ -170,19 +170,13 @@ def test_every_kind_is_named_as_long_as_it_is_as_saved(name: str, tmp_path: Path
         assert _mapped.folder_of(each) == str(tmp_path / "save")
 
 
-def leaves(tree: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    tree._collect(found)
-    return found
-
-
 def content(tree: Any) -> Any:
     encoded = encode(tree)
     return type(tree), encoded.values, [(leaf.dtype, leaf.tolist()) for leaf in encoded.leaves]
 
 
 def on_files(tree: Any) -> bool:
-    return any(type(leaf).__name__ == "MemoryMappedTensor" for leaf in leaves(tree))
+    return any(type(leaf).__name__ == "MemoryMappedTensor" for leaf in tree._leaves())
 
 
 def initialises(rank: int, name: str, folder: str, root: Any) -> Any:
@@ -195,7 +189,7 @@ def initialises(rank: int, name: str, folder: str, root: Any) -> Any:
     found, plain = (TensorDict.from_remote_init(0, root=root) for _ in range(2))
     assert content(found) == content(plain) == wanted
     assert not on_files(plain)
-    for leaf in leaves(found):
+    for leaf in found._leaves():
         leaf.zero_()
     assert content(TensorDict.load_memmap(folder)) == wanted
     return on_files(found)

@@ -26,15 +26,11 @@ def model() -> Any:
 
 
 def whole(tree: Any) -> list[torch.Tensor]:
-    out: list[Any] = []
-    tree._collect(out)
-    return [leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf for leaf in out]
+    return [leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf for leaf in tree._leaves()]
 
 
 def kinds(tree: Any) -> set[str]:
-    out: list[Any] = []
-    tree._collect(out)
-    return {type(leaf).__name__ for leaf in out}
+    return {type(leaf).__name__ for leaf in tree._leaves()}
 
 
 def close(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
