@@ -96,7 +96,6 @@ ARGUMENTS: dict[str, Any] = {
     "addcmul_": lambda x: (x.clone(), x.clone()),
     "apply": (torch.neg,),
     "apply_": (torch.neg_,),
-    "as_tensor": (),
     "bitwise_and": lambda x: (x,),
     "broadcast_to": ((4, 2, 3),),
     "chunk": (2, 1),
@@ -153,7 +152,6 @@ ARGUMENTS: dict[str, Any] = {
     "pow": (2,),
     "pow_": (2,),
     "quantile": (0.5,),
-    "record_stream": (),
     "refine_names": (..., "other"),
     "rename": ("x", "y"),
     "rename_": ("x", "y"),
@@ -193,13 +191,9 @@ ARGUMENTS: dict[str, Any] = {
     "view": (-1,),
     "where": lambda x: (MASK, x * 2),
     "pad": ((1, 1),),
-    "norm": (),
     "flatten": (0, 1),
     "squeeze": (0,),
-    "size": (),
-    "backward": (),
     "logsumexp": (0,),
-    "stack": None,
 }
 
 #: What is not called on an instance here: constructors from other objects, joins of several collections, what moves to

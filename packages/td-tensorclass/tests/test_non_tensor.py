@@ -74,7 +74,7 @@ def test_any_object_is_one_value_for_the_batch(value: Any) -> None:
     assert entry.batch_size == (3,)
     assert td[0]["a"] is value
     assert td.reshape(1, 3)["a"] is value
-    assert torch.stack([td, td])["a"] == [[value] * 3] * 2 if not isinstance(value, np.ndarray) else True
+    assert [[each is value for each in row] for row in torch.stack([td, td])["a"]] == [[True] * 3] * 2
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_concatenating_one_value_keeps_it() -> None:
 
     assert torch.cat([td("x", 2), td("x", 1)])["a"] == "x"
     assert torch.cat([td("x", 2), td("y", 1)])["a"] == ["x", "x", "y"]
-    assert torch.cat([td(1.0, 0) if False else td("1", 2), td(b"1", 1)])["a"] == ["1", "1", b"1"]
+    assert torch.cat([td("1", 2), td(b"1", 1)])["a"] == ["1", "1", b"1"]
     assert torch.cat([td("x", 2), td(NonTensorStack("p", "q"), 2)])["a"] == ["x", "x", "p", "q"]
 
 
@@ -668,7 +668,7 @@ def test_a_state_dict_leaves_the_names_of_values(value: Any) -> None:
     td = TensorDict({"v": value, "n": {"v": value}}, [2], names=["t"])
     td.load_state_dict(td.state_dict())
     assert td.get("v").names == td.get(("n", "v")).names == ["t"]
-    assert td["v"] == td["n", "v"] == value.tolist() or td["v"] == "x"
+    assert td["v"] == td["n", "v"] == value.tolist()
 
 
 def test_a_value_whose_dotted_key_is_that_of_a_level_is_not_lost() -> None:
