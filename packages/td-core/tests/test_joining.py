@@ -263,11 +263,18 @@ def test_entries_are_replaced_by_their_concatenation() -> None:
     assert set(td.keys()) == {"a", "n"}
 
 
+def test_entries_are_replaced_by_what_takes_the_place_of_their_level() -> None:
+    td = entries().stack_tensors("b", ("n", "c"), out_key="n", dim=1)
+    assert torch.equal(td["n"], torch.stack([ENTRIES["b"], ENTRIES["n"]["c"]], 1))
+    assert set(td.keys()) == {"a", "n"}
+
+
 def test_a_failed_replacement_changes_nothing() -> None:
     for call, error in [
         (lambda td: td.stack_tensors("a", "zz", out_key="o"), KeyPathError),
         (lambda td: td.cat_tensors("a", "b", out_key="o"), BatchSizeError),
         (lambda td: td.lock_().stack_tensors("a", "b", out_key="o"), LockedError),
+        (lambda td: (td["n"].lock_(), td.cat_tensors("a", ("n", "c"), out_key="a")), LockedError),
     ]:
         td = entries()
         with pytest.raises(error):

@@ -524,6 +524,12 @@ def test_no_member_can_lose_a_stack_dim():
     assert stack.batch_size == (2, 2)
 
 
+def test_a_batch_size_may_be_one_int():
+    stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)])
+    stack.batch_size = 2
+    assert stack.batch_size == (2,)
+
+
 def weights(first=0.0):
     return TensorDict({"w": torch.arange(3.0) + first, "n": {"b": torch.arange(2.0) - 3 * first}})
 

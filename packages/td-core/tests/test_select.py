@@ -162,6 +162,10 @@ def test_pad_in_place(safe: bool) -> None:
     assert (td["x"][2] == 9).all()
     with pytest.raises(LockedError, match="cannot pad in place"):
         make().lock_().pad([0, 1], inplace=True, safe=safe)
+    with pytest.raises(
+        StructureError, match="cannot pad in place: the members of a LazyStackedTensorDict hold"
+    ):
+        KINDS["lazy0"](0.0).pad([0, 1], inplace=True, safe=safe)
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,12 @@ class TestSplit:
             td.separates("a")
         assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
 
+    def test_separates_leaves_what_was_empty_before(self) -> None:
+        td = TensorDict({"a": {"b": {}}, "c": {"d": 1}})
+        td["a"].lock_()
+        td.separates(("a", "b", "x"), ("c", "d"), default=None)
+        assert keys(td) == ["a", ("a", "b")]
+
 
 class TestEmpty:
     def test_filter_empty(self) -> None:
@@ -249,6 +255,21 @@ class TestEmpty:
         assert dense().lock_().filter_empty_().is_locked
         with pytest.raises(LockedError, match="cannot remove the empty key 'a'"):
             TensorDict({"a": {}}).lock_().filter_empty_()
+
+    def test_filter_empty_removes_nothing_where_a_level_is_locked(self) -> None:
+        td = TensorDict({"a": {"b": {}}, "c": {"d": {}}, "e": {"f": {}}})
+        td["c"].lock_()
+        before = keys(td)
+        with pytest.raises(LockedError, match="cannot remove the empty key 'd'"):
+            td.filter_empty_()
+        assert keys(td) == before
+
+    def test_a_level_that_stands_in_two_places_is_emptied_once(self) -> None:
+        shared = TensorDict({"x": {"y": 1}, "z": {}})
+        td = TensorDict({"a": shared, "b": shared})
+        assert td.separates(("a", "x", "y"), ("b", "x", "y"))["b", "x", "y"] == 1
+        assert keys(td) == ["a", ("a", "z"), "b", ("b", "z")]
+        assert keys(td.filter_empty_()) == []
 
     def test_empty(self, td: Any) -> None:
         assert keys(td.empty()) == []

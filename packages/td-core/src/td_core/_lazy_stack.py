@@ -20,6 +20,7 @@ from ._indexing import plan_index
 from ._locking import refuse_if_locked
 from ._names import Names, check_names
 from ._nodes import dense
+from ._ops.batch_size import as_batch_size
 from ._ops.member_writes import member_parts, unbind_members
 from ._ops.uneven import nothing_of, uneven_index
 from ._ops.update_plan import UpdatePlan
@@ -28,7 +29,7 @@ from ._ragged import distinct_members, entry_in, in_form, ragged_error, refuse_h
 from ._shape_plans import stack_plan
 from ._views import StackedEntries
 from .errors import BatchSizeError, CollectionIndexError, StructureError
-from .typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
+from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="LazyStackedTensorDict")
 
@@ -180,8 +181,8 @@ class LazyStackedTensorDict(TensorDictBase):
         return torch.Size((*size[:dim], len(members), *size[dim:]))
 
     @batch_size.setter
-    def batch_size(self, batch_size: Sequence[int]) -> None:
-        size = torch.Size(batch_size)
+    def batch_size(self, batch_size: BatchSize) -> None:
+        size = as_batch_size(batch_size)
         todo: list[tuple[Core, torch.Size]] = [(self, size)] if self._members else []
         while todo:
             node, wanted = todo.pop()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Core
+from .._collection import Core, show_path
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._plans import wrap_dim
@@ -295,11 +295,14 @@ class Joining(Shaping):
         refuse_if_locked(self, "replace entries")
         paths = [unravel_key_to_tuple(key) for key in keys]
         target = unravel_key_to_tuple(out_key)
-        self.set(target, join([self._get_path(path) for path in paths]))
-        if not keep_entries:
-            for path in dict.fromkeys(paths):
-                if path != target:
-                    self.del_(path)
+        entries = [self._get_path(path) for path in paths]
+        # What is below the new entry goes with what stood there.
+        old = [] if keep_entries else [path for path in dict.fromkeys(paths) if path[: len(target)] != target]
+        for path in old:
+            refuse_if_locked(self._get_path(path[:-1]), f"remove {show_path(path)}")
+        self.set(target, join(entries))
+        for path in old:
+            self.del_(path)
         return self
 
     def stack_from_tensordict(

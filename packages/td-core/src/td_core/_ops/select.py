@@ -177,7 +177,7 @@ class Selecting(Shaping):
         tensor([9, 0, 1, 9, 9])
         """
         plan = elements.pad_plan(self.batch_size, pad_size, value)
-        if inplace and not safe:
+        if inplace and not safe and self._stacked() is None:
             refuse_if_locked(self, "pad in place")
             for key, child in dict(self._children()).items():
                 self._set_child(

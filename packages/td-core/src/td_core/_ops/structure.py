@@ -204,20 +204,17 @@ class Structure(Updating):
         """
         levels: list[tuple[Core, Core | None, str]] = [(self, None, "")]
         for node, _, _ in levels:
-            members = node._stacked()
-            if members is not None:
-                for member in members[0]:
-                    member.filter_empty_()
+            stacked = node._stacked()
+            if stacked is not None:
+                levels.extend((member, None, "") for member in distinct_members(stacked[0]))
             else:
                 levels.extend(
                     (child, node, key)
                     for key, child in dict(node._children()).items()
                     if not isinstance(child, Tensor) and not child._opaque
                 )
-        for node, parent, key in reversed(levels):
-            if parent is not None and _is_bare(node):
-                refuse_if_locked(parent, f"remove the empty key {key!r}")
-                parent._del_child(key)
+        with unchanged_on_error(self):
+            _drop_bare(levels)
         return self
 
     def empty(
@@ -508,13 +505,21 @@ def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
                 found.append((node, key))
                 continue
             child = node._stand_in(key)
-            if not isinstance(child, Tensor) and not child._opaque:
+            if not (isinstance(child, Tensor) or child._opaque or (prune and _is_bare(child))):
                 levels.append((node._get_child(key), below, node, key))
     _remove_all(found)
     if prune:
-        for node, _, parent, key in reversed(levels):
-            if parent is not None and _is_bare(node):
-                parent._del_child(key)
+        _drop_bare([(node, parent, key) for node, _, parent, key in levels])
+
+
+def _drop_bare(levels: list[tuple[Core, Core | None, str]]) -> None:
+    """Remove the levels without entries from their parents, the deepest first."""
+    for node, parent, key in reversed(levels):
+        if (
+            parent is not None and _is_bare(node) and key in parent._children()
+        ):  # a level may stand in two places
+            refuse_if_locked(parent, f"remove the empty key {key!r}")
+            parent._del_child(key)
 
 
 def _remove_all(entries: list[tuple[Core, str]]) -> None:
