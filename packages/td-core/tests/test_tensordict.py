@@ -312,7 +312,11 @@ WRONG: dict[str, tuple[Callable[[TensorDict], Any], type[Exception], str]] = {
     "padding side": (lambda td: ragged().get("a", as_padded_tensor=True, padding_side="up"), ValueError, "'left' or"),
     "other dims": (
         lambda td: TensorDict.lazy_stack([TensorDict(a=[1]), TensorDict(a=[[1]])]).get("a", as_padded_tensor=True),
-        StructureError, r"cannot pad leaves of \[1, 2\] dims",
+        StructureError, r"key 'a': cannot pad leaves of \[1, 2\] dims",
+    ),
+    "other dims of all": (
+        lambda td: TensorDict.lazy_stack([TensorDict(a=[1]), TensorDict(a=[[1]])]).to_padded_tensor(),
+        StructureError, r"key 'a': cannot pad leaves of \[1, 2\] dims",
     ),
     "itself": (lambda td: TensorDict(LOOP), StructureError, r"\('d', 'd'\) holds a mapping that contains itself"),
     "keys": (lambda td: unravel_key_list("ab"), KeyPathError, "takes a sequence of keys; got the single key 'ab'"),

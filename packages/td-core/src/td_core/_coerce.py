@@ -75,21 +75,20 @@ class Coercers:
                 WRAPPED.discard(kind)
 
     def find(self, cls: type) -> Coercer | None:
-        """Return the coercer of the closest base of ``cls``; one for ``object`` fits everything."""
+        """Return the coercer of the closest base of ``cls`` other than ``object``."""
         exact = self._by_type.get(cls)
         if exact is not None or cls in _BUILTIN:
             # torch.compile cannot walk the bases of a builtin, which has no other than object.
-            return exact or self._by_type.get(object)
-        for base in cls.__mro__:
+            return exact
+        for base in cls.__mro__[:-1]:
             coercer = self._by_type.get(base)
             if coercer is not None:
                 return coercer
         return None
 
-    def find_exact(self, cls: type) -> Coercer | None:
-        """Return the coercer of a base of ``cls`` other than ``object``."""
-        coercer = self.find(cls)
-        return None if coercer is None or coercer is self._by_type.get(object) else coercer
+    def of_objects(self) -> Coercer | None:
+        """Return the coercer for ``object``, which fits everything and is tried last."""
+        return self._by_type.get(object)
 
 
 _BUILTIN = frozenset({int, float, complex, str, bytes, list, tuple, dict, set, frozenset, type, type(None)})
@@ -161,7 +160,7 @@ def _coerce_collection(
 
 
 def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, path: tuple[str, ...]) -> Child:
-    coercer = COERCERS.find_exact(type(value))
+    coercer = COERCERS.find(type(value))
     if coercer is not None:
         return coercer.convert(value, batch_size, device)
     if isinstance(value, Mapping):
@@ -176,7 +175,7 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
             return tensor
         if isinstance(value, list) and _alike(value):
             return torch.stack(value)
-    coercer = COERCERS.find(type(value))
+    coercer = COERCERS.of_objects()
     if coercer is not None:
         return coercer.convert(value, batch_size, device)
     raise MissingPluginError(

@@ -278,13 +278,13 @@ class Core(ABC):
         self._collect(out)
         return out
 
-    def _collect_like(self, ref: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
+    def _collect_like(self, ref: Core, out: list[Tensor]) -> None:
         """Append the leaves of this node in the order in which ``ref`` collects its own.
 
         Raises:
             StructureError: the keys differ; the message names the first differing one.
         """
-        ref._collect_other(self, out, path)
+        ref._collect_other(self, out)
 
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         """Append the leaves of ``other`` in the order in which this node collects its own; see ``_collect_like``."""
@@ -458,6 +458,11 @@ def same(leaf: Tensor) -> Tensor:
 def data_of(leaf: Tensor) -> Tensor:
     """Return a leaf without its gradient."""
     return leaf.data
+
+
+def own_copy(leaf: Tensor) -> Tensor:
+    """Return a copy of a leaf that has no past."""
+    return leaf.detach().clone()
 
 
 def keeps_memory(fn: Callable[[Tensor], Tensor]) -> bool:

@@ -239,11 +239,15 @@ class Where(ShapePlan):
     dim: ClassVar[int] = -1
 
     def __init__(self, condition: Tensor) -> None:
-        by_ndim = _Wide(condition)
+        by_ndim: dict[int, Tensor] = {}
 
         def leaf(pair: Sequence[Tensor]) -> Tensor:
             mine, theirs = pair
-            return torch.where(by_ndim[mine.ndim], mine, theirs)
+            ndim = mine.ndim
+            full = by_ndim.get(ndim)
+            if full is None:
+                full = by_ndim[ndim] = wide(condition, ndim)
+            return torch.where(full, mine, theirs)
 
         self.leaf = leaf
         self.lead = ()
@@ -251,19 +255,6 @@ class Where(ShapePlan):
 
     def along(self, stack_dim: int) -> None:
         """Each member would need its part of the condition: they must be stacked first."""
-
-
-class _Wide(dict[int, Tensor]):
-    """For a number of dims, a tensor with as many dims of size one behind its own as are needed."""
-
-    __slots__ = ("_prefix",)
-
-    def __init__(self, prefix: Tensor) -> None:
-        self._prefix = prefix
-
-    def __missing__(self, ndim: int) -> Tensor:
-        made = self[ndim] = wide(self._prefix, ndim)
-        return made
 
 
 def wide(prefix: Tensor, ndim: int) -> Tensor:

@@ -389,7 +389,7 @@ def _tree_content(pytree: Any) -> dict[str, Any]:
 
 def _as_data(value: Any) -> Any:
     """Return a value as non-tensor data, also where it would become a tensor."""
-    coercer = COERCERS.find(object)
+    coercer = COERCERS.of_objects()
     return value if coercer is None else coercer.convert(value, torch.Size(), None)
 
 
@@ -443,9 +443,7 @@ def _plain(content: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _content(value: Any) -> Any:
     """Return the entries of a container, a collection made by a sibling, or None for a leaf."""
-    if isinstance(value, (Tensor, Core)):
-        return value if isinstance(value, Core) else None
-    if isinstance(value, Mapping):
+    if isinstance(value, (Core, Mapping)):
         return value
     if isinstance(value, tuple) and type(value) is not torch.Size:
         fields = getattr(value, "_fields", None)

@@ -24,7 +24,7 @@ from ._ops.batch_size import as_batch_size
 from ._ops.member_writes import member_parts, unbind_members
 from ._ops.uneven import nothing_of, uneven_index
 from ._ops.update_plan import UpdatePlan
-from ._plans import coordinates
+from ._plans import coordinates, without
 from ._ragged import distinct_members, entry_in, in_form, ragged_error, refuse_hidden
 from ._shape_plans import stack_plan
 from ._views import StackedEntries
@@ -204,21 +204,20 @@ class LazyStackedTensorDict(TensorDictBase):
                 f"the batch size {list(batch_size)} does not fit {show_path(path)}, a lazy stack of "
                 f"{len(self._members)} along dim {dim}"
             )
+        inner = torch.Size(without(batch_size, dim))
         for member in self._members:
-            inner = torch.Size(batch_size[:dim] + batch_size[dim + 1 :])
             if member.batch_size[: len(inner)] != inner:
                 member._check_batch_size(inner, path)
 
     def _grow(self, batch_size: torch.Size) -> None:
-        dim = self._stack_dim
-        inner = torch.Size(batch_size[:dim] + batch_size[dim + 1 :])
+        inner = torch.Size(without(batch_size, self._stack_dim))
         for member in self._members:
             member._grow(inner)
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        dim = self._stack_dim
+        inner = torch.Size(without(batch_size, self._stack_dim))
         for member in self._members:
-            member._set_batch_size(torch.Size(batch_size[:dim] + batch_size[dim + 1 :]))
+            member._set_batch_size(inner)
         self._empty_size = batch_size
 
     @property
@@ -264,7 +263,7 @@ class LazyStackedTensorDict(TensorDictBase):
     def _set_names(self, names: Names | None) -> None:
         ndim = len(self.batch_size)
         mine = self._names or (None,) * ndim
-        self._hold_names(((names or ()) + mine[len(names or ()) :]) if names else None)
+        self._hold_names(names + mine[len(names) :] if names else None)
 
     def _common_keys(self) -> list[str]:
         members = self._members
@@ -414,7 +413,7 @@ class LazyStackedTensorDict(TensorDictBase):
             pieces = child.unbind(dim) if isinstance(child, Tensor) else unbind_members(child, dim)
             for part, piece in zip(parts, pieces):
                 part[key] = piece
-        inner = torch.Size(size[:dim] + size[dim + 1 :])
+        inner = torch.Size(without(size, dim))
         inner_names = None if full_names is None else full_names[:dim] + full_names[dim + 1 :]
         if inner_names is not None and not any(inner_names):
             inner_names = None

@@ -37,10 +37,8 @@ def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | 
     return result if given else None
 
 
-def move_names(names: Names | None, dims: Iterable[int | None], n: int) -> Names | None:
+def move_names(names: Names, dims: Iterable[int | None], n: int) -> Names | None:
     """Return the names after the first ``n`` dims became ``dims`` (old positions, None for new dims)."""
-    if names is None:
-        return None
     moved = tuple(None if dim is None else names[dim] for dim in dims) + names[n:]
     return moved if any(name is not None for name in moved) else None
 

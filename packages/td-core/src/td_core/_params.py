@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ._base import TensorDictBase
 from ._coerce import nest
-from ._collection import Child, Core, changed_meanwhile, show_path
+from ._collection import Child, Core, changed_meanwhile, own_copy, show_path
 from ._keys import is_key, unravel_key_to_tuple
 from ._locking import refuse_if_locked
 from ._names import Names
@@ -441,7 +441,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         """
         if not recurse:
             return self._again(self._inner_params.clone(False, **kwargs))
-        return self._again(self._inner_params._map(_own_copy))
+        return self._again(self._inner_params._map(own_copy))
 
     def __copy__(self: SelfT) -> Any:
         """Return a new collection of the same parameters."""
@@ -585,10 +585,6 @@ def _as_parameter(leaf: Tensor) -> Tensor:
             raise StructureError("a tensor with a grad_fn cannot become a parameter; detach() it first")
         return nn.Parameter(leaf.detach(), requires_grad=True)
     return leaf
-
-
-def _own_copy(leaf: Tensor) -> Tensor:
-    return leaf.detach().clone()
 
 
 def _like_parameter(leaf: Tensor, old: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ def in_form(
         )
     if as_nested_tensor:
         return nested_tensor(key, entries, dim, layout)
-    return padded_tensor(entries, dim, padding_value, padding_side)
+    return padded_tensor(key, entries, dim, padding_value, padding_side)
 
 
 def nested_tensor(key: NestedKey, leaves: list[Tensor], dim: int, layout: torch.layout | None) -> Tensor:
@@ -125,12 +125,13 @@ def nested_tensor(key: NestedKey, leaves: list[Tensor], dim: int, layout: torch.
     return torch.nested.as_nested_tensor(leaves, layout=layout)
 
 
-def padded_tensor(leaves: list[Tensor], dim: int, value: float, side: str) -> Tensor:
+def padded_tensor(
+    key: NestedKey, leaves: list[Tensor], dim: int, value: float, side: str = "right"
+) -> Tensor:
     """Return leaves padded to one shape and stacked along ``dim``; ``side`` is where the padding goes."""
-    if len({leaf.ndim for leaf in leaves}) != 1:
-        raise StructureError(
-            f"cannot pad leaves of {sorted({leaf.ndim for leaf in leaves})} dims to one shape"
-        )
+    ndims = {leaf.ndim for leaf in leaves}
+    if len(ndims) != 1:
+        raise StructureError(f"key {key!r}: cannot pad leaves of {sorted(ndims)} dims to one shape")
     if side not in ("left", "right"):
         raise ValueError(f"padding_side is 'left' or 'right'; got {side!r}")
     alike = {(leaf.dtype, leaf.device, leaf.shape[1:]) for leaf in leaves}

@@ -263,30 +263,22 @@ def _join(line: _Line) -> str | None:
 
 def _broken(group: _Line, closer: str) -> Iterator[str]:
     """Yield the parts of a group, one a line, and what closes it."""
-    stack: list[tuple[Iterator[_Line], int, str]] = [(iter(group.parts or []), 4, "}" + closer)]
-    pending = _next(stack[-1][0])
-    following: list[_Line | None] = [pending]
-    while stack:
-        parts, indent, close = stack[-1]
-        line = following[-1]
-        if line is None:
-            stack.pop()
-            following.pop()
-            continue
-        after = _next(parts)
-        following[-1] = after
-        ending = "," if after is not None else close
+    todo: list[tuple[_Line, int, str]] = []
+
+    def open_(line: _Line, indent: int, close: str) -> None:
+        parts = line.parts or []
+        endings = [*[","] * (len(parts) - 1), "}" + close]
+        todo.extend((part, indent, ending) for part, ending in zip(reversed(parts), reversed(endings)))
+
+    open_(group, 4, closer)
+    while todo:
+        line, indent, ending = todo.pop()
         yield "\n" + " " * indent
         if line.short is not None and (not line.parts or indent + len(line.short) + len(ending) <= _WIDTH):
             yield line.short + ending
         else:
             yield line.text + "{"
-            stack.append((iter(line.parts or []), indent + 4, "}" + ending))
-            following.append(_next(stack[-1][0]))
-
-
-def _next(parts: Iterator[_Line]) -> _Line | None:
-    return next(parts, None)
+            open_(line, indent + 4, ending)
 
 
 def _long(root: Any, options: dict[str, Any]) -> str:

@@ -33,21 +33,18 @@ def _unknown_level() -> bool:
     return True
 
 
+_functorch: Any = getattr(torch._C, "_functorch", None)
+
 #: Return None outside the transforms of ``torch.func`` (vmap, grad, jvp), something else inside.
-functorch_level: Callable[[], Any] = getattr(
-    getattr(torch._C, "_functorch", None), "peek_interpreter_stack", _unknown_level
-)
+functorch_level: Callable[[], Any] = getattr(_functorch, "peek_interpreter_stack", _unknown_level)
 
-
-_level_of: Callable[[Tensor], int] | None = getattr(
-    getattr(torch._C, "_functorch", None), "maybe_get_level", None
-)
+_level_of: Callable[[Tensor], int] | None = getattr(_functorch, "maybe_get_level", None)
 _pop: Callable[[], Any] | None = getattr(
     getattr(getattr(torch, "_functorch", None), "pyfunctorch", None),
     "temporarily_pop_interpreter_stack",
     None,
 )
-_GRAD: Any = getattr(getattr(getattr(torch._C, "_functorch", None), "TransformType", None), "Grad", None)
+_GRAD: Any = getattr(getattr(_functorch, "TransformType", None), "Grad", None)
 
 
 @contextmanager

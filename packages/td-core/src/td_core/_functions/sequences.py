@@ -163,7 +163,7 @@ def _mask(leaves: list[Tensor], pad_dim: int, left: bool, batch_dims: int) -> Te
 def _pad_values(entries: list[Any], left: bool) -> Any:
     """Return non-tensor entries, filled with None to one batch size, stacked."""
     size = _padded_size(entries)[1:]
-    coercer = COERCERS.find(object)
+    coercer = COERCERS.of_objects()
     padded = []
     for entry in entries:
         for dim, length in enumerate(size):

@@ -31,7 +31,7 @@ _CLONE = op("clone", torch.clone)
 class NewBatch(ShapePlan):
     """New leaves of another batch size, the tails of the old ones behind it."""
 
-    __slots__ = ("_old",)
+    __slots__ = ()
     invents = True
 
     def __init__(self, old: Shape, new: Shape, make: Callable[[Tensor, Shape], Tensor]) -> None:
@@ -39,7 +39,6 @@ class NewBatch(ShapePlan):
         self.leaf = lambda leaf: make(leaf, (*new, *leaf.shape[n:]))
         self.lead = new
         self.n = n
-        self._old = old
 
     def dims(self) -> tuple[int | None, ...]:
         return tuple(range(self.n)) if len(self.lead) == self.n else (None,) * len(self.lead)
@@ -232,8 +231,7 @@ class Casting(Moving):
                     "gradient; give gradient=, a collection of the same structure"
                 )
         if isinstance(inputs, Core):
-            wanted = inputs._leaves()
-            inputs = wanted
+            inputs = inputs._leaves()
         torch.autograd.backward(
             [pair[0] for pair in pairs],
             [pair[1] for pair in pairs],

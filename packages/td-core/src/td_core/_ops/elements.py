@@ -118,8 +118,7 @@ class Elements(Shaping):
         As a context, what was written is written back on exit.
 
         Raises:
-            DimError: a dim is out of range.
-            DimError: a dim is given twice.
+            DimError: a dim is out of range, or given twice.
 
         >>> TensorDict({"a": torch.arange(3)}, [3]).flip(0)["a"]
         tensor([2, 1, 0])
@@ -155,8 +154,7 @@ class Elements(Shaping):
         As a context, what was written is written back on exit.
 
         Raises:
-            DimError: a dim is out of range.
-            DimError: the dims are not two different ones.
+            DimError: a dim is out of range, or the dims are not two different ones.
 
         >>> TensorDict({"a": torch.tensor([[0, 1], [2, 3]])}, [2, 2]).rot90()["a"]
         tensor([[1, 3],

@@ -131,7 +131,7 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
             )
     at = stack_plan(size, dim, len(items)).dim
     if out is not None:
-        return _written(
+        return written(
             out, torch.Size((*size[:at], len(items), *size[at:])), items[0]._keep_together(items, at)
         )
     return _named(items[0]._keep_together(items, at), at, name)
@@ -400,10 +400,11 @@ def _joined(items: list[Any], plan: Join, out: Any) -> Any:
     names = first._names
     if names is not None and any(item._names != names for item in items):
         result.names = None
-    return result if out is None else _written(out, result.batch_size, result)
+    return result if out is None else written(out, result.batch_size, result)
 
 
-def _written(out: Any, batch_size: torch.Size, result: Any) -> Any:
+def written(out: Any, batch_size: torch.Size, result: Any) -> Any:
+    """Write a result into ``out=``, in place where it has the entry, and return that."""
     if out.batch_size != batch_size:
         raise BatchSizeError(f"out= has batch size {list(out.batch_size)}, the result has {list(batch_size)}")
     return out.update(result, inplace=True)

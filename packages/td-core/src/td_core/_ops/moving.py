@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._attachments import attachments
-from .._collection import Core
+from .._collection import Core, same
 from .._devices import as_device, wait_for
 from .._labels import relabel
 from .._locking import refuse_if_locked_below
@@ -127,16 +127,12 @@ def _call_to(
     device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool
 ) -> Callable[[Tensor], Tensor]:
     if device is None:
-        return _same if dtype is None else CASTS.get(dtype) or methodcaller("to", dtype)
+        return same if dtype is None else CASTS.get(dtype) or methodcaller("to", dtype)
     if dtype is None:
         return methodcaller("to", device, non_blocking=non_blocking)
     if non_blocking:
         return methodcaller("to", device, dtype, non_blocking=True)
     return methodcaller("to", device, dtype)
-
-
-def _same(leaf: Tensor) -> Tensor:
-    return leaf
 
 
 def pinned(leaves: list[Tensor], threads: int | None) -> list[Tensor]:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
-from .._foreach import Op, foreach, op, shares_grad
+from .._foreach import Op, foreach, shares_grad
 from .._known_looks import KnownLooks
 from .._plans import broadcast_shape
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import check_writable, contiguous, refuse_grad
+from .leaf_writes import COPY, check_writable, contiguous, refuse_grad
 
 Operand = Any  # Core | Tensor | numpy array | number
 
@@ -48,7 +48,10 @@ def combine(
             if default is not None:
                 node, other = _aligned(node, other, default)
             if other.batch_size != node.batch_size:
-                node, other = _same_batch(name, node, other)
+                size = _broadcast(name, other.batch_size, node.batch_size)
+                node, other = [
+                    item if item.batch_size == size else item.expand(size) for item in (node, other)
+                ]
             operand = []
             levels = node._collect_both(other, leaves, operand, foreign)
         else:
@@ -112,17 +115,6 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
     else:
         other._collect_like(node, operand)
     return operand
-
-
-def operand_for(node: Any, name: str, other: Operand) -> Any:
-    """Return a number, or one tensor for each leaf, for the second operand of an operation with three.
-
-    Raises:
-        TypeError: ``other`` is no operand.
-        BatchSizeError: its batch size does not fit.
-    """
-    operand = operand_inplace(node, name, other)
-    return checked(operand, name, other)
 
 
 def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any) -> None:
@@ -223,15 +215,12 @@ def _try(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, others: 
         raise type(error)(f"cannot compute {name} in place: {where(node, leaf)}: {error}") from error
 
 
-_COPY_ = op("copy_", Tensor.copy_)
-
-
 def write_out(name: str, result: Any, out: Any) -> Any:
     """Copy a result into ``out``, a collection of the same structure, and return that."""
     leaves = result._leaves()
     targets: list[Tensor] = []
     out._collect_like(result, targets)
-    write_leaves(name, result, _COPY_, targets, leaves)
+    write_leaves(name, result, COPY, targets, leaves)
     return out
 
 
@@ -252,12 +241,6 @@ def _broadcast(name: str, shape: torch.Size, size: torch.Size) -> tuple[int, ...
             f"size {list(size)}"
         )
     return result
-
-
-def _same_batch(name: str, first: Any, second: Any) -> tuple[Any, Any]:
-    size = _broadcast(name, second.batch_size, first.batch_size)
-    both = [item if item.batch_size == size else item.expand(size) for item in (first, second)]
-    return both[0], both[1]
 
 
 def where(node: Any, leaf: Tensor) -> str:

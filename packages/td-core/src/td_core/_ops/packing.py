@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .._collection import Child, Core, show_path
 from .._keys import unravel_key_to_tuple
 from .._nodes import dense
-from .._plans import Shape, wrap_dim
+from .._plans import wrap_dim
+from .._ragged import padded_tensor
 from ..errors import BatchSizeError, DepthError, KeyMismatchError, StructureError
 from ..typing import NestedKey
 from .shape import Shaping
@@ -52,12 +53,9 @@ class PackLayout:
     numel: int = field(init=False)
 
     def __post_init__(self) -> None:
-        offsets, end = [], 0
-        for shape in self.shapes:
-            offsets.append(end)
-            end += math.prod(shape)
+        *offsets, numel = accumulate(map(math.prod, self.shapes), initial=0)
         object.__setattr__(self, "offsets", tuple(offsets))
-        object.__setattr__(self, "numel", end)
+        object.__setattr__(self, "numel", numel)
 
     def unpack(self, tensor: Tensor) -> Any:
         """Return the collection that a packed tensor holds; its batch size is that of the tensor without ``dim``.
@@ -163,7 +161,7 @@ class Packing(Shaping):
         try:
             result = _padded(self, padding)
             if mask_key is not None:
-                result.set(mask_key, _mask(self))
+                result.set(mask_key, _mask(self, mask_key))
         except RecursionError as error:
             raise DepthError(f"the levels are too many to be padded one inside the other: {error}") from error
         return result
@@ -238,41 +236,21 @@ def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
             continue
         values = [column[key] for column in columns]
         if all(isinstance(value, Tensor) for value in values):
-            children[key] = torch.stack(_one_shape(values, padding), dim)
+            children[key] = padded_tensor(key, values, dim, padding)
         elif first._opaque:
             children[key] = first._keep_together(values, dim)
         else:
             children[key] = _pad_and_stack(values, dim, padding)
-    size = _largest(node.batch_size for node in nodes)
+    size = tuple([max(sizes) for sizes in zip(*[node.batch_size for node in nodes], strict=True)])
     return nodes[0]._with_children(
         children, batch_size=torch.Size((*size[:dim], len(nodes), *size[dim:])), names=None
     )
 
 
-def _mask(node: Any) -> Tensor:
-    """Return where the batch of a padded node has elements."""
+def _mask(node: Any, key: NestedKey) -> Tensor:
+    """Return where the batch of a padded node has elements: what goes under ``key``."""
     stacked = node._stacked()
     if stacked is None:
         return torch.ones(node.batch_size, dtype=torch.bool, device=node.device)
     members, dim = stacked
-    return torch.stack(_one_shape([_mask(member) for member in members], False), dim)
-
-
-def _one_shape(values: Sequence[Tensor], padding: float) -> list[Tensor]:
-    """Return tensors padded behind, in each dim, to the largest size."""
-    shape = _largest(value.shape for value in values)
-    padded = []
-    for value in values:
-        missing = [full - size for size, full in zip(value.shape, shape, strict=True)]
-        amounts = [amount for extra in reversed(missing) for amount in (0, extra)]
-        padded.append(pad(value, amounts, value=padding) if any(missing) else value)
-    return padded
-
-
-def _largest(shapes: Iterable[Shape]) -> Shape:
-    shapes = list(shapes)
-    if len({len(shape) for shape in shapes}) > 1:
-        raise StructureError(
-            f"cannot pad to one shape what has different numbers of dims: {[list(s) for s in shapes]}"
-        )
-    return tuple([max(sizes) for sizes in zip(*shapes, strict=True)])
+    return padded_tensor(key, [_mask(member, key) for member in members], dim, False)

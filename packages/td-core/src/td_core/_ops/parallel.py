@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .._collection import Core
+from .._collection import Core, own_copy
 from .._views import holds_no_entries
 from .._workers import run, run_task
 from .joining import cat, stack
@@ -74,16 +74,13 @@ class Parallel(Core):
         # What is no tensor is in no memory that a worker could write to.
         in_workers = (
             out is not None
-            and (out.is_shared() or (hasattr(out, "is_memmap") and out.is_memmap()))
+            and _in_common_memory(out)
             and all(isinstance(entry, torch.Tensor) for entry in out.values(True, True, holds_no_entries))
         )
-        chunks: Iterable[Any] = (_part(self, dim, position) for position in positions)
-        if not index_with_generator:
-            chunks = list(chunks)
         results = _run(
             fn,
-            chunks,
-            [_part(out, dim, position) for position in positions] if in_workers else None,
+            _parts(self, dim, positions, index_with_generator),
+            _parts(out, dim, positions, False) if in_workers else [None] * len(positions),
             len(positions),
             workers=workers,
             pool=pool,
@@ -136,13 +133,10 @@ class Parallel(Core):
         if shuffle:
             order = torch.randperm(size, generator=generator, device=_place(generator))
             positions = [order[position] for position in positions]
-        chunks: Iterable[Any] = (_part(self, dim, position) for position in positions)
-        if not index_with_generator:
-            chunks = list(chunks)
         return _run(
             fn,
-            chunks,
-            None,
+            _parts(self, dim, positions, index_with_generator),
+            [None] * len(positions),
             len(positions),
             workers=workers,
             pool=pool,
@@ -196,8 +190,10 @@ def _positions(size: int, chunksize: int | None, num_chunks: int | None, workers
     return [slice(start, min(start + chunksize, size)) for start in range(0, max(size, 1), chunksize)]
 
 
-def _part(td: Any, dim: int, position: Any) -> Any:
-    return td._index(_at(dim, position))
+def _parts(td: Any, dim: int, positions: list[Any], one_by_one: bool) -> Iterable[Any]:
+    """Return the collections at some positions; cut when they are asked for, or all now."""
+    parts = (td._index(_at(dim, position)) for position in positions)
+    return parts if one_by_one else list(parts)
 
 
 def _at(dim: int, position: Any) -> tuple[Any, ...]:
@@ -207,7 +203,7 @@ def _at(dim: int, position: Any) -> tuple[Any, ...]:
 def _run(
     fn: Callable[[Any], Any],
     chunks: Iterable[Any],
-    targets: list[Any] | None,
+    outs: Iterable[Any],
     count: int,
     *,
     workers: int,
@@ -219,7 +215,6 @@ def _run(
     start_method: str | None,
 ) -> Iterator[Any]:
     seed = int(torch.empty((), dtype=torch.int64, device=_place(generator)).random_(generator=generator))
-    outs = [None] * count if targets is None else targets
     results: Iterator[Any]
     if pool is not None:
         results = pool.imap(
@@ -262,13 +257,12 @@ class _Call:
 
 def _detached(chunk: Any) -> Any:
     """Return a chunk that can be sent: sending moves memory into shared memory, which is not done to the caller's."""
-    if chunk.is_shared() or (hasattr(chunk, "is_memmap") and chunk.is_memmap()):
-        return chunk
-    return chunk._map(_copied)
+    return chunk if _in_common_memory(chunk) else chunk._map(own_copy)
 
 
-def _copied(leaf: torch.Tensor) -> torch.Tensor:
-    return leaf.detach().clone()
+def _in_common_memory(td: Any) -> bool:
+    """Tell whether other processes can see the leaves: in shared memory, or in files that are mapped."""
+    return td.is_shared() or (hasattr(td, "is_memmap") and td.is_memmap())
 
 
 def _tqdm() -> Any:

@@ -27,7 +27,7 @@ from .operands import (
     combine,
     combine_inplace,
     compare_values,
-    operand_for,
+    operand_inplace,
     raise_at_leaf,
     write_leaves,
     write_out,
@@ -546,7 +546,7 @@ class Pointwise(Core):
         self: SelfT, name: str, this: Op, first: Operand, second: Operand, *, keep_number: bool = False
     ) -> SelfT:
         """Apply an operation of three tensors; a name that ends in ``_`` works in place."""
-        operands = [operand_for(self, name, first), operand_for(self, name, second)]
+        operands = [checked(operand_inplace(self, name, each), name, each) for each in (first, second)]
         leaves = self._leaves()
         for i, operand in enumerate(operands):
             if type(operand) is not list and not (keep_number and i == 1):

@@ -14,6 +14,7 @@ from .._collection import Core
 from .._foreach import Op, foreach, op
 from .._locking import refuse_if_locked
 from ..errors import BatchSizeError, StructureError
+from .joining import written
 from .operands import LEAF_ERRORS, parts_along, raise_at_leaf, write_leaves
 from .shape import Shaping
 
@@ -48,11 +49,7 @@ class Selecting(Shaping):
         """
         result = self._transform(elements.gather_plan(self.batch_size, dim, index))
         if out is not None:
-            if out.batch_size != result.batch_size:
-                raise BatchSizeError(
-                    f"out= has batch size {list(out.batch_size)}, the result has {list(result.batch_size)}"
-                )
-            return out.update(result, inplace=True)
+            return written(out, result.batch_size, result)
         return self._become(result, "gather") if inplace else result
 
     def masked_select(self: SelfT, mask: Tensor, *, inplace: bool = False) -> SelfT:
@@ -153,9 +150,7 @@ class Selecting(Shaping):
             return result
         if update_batch_size:
             out.batch_size = size
-        elif out.batch_size != size:
-            raise BatchSizeError(f"out= has batch size {list(out.batch_size)}, the result has {list(size)}")
-        return out.update(result, inplace=True)
+        return written(out, size, result)
 
     def pad(
         self: SelfT, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True

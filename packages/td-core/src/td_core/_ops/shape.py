@@ -104,8 +104,7 @@ class Shaping(Entries, Locking):
             inplace: change this collection instead of returning a new one.
 
         Raises:
-            DimError: a dim is out of range.
-            DimError: ``start_dim`` comes after ``end_dim``.
+            DimError: a dim is out of range, or ``start_dim`` comes after ``end_dim``.
 
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).flatten()["a"].shape
         torch.Size([6, 4])
@@ -183,8 +182,7 @@ class Shaping(Entries, Locking):
             dims: the same by keyword.
 
         Raises:
-            DimError: a dim is out of range.
-            DimError: a dim is missing or given twice.
+            DimError: a dim is out of range, missing, or given twice.
 
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).permute(1, 0)["a"].shape
         torch.Size([3, 2, 4])
@@ -228,8 +226,7 @@ class Shaping(Entries, Locking):
         As a context, what was written is written back on exit.
 
         Raises:
-            DimError: a dim is out of range.
-            DimError: a dim is given twice, or there are not as many places as dims.
+            DimError: a dim is out of range, or given twice, or there are not as many places as dims.
 
         >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4]).movedim(0, -1).batch_size
         torch.Size([3, 4, 2])
