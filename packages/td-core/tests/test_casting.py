@@ -395,8 +395,8 @@ def test_new_full(td: TensorDict) -> None:
         {key: torch.full((2, *leaf.shape[2:]), 7.0) for key, leaf in entries(td).items()},
     )
     check(
-        td.new_full(2, 7, dtype=torch.int8)["a"].unbind(0) and td.new_full(2, 7),
-        entries(td.new_full((2,), 7)),
+        td.new_full(2, 7, dtype=torch.int8),
+        {key: leaf.to(torch.int8) for key, leaf in entries(td.new_full((2,), 7)).items()},
     )
 
 

@@ -786,33 +786,37 @@ def leaf_for_level(last):
     return last.set("n", torch.zeros(3))
 
 
-@pytest.mark.parametrize("spoil", [lock_level, lock_member_of_level, lock_member, leaf_for_level])
 @pytest.mark.parametrize(
     "change",
     [
         lambda stack: stack.set(("n", "z"), torch.ones(3, 3)),
         lambda stack: stack.create_nested(("n", "z")),
         lambda stack: stack.update({"z": torch.ones(3, 3), "n": {"z": torch.ones(3, 3)}}),
-        lambda stack: stack.update_({"a": torch.ones(3, 3, 2), "n": {"b": torch.ones(3, 3, 2)}}),
+        lambda stack: stack.update_({"a": torch.ones(3, 3, 2), "n": {"b": torch.ones(3, 3)}}),
         lambda stack: stack.del_(("n", "b")),
         lambda stack: stack.pop(("n", "b")),
         lambda stack: stack.rename_key_(("n", "b"), ("n", "z")),
         lambda stack: stack.rename_key_(("n", "b"), "z"),
         lambda stack: stack.rename_key_("a", ("n", "z")),
-        lambda stack: stack.select("a", ("n", "z"), inplace=True),
+        lambda stack: stack.select("n", inplace=True),
         lambda stack: stack.exclude("a", ("n", "b"), inplace=True),
         lambda stack: stack.split_keys(["a", ("n", "b")], inplace=True),
         lambda stack: stack.unflatten_keys("a", inplace=True),
-        lambda stack: stack[:].set_at_(("n", "b"), torch.ones(3, 2), (slice(None), 0)),
+        lambda stack: stack[:].set_at_(("n", "b"), torch.ones(3), (slice(None), 0)),
     ],
 )
-def test_what_fails_at_a_later_member_leaves_all_as_they_were(change, spoil):
-    members = [member(0), member(1), spoil(member(2))]
-    before = [state_of(each) for each in members]
-    try:
-        change(LazyStackedTensorDict(*members))
-    except (KeyError, RuntimeError):
-        assert [state_of(each) for each in members] == before
+def test_what_fails_at_a_later_member_leaves_all_as_they_were(change):
+    change(stack(count=3))
+    refused = 0
+    for spoil in (lock_level, lock_member_of_level, lock_member, leaf_for_level):
+        members = [member(0), member(1), spoil(member(2))]
+        before = [state_of(each) for each in members]
+        try:
+            change(LazyStackedTensorDict(*members))
+        except (KeyError, RuntimeError):
+            refused += 1
+            assert [state_of(each) for each in members] == before
+    assert refused
 
 
 def test_a_jagged_member_refuses_a_plain_value_before_the_others_are_written():

@@ -365,16 +365,12 @@ def test_wrong_operands_are_refused() -> None:
         ),
         (lambda td: td.add_(TensorDict({"a": torch.ones(2, 3)}, [2])), "missing keys"),
         (lambda td: td.add_(torch.ones(3)), "does not broadcast"),
-        (lambda td: td.mul_(1j), "key 'a'"),
+        (lambda td: td.mul_(1j), "cannot compute mul_ in place: key 'a': .*can't be cast"),
     ],
 )
 def test_a_failed_operation_in_place_changes_nothing(make: object, message: str) -> None:
     td = TensorDict({"a": torch.ones(2, 3), "b": torch.ones(2, 4)}, [2])
-    with (
-        pytest.raises(RuntimeError, match=message)
-        if "key 'a'" not in message
-        else pytest.raises(RuntimeError)
-    ):
+    with pytest.raises(RuntimeError, match=message):
         make(td)
     check(td, {"a": torch.ones(2, 3), "b": torch.ones(2, 4)})
 

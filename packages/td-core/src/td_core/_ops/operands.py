@@ -147,6 +147,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
         for leaf in leaves:
             if leaf.requires_grad:
                 refuse_grad(leaf, _path_of(node, leaf))
+        _check_dtypes(name, node, this, leaves, operands)
         raise
 
 
