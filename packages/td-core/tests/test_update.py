@@ -450,7 +450,7 @@ class TestAssign:
                 slice(0, 2),
                 TensorDict({"a": torch.ones(3, 2)}, [3]),
                 BatchSizeError,
-                r"\[3\], (which does not broadcast|the index .* gives \[2\])",
+                r"\[3\], which does not broadcast to that of the indexed collection, \[2\]",
             ),
             (
                 0,

@@ -190,6 +190,10 @@ class Core(ABC):
         """Return the members and the dim they are stacked along, for kinds made of members; None for the others."""
         return None
 
+    def _all_locked(self) -> bool:
+        """Tell whether structural changes are refused, by a lazy stack where every member does."""
+        return self._locked
+
     def _below(self) -> list[Child]:
         """Return what is directly below: the members of a lazy stack, the entries of any other node."""
         stacked = self._stacked()

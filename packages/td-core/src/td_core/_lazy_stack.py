@@ -138,6 +138,11 @@ class LazyStackedTensorDict(TensorDictBase):
         # A copy: another thread may add members between two looks.
         return (self._members.copy(), self._stack_dim) if self._members else None
 
+    def _all_locked(self) -> bool:
+        # The first member tells as a rule, so they are not copied: a loop that adds one by one would become quadratic.
+        members = () if self._opaque else self._members
+        return self._locked or (bool(members) and all(member.is_locked for member in members))
+
     @property
     def tensordicts(self) -> list[Any]:
         """The members, in order."""
@@ -649,10 +654,7 @@ class LazyStackedTensorDict(TensorDictBase):
 
     def _check_new(self, new: Sequence[Any]) -> None:
         """Check members before any of them is added."""
-        # A stack that was made to read an entry of a locked one has locked members; the first tells as a rule, so they are
-        # not copied, which would make a loop that adds members one by one quadratic.
-        members = self._members
-        if self._locked or (members and all(member.is_locked for member in members)):
+        if self.is_locked:  # also where it was made to read an entry of a locked stack
             refuse_if_locked(self, "add a member")
         for item in new:
             if not isinstance(item, Core):

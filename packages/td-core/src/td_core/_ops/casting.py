@@ -273,8 +273,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.ones(2, 3)}, batch_size=[2]).new_zeros(4)["a"].shape
         torch.Size([4, 3])
         """
-        make = _maker(torch.zeros, dtype, requires_grad, layout, pin_memory)
-        return _new(self, size, make, device, empty_lazy)  # type: ignore[no-any-return]
+        return _new(self, size, torch.zeros, dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
 
     def new_ones(
         self: SelfT,
@@ -291,8 +290,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_ones(3)["a"]
         tensor([1., 1., 1.])
         """
-        make = _maker(torch.ones, dtype, requires_grad, layout, pin_memory)
-        return _new(self, size, make, device, empty_lazy)  # type: ignore[no-any-return]
+        return _new(self, size, torch.ones, dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
 
     def new_empty(
         self: SelfT,
@@ -309,8 +307,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2]).new_empty(0)["a"]
         tensor([], size=(0, 3))
         """
-        make = _maker(torch.empty, dtype, requires_grad, layout, pin_memory)
-        return _new(self, size, make, device, empty_lazy)  # type: ignore[no-any-return]
+        return _new(self, size, torch.empty, dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
 
     def new_full(
         self: SelfT,
@@ -335,8 +332,7 @@ class Casting(Moving):
         def full(shape: Shape, **options: Any) -> Tensor:
             return torch.full(shape, fill_value, **options)
 
-        make = _maker(full, dtype, requires_grad, layout, pin_memory)
-        return _new(self, (size,), make, device, empty_lazy)  # type: ignore[no-any-return]
+        return _new(self, (size,), full, dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
 
     def new_tensor(
         self: SelfT,
@@ -386,7 +382,17 @@ class Casting(Moving):
         return result  # type: ignore[no-any-return]
 
 
-def _new(node: Any, size: tuple[Any, ...], make: Any, device: Any, empty_lazy: bool) -> Any:
+def _new(
+    node: Any,
+    size: tuple[Any, ...],
+    function: Callable[..., Tensor],
+    dtype: torch.dtype | None,
+    device: Any,
+    requires_grad: bool,
+    layout: torch.layout,
+    pin_memory: bool | None,
+    empty_lazy: bool,
+) -> Any:
     """Return what the ``new_`` methods return; ``size`` is ints, or one sequence of them."""
     flat = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     new = tuple(torch.Size(flat))
@@ -399,9 +405,19 @@ def _new(node: Any, size: tuple[Any, ...], make: Any, device: Any, empty_lazy: b
         levels = {key: node._stand_in(key) for key in list(node._children())}
         members = [_without_leaves(levels, inner, label) for _ in range(new[dim])]
         return lazy_stack_of(members, dim)
-    result = node._transform(
-        NewBatch(node.batch_size, new, partial(make, None if device is NO_DEFAULT else label))
-    )
+    place = None if device is NO_DEFAULT else label
+
+    def make(leaf: Tensor, shape: Shape) -> Tensor:
+        return function(
+            shape,
+            dtype=dtype or leaf.dtype,
+            device=place or leaf.device,
+            requires_grad=requires_grad,
+            layout=layout,
+            pin_memory=bool(pin_memory),
+        )
+
+    result = node._transform(NewBatch(node.batch_size, new, make))
     if label != result.device:
         relabel(result, label)
     return result
@@ -419,28 +435,6 @@ def _without_leaves(children: Mapping[str, Any], batch_size: torch.Size, device:
                 target._set_child(key, level)
                 todo.append(({below: child._stand_in(below) for below in list(child._children())}, level))
     return root
-
-
-def _maker(
-    function: Callable[..., Tensor],
-    dtype: torch.dtype | None,
-    requires_grad: bool,
-    layout: torch.layout,
-    pin_memory: bool | None,
-) -> Callable[[torch.device | None, Tensor, Shape], Tensor]:
-    """Return the function (device, leaf, shape) -> new leaf."""
-
-    def make(device: torch.device | None, leaf: Tensor, shape: Shape) -> Tensor:
-        return function(
-            shape,
-            dtype=dtype or leaf.dtype,
-            device=device or leaf.device,
-            requires_grad=requires_grad,
-            layout=layout,
-            pin_memory=bool(pin_memory),
-        )
-
-    return make
 
 
 def _plain(leaf: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class IndexedWrite:
             self._fill(root, value)
             return
         if isinstance(value, Core) and not value._opaque:
-            value = self._broadcast(value, torch.Size(self.lead + tuple(root.batch_size[self.n :])))
+            value = broadcast(value, torch.Size(self.lead + tuple(root.batch_size[self.n :])))
         elif not isinstance(value, Mapping):
             what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
             raise StructureError(
@@ -187,18 +187,6 @@ class IndexedWrite:
         else:
             todo.append((target, entry, path))
 
-    def _broadcast(self, value: Any, wanted: torch.Size) -> Any:
-        size = value.batch_size
-        if size == wanted:
-            return value
-        try:
-            return value.expand(*wanted) if wanted or not size else value.reshape(())
-        except (RuntimeError, ValueError) as error:
-            raise BatchSizeError(
-                f"the value has batch size {list(size)}, which does not broadcast to that of the indexed "
-                f"collection, {list(wanted)}"
-            ) from error
-
     def _as_leaf(self, entry: Any, target: Tensor, path: Path) -> Tensor:
         if isinstance(entry, NUMBERS):
             return _as_number(entry, target.dtype, target.device, path)
@@ -259,6 +247,20 @@ class IndexedWrite:
             written = level._written_at(self.index, entry)
             if written is not level:
                 node._set_child(key, written)
+
+
+def broadcast(value: Any, wanted: torch.Size) -> Any:
+    """Return a collection with the batch size of what an index gives, one element for all; BatchSizeError if it cannot."""
+    size = value.batch_size
+    if size == wanted:
+        return value
+    try:
+        return value.expand(wanted) if wanted or not size else value.reshape(())
+    except (RuntimeError, ValueError) as error:
+        raise BatchSizeError(
+            f"the value has batch size {list(size)}, which does not broadcast to that of the indexed collection, "
+            f"{list(wanted)}"
+        ) from error
 
 
 def settle(wanted: Sequence[Any], given: Sequence[Any]) -> None:

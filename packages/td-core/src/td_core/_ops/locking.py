@@ -53,8 +53,7 @@ class Locking(Core):
         >>> TensorDict(lock=True).is_locked
         True
         """
-        stacked = None if self._locked or self._opaque else self._stacked()
-        return self._locked if stacked is None else all(member.is_locked for member in stacked[0])
+        return self._locked or self._inner()._all_locked()
 
     @is_locked.setter
     def is_locked(self, value: bool) -> None:

@@ -216,10 +216,8 @@ class _Walk:
                         value = fn((*path, key) if nested_keys and path else key, child)
                     else:
                         rest = [self.other(other, key, path, child) for other in others]
-                        if named:
-                            rest = [child, *rest]
                         value = (
-                            fn((*path, key) if nested_keys and path else key, *rest)
+                            fn((*path, key) if nested_keys and path else key, child, *rest)
                             if named
                             else fn(child, *rest)
                         )

@@ -14,7 +14,8 @@ from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._plans import coordinates
 from .._shape_plans import unbind_plan
-from ..errors import BatchSizeError, StructureError
+from ..errors import StructureError
+from .indexed_write import broadcast
 from .leaf_writes import check_fits
 from .uneven import uneven_plans
 
@@ -55,7 +56,7 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
         # The positions that the index names tell which member, and where in it, each element of the value belongs.
         chosen = plan.leaf(torch.arange(size.numel(), device="cpu").view(size))
         places = coordinates(chosen, size)
-    for each in _fitted(value, stack, lead, index):
+    for each in _fitted(value, stack, lead):
         if along is not None:
             parts = each.unbind(along.stack_dim) if isinstance(each, Core) else [each] * len(picked)  # type: ignore[attr-defined]
             for member, part in zip(picked, parts, strict=True):
@@ -88,17 +89,10 @@ def _uneven_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
         yield members[i], () if plans[i] is None else plans[i].index, part
 
 
-def _fitted(value: Any, stack: Any, lead: torch.Size, index: Any) -> Sequence[Any]:
+def _fitted(value: Any, stack: Any, lead: torch.Size) -> Sequence[Any]:
     """Return a value in parts: collections of the batch size that the index gives, and what suits any element."""
     if isinstance(value, Core):
-        if value.batch_size == lead:
-            return [value]
-        try:
-            return [value.expand(lead) if lead or not value.batch_size else value.reshape(())]  # type: ignore[attr-defined]
-        except (RuntimeError, ValueError) as error:
-            raise BatchSizeError(
-                f"the value has batch size {list(value.batch_size)}, the index {index!r} gives {list(lead)}"
-            ) from error
+        return [broadcast(value, lead)]
     if not isinstance(value, Mapping):
         return [value]
     split: dict[Path, Any] = {}
