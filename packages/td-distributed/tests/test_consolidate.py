@@ -318,6 +318,18 @@ def test_a_file_may_have_the_longest_name(tmp_path: Path) -> None:
     same(from_consolidated(path), TREES["flat"]())
 
 
+def test_what_is_written_over_keeps_its_permissions_and_the_links_to_it(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("real/td")
+    for _ in range(2):
+        TREES["flat"]().consolidate(tmp_path / "link")
+        (tmp_path / "real" / "td").chmod(0o640)
+    assert os.readlink(tmp_path / "link") == "real/td"
+    TREES["flat"]().consolidate(tmp_path / "link", use_buffer=True)
+    assert (tmp_path / "real" / "td").stat().st_mode & 0o777 == 0o640
+    same(from_consolidated(tmp_path / "link"), TREES["flat"]())
+    assert os.listdir(tmp_path / "real") == ["td"]
+
+
 def test_threads_that_write_one_file_write_whole_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

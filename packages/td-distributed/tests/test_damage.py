@@ -185,6 +185,35 @@ def test_a_wrong_field_is_refused(name: str, path: tuple[Any, ...], value: Any, 
 
 
 @pytest.mark.parametrize(
+    ("name", "path", "key"),
+    [
+        ("typed values", ("size", "td", "values", "/l", 1), "'l'"),
+        ("general values", ("td", "values", 0, 1), r"\('cls', 'l'\)"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("types", "error", "message"),
+    [
+        (
+            "images.Ratio@td-images==1.2",
+            MissingPluginError,
+            "of the type 'images.Ratio', was written by 'td-images' 1.2",
+        ),
+        ("no type", FormatError, "of the unknown type 'no type'"),
+    ],
+)
+def test_a_value_of_an_unknown_type_is_told_with_its_key_and_file(
+    name: str, path: Any, key: str, types: str, error: Any, message: str, tmp_path: Path
+) -> None:
+    if name not in TREES:
+        pytest.skip("needs td-tensorclass")
+    storage, structure = parts(TREES[name])
+    put(structure, path, types)
+    with pytest.raises(error, match=rf"/td( is damaged)?: key {key}: the value at the top level.*{message}"):
+        read(join(storage, structure), tmp_path)
+
+
+@pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"", "too short for a consolidated file: 0 bytes"),

@@ -12,10 +12,9 @@ from functools import partial
 from typing import Any
 
 from td_core._collection import show_path
-from td_core._values import join
 from td_core.errors import StructureError
 
-from ._file import split_at
+from ._file import join_at, split_at
 
 #: How the keys begin under which the values of non-tensor data stand: a text for each level, as :mod:`td_core` writes
 #: values into files.
@@ -89,5 +88,6 @@ class DistributedStateful:
         if set(held) != set(values):
             raise StructureError(f"non-tensor data is at {held}, in the checkpoint at {list(values)}")
         for level in held:
-            state._metadata[level]["_non_tensor"] = join(*values[level])
+            at = partial(show_path, tuple(level.split(".")))
+            state._metadata[level]["_non_tensor"] = join_at(values[level], at)
         self.collection.load_state_dict(state, from_flatten=True)

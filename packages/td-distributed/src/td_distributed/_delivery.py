@@ -81,7 +81,7 @@ class Target:
                     f"cannot receive: a storage of {nbytes} bytes was announced for leaves of {used}"
                 )
         with _file.damaged("the header of a message"):
-            values = _file.joined(message.values)
+            values = _file.joined(message.values, message.nodes)
         self._checked = encoded, layout, values
 
     def deliver(self, message: Message, storage: Tensor) -> None:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -89,9 +90,10 @@ def write(
 ) -> Tensor:
     """Write a file next to its place, then move it there: the old one stays whole until the new one is.
 
-    It has a storage of so many bytes, zeros where no part (first byte, bytes) is, and then ``end``. What was written is
-    returned as :func:`map_file` gives it; another writer may have replaced the file since.
+    It has a storage of so many bytes, zeros where no part (first byte, bytes) is, and then ``end``, and the permissions of
+    the old one. What was written is returned as :func:`map_file` gives it; another writer may have replaced the file since.
     """
+    path = Path(os.path.realpath(path))  # a link goes on leading there
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not longer than the longest name, and not that of another thread that writes the same file.
     temporary = path.with_name(f".{os.getpid()}.{get_ident()}.td-tmp")
@@ -104,6 +106,8 @@ def write(
             with ThreadPoolExecutor(num_threads) as pool:
                 list(pool.map(partial(_put_alone, temporary), whole))
         mapped = map_file(temporary)
+        with suppress(FileNotFoundError):
+            shutil.copymode(path, temporary)
         os.replace(temporary, path)
         return mapped
     finally:
@@ -168,8 +172,8 @@ def damaged(name: str) -> Iterator[None]:
     """Turn what reading something damaged raises into a FormatError that says what was damaged."""
     try:
         yield
-    except MissingPluginError:
-        raise
+    except MissingPluginError as error:
+        raise MissingPluginError(f"{name}: {error}") from error
     except (FormatError, BatchSizeError, DimNamesError) as error:
         raise FormatError(f"{name} is damaged: {error}") from error
     except DAMAGE as error:
@@ -191,7 +195,7 @@ def _whole(data: Tensor) -> Tensor:
 def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor]:
     if structure.get("cls") == GENERAL:
         layout, nodes, values = from_description(structure["td"])
-        return assembled(nodes, layout, joined(values), storage), storage
+        return assembled(nodes, layout, joined(values, nodes), storage), storage
     tree = _Reader(Views(storage), structure.get("size")).node(structure)
     _check_shapes(tree)
     correct(tree)
@@ -235,15 +239,26 @@ def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
     Raises:
         CodecError: a value that no registered serializer stores; names its key.
     """
-    values = [split_at(value, partial(_paths.of_value, encoded, i)) for i, value in enumerate(encoded.values)]
-    return {"nodes": encoded.nodes, "leaves": _storage.to_columns(layout), "values": values}
+    nodes = encoded.nodes
+    values = [split_at(value, partial(_paths.of_value, nodes, i)) for i, value in enumerate(encoded.values)]
+    return {"nodes": nodes, "leaves": _storage.to_columns(layout), "values": values}
 
 
 def split_at(value: Any, where: Callable[[], str]) -> tuple[Any, Any]:
+    """Take a value apart; an error says where it is."""
     try:
         return split(value)
     except CodecError as error:
         raise CodecError(f"{where()}: {error}") from error
+
+
+def join_at(value: tuple[Any, Any], where: Callable[[], str]) -> Any:
+    """Return what :func:`split_at` took apart; an error says where it is."""
+    plain, types = value
+    try:
+        return join(plain, types)
+    except (FormatError, MissingPluginError) as error:
+        raise type(error)(f"{where()}: {error}") from error
 
 
 def from_description(table: Any) -> tuple[Layout, list[dict[str, Any]], list[Any]]:
@@ -253,13 +268,13 @@ def from_description(table: Any) -> tuple[Layout, list[dict[str, Any]], list[Any
     return layout, table["nodes"], table["values"]
 
 
-def joined(values: list[tuple[Any, Any]]) -> list[Any]:
-    """Return the values that :func:`describe` took apart.
+def joined(values: list[tuple[Any, Any]], nodes: list[dict[str, Any]]) -> list[Any]:
+    """Return the values of a tree that :func:`describe` took apart.
 
     Raises:
-        MissingPluginError: one is of a type of a plugin that is not installed.
+        MissingPluginError: one is of a type of a plugin that is not installed; names its key.
     """
-    return [join(plain, types) for plain, types in values]
+    return [join_at(value, partial(_paths.of_value, nodes, i)) for i, value in enumerate(values)]
 
 
 def _span(dtype: Any, shape: Any, start: Any, stop: Any, pad: Any) -> Span:
@@ -423,7 +438,8 @@ class _Reader:
                 f"key {path} is non-tensor data, which needs td-tensorclass: pip install td-tensorclass"
             )
         meta = {"batch_size": size, "device": device}
-        return kind.layouts[FORMAT].unflatten(Record(meta, values={"data": join(data, types)}))
+        value = join_at((data, types), partial(show_path, path))
+        return kind.layouts[FORMAT].unflatten(Record(meta, values={"data": value}))
 
 
 def _levels(level: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -50,9 +50,9 @@ def of_leaf(encoded: Encoded, leaf: int) -> str:
     return next((show_path(path) for path, found in walk(encoded.nodes) if found == leaf), "a leaf")
 
 
-def of_value(encoded: Encoded, value: int) -> str:
+def of_value(nodes: list[dict[str, Any]], value: int) -> str:
     """Return the key path of the node that holds a value, as it stands in messages."""
-    for path, node in walk(encoded.nodes):
+    for path, node in walk(nodes):
         if isinstance(node, dict) and any(position == value for _, position in node["values"]):
             return show_path(path)
     return "a value"

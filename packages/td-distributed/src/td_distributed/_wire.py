@@ -187,7 +187,7 @@ def assemble(message: Message, storage: Tensor) -> Any:
         FormatError: the storage is shorter than announced, or leaves contradict batch sizes.
     """
     with _file.damaged("a message"):
-        values = _file.joined(message.values)
+        values = _file.joined(message.values, message.nodes)
         result = _file.assembled(message.nodes, message.layout, values, storage)
     if message.consolidated:
         with contextlib.suppress(FrozenInstanceError):  # what is frozen keeps the lock of its class
