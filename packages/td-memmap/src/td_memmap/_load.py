@@ -204,20 +204,16 @@ class Reader:
         elif not level.sized:
             self._sidecars(node)
         elif level.version == 0 and not level.nodes:
-            self._unlisted(node)
+            # Releases 0.3 wrote collections without an entry.
+            self.guessed = True
+            for name in unlisted(self.tree, parts):
+                level.nodes[name] = (name,)
+                level.keys.append(name)
         node.entries = dict.fromkeys(level.keys)
         if level.members:
             node.members = dict.fromkeys(level.members)
         if sizes:
             self._find_leaves(node)
-
-    def _unlisted(self, node: Node) -> None:
-        """Add the collections that releases 0.3 wrote without an entry."""
-        self.guessed = True
-        level = node.level
-        for name in unlisted(self.tree, node.parts):
-            level.nodes[name] = (name,)
-            level.keys.append(name)
 
     def _sidecars(self, node: Node) -> None:
         """Read the files beside the metadata of a node that is not a mapping: members, values."""

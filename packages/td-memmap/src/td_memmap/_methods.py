@@ -256,7 +256,7 @@ def memmap_refresh_(data: Any, *, allow_pickle: bool | None = None) -> Any:
     """Read again what another process changed in the save that this collection maps.
 
     Raises:
-        RuntimeError: the collection maps no save.
+        StructureError: the collection maps no save.
 
     >>> td = TensorDict({"a": torch.arange(3)}).memmap("save")
     >>> _ = TensorDict({"b": torch.ones(2)}).memmap("save")
@@ -279,8 +279,8 @@ def make_memmap(
     """Add an entry of zeros to the save that this collection maps, and return its mapped tensor.
 
     Raises:
-        KeyPathError: the key is there already.
-        RuntimeError: the collection is not mapped.
+        StructureError: the key is there already, or the collection is not mapped.
+        KeyPathError: a live save cannot hold the key; save the collection again with it.
 
     >>> td = TensorDict().memmap()
     >>> td.make_memmap("a", (2,))

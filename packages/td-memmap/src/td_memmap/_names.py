@@ -53,11 +53,9 @@ def encode_key(key: str) -> str:
     """
     if _UNSAFE.search(key) is None and key not in _DOTS:
         return key
-    return "%2E" * len(key) or "%" if key in _DOTS else _UNSAFE.sub(_hex, key)
-
-
-def _hex(match: re.Match[str]) -> str:
-    return f"%{ord(match[0]):02X}"
+    if key in _DOTS:
+        return "%2E" * len(key) or "%"
+    return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", key)
 
 
 def stem(key: str, robust_key: bool) -> str:

@@ -144,7 +144,8 @@ class _Writer:
                 staging.make(parts)
             self._write_leaves()
             for parts, name, text in plan.texts[:-1]:
-                self._write_text(parts, name, text)
+                staging.tree.write(parts, name, text, sync=options.durable)
+                self._note_text(parts, name, text)
             if not options.like:
                 self._write_manifest()
             if options.durable:
@@ -277,10 +278,6 @@ class _Writer:
         self.files[file] = tensor
         if file.leaf is not None:
             self.mapped.setdefault(id(file.leaf), tensor)
-
-    def _write_text(self, parts: Parts, name: str, text: bytes) -> None:
-        self.staging.tree.write(parts, name, text, sync=self.options.durable)
-        self._note_text(parts, name, text)
 
     def _note_text(self, parts: Parts, name: str, text: bytes) -> None:
         path = (*parts, name)

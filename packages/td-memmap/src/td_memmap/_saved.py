@@ -63,7 +63,7 @@ class Saved(Attachment):
         while todo and self.path is not None:
             each = todo.pop()
             saved = saved_of(each)
-            if saved is None or saved.form != _form(each) or not _is_below(saved.path, self.path):
+            if saved is None or saved.form != _form(each) or not f"{saved.path}/".startswith(f"{self.path}/"):
                 return False
             todo.extend(each._nested())
         return self.path is not None
@@ -119,10 +119,6 @@ def saved_of(data: Any) -> Saved | None:
 
 def _form(node: Any) -> Any:
     return node.batch_size, node._names
-
-
-def _is_below(path: str | None, above: str) -> bool:
-    return path is not None and f"{path}/".startswith(f"{above}/")
 
 
 def directory(node: Core, saved: Saved) -> str | None:

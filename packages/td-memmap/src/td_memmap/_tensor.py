@@ -431,7 +431,11 @@ class MemoryMappedTensor(Tensor):
         # The likeliest are told by their type, which takes less time than to ask for the storages.
         if compiling or (kind is Tensor and index.ndim):
             return result
-        if kind is int or kind is slice or _same_storage(result, self):
+        if (
+            kind is int
+            or kind is slice
+            or result.untyped_storage().data_ptr() == self.untyped_storage().data_ptr()
+        ):
             return self._on(result, self._place)
         return result
 
@@ -547,10 +551,6 @@ def is_in_its_file(tensor: MemoryMappedTensor) -> bool:
     if place.identity is None or not is_whole(tensor):
         return is_whole(tensor)
     return place.shared and _fs.leads_to(place.filename, place.identity)
-
-
-def _same_storage(one: Tensor, other: Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _from_path(

@@ -43,11 +43,8 @@ class DirectoryFormat(Serializer):
         from . import _fs, _names
         from ._archive import is_memmap_archive
 
-        place = os.fspath(path)
-        if _fs.is_file(place):
-            return is_memmap_archive(place)
-        return any(
-            _fs.status(os.path.join(place, name)) is not None for name in (_names.META, _names.OLD_META)
+        return is_memmap_archive(path) or any(
+            _fs.status(os.path.join(path, name)) is not None for name in (_names.META, _names.OLD_META)
         )
 
 

@@ -299,7 +299,7 @@ class SiblingMethods:
         dtype: torch.dtype | None = None,
         robust_key: bool | None = True,
     ) -> Tensor:
-        """Add an entry that stands on ``storage``, mapped from a file of this save, and return its tensor."""
+        """Add an entry with the elements of ``storage`` to the save, and return its mapped tensor."""
 
     @provided_by("td-memmap")
     def make_memmap_from_tensor(
