@@ -15,7 +15,7 @@ from torch import Tensor
 
 __all__ = [
     "are_followed", "base_of", "before_transforms", "default_collate_functions", "foreach_kernel",
-    "functorch_level", "looks", "nested_view", "plain_results", "ragged_dim",
+    "functorch_level", "looks", "nested_view", "plain_results", "ragged_dim", "users_of",
 ]  # fmt: skip
 
 
@@ -166,3 +166,19 @@ def ragged_dim(tensor: Tensor) -> int:
     1
     """
     return int(getattr(tensor, "_ragged_idx", 1))
+
+
+_USES: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+
+
+def users_of(memory: torch.UntypedStorage) -> int | None:
+    """Return how many tensors and storages refer to the memory of a storage; None where this torch does not tell.
+
+    >>> leaf = torch.zeros(2)
+    >>> memory = leaf.untyped_storage()
+    >>> before = users_of(memory)
+    >>> view = leaf[0]
+    >>> before is None or users_of(memory) == before + 1
+    True
+    """
+    return None if _USES is None else int(_USES(memory._cdata))

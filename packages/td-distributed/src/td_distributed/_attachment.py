@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
 from operator import is_
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core import decode, encode
+from td_core import TensorDict, decode, encode
 from td_core._attachments import Attachment
 from td_core._buffers import Leaves
 from td_core._labels import arrived, relabel
@@ -74,7 +74,7 @@ class Taken:
             each = todo.pop()
             meta, keys, children = _parts(each)
             held = None if each is node else each
-            self._rows.append((held, type(each), deepcopy(meta), keys, [*children]))
+            self._rows.append((held, type(each), deepcopy(meta), [*keys], [*children]))
             todo += (child for child in children if not isinstance(child, Tensor))
 
     def holds(self, root: Any) -> bool:
@@ -82,7 +82,8 @@ class Taken:
         for node, cls, meta, keys, children in self._rows:
             each = root if node is None else node
             found = _parts(each)
-            if type(each) is not cls or found[:2] != (meta, keys) or not all(map(is_, found[2], children)):
+            same = type(each) is cls and found[0] == meta and [*found[1]] == keys
+            if not same or not all(map(is_, found[2], children)):
                 return False
         return (
             bool(self._rows)
@@ -91,23 +92,36 @@ class Taken:
         )
 
 
-def _parts(node: Any) -> tuple[Any, list[str], Collection[Any]]:
+def _parts(node: Any) -> tuple[Any, Iterable[str], Collection[Any]]:
     """Return the header of a node, the names of all that it holds, and the tensors and nodes among that."""
+    if type(node) is TensorDict:
+        # What its header is made of, so that nothing is made: this is asked before every message.
+        held = node._children()
+        return (node.batch_size, node.device, node._names, node._locked), held, held.values()
     record = KINDS.of(node).flatten(node)
     if record.members or record.values:
         children = [*record.entries.values(), *record.members.values()]
         return record.meta, [*record.entries, *record.members, *record.values], children
-    return record.meta, [*record.entries], record.entries.values()
+    return record.meta, record.entries, record.entries.values()
 
 
 class Consolidated(Attachment):
-    """The storage of a consolidated collection, one vector of bytes, and the file behind it, if there is one."""
+    """The storage of a consolidated collection, one vector of bytes, and the file behind it, if there is one.
 
-    __slots__ = ("_taken", "filename", "storage")
+    Attributes:
+        storage: the vector of bytes.
+        filename: the file.
+        memory: of the storage.
+        users: how many referred to the memory when the leaves were found in it as the reference lays them out; None before.
+    """
+
+    __slots__ = ("_taken", "filename", "memory", "storage", "users")
 
     def __init__(self, storage: Tensor, filename: Path | None = None) -> None:
         self.storage = storage
         self.filename = filename
+        self.memory = storage.untyped_storage()
+        self.users: int | None = None
         self._taken: Taken | None = None
 
     def taken(self, node: Any) -> Taken:
@@ -115,6 +129,10 @@ class Consolidated(Attachment):
         if self._taken is None or not self._taken.holds(node):
             self._taken = Taken(node, self._find)
         return self._taken
+
+    def received(self) -> Any:
+        """Return the last message that was received into the collection as it was then."""
+        return None if self._taken is None else self._taken.received
 
     def serves(self, node: Any) -> bool:
         """Tell whether all leaves lie in the storage: not where it is not aligned, nor after ``leaf.data = ...``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 from zlib import crc32
 
 import torch
@@ -18,14 +19,23 @@ from ._memory import bytes_of, room, vector
 MARK = 0x74645F77697265  # "td_wire"
 FAILED = -1
 
+_HOST = torch.device("cpu")
+#: Groups that are known to take messages from the memory of the host: to ask a group costs more than to send.
+_ON_HOST: WeakSet[Any] = WeakSet()
+
 
 def device_of(group: Any) -> torch.device:
     """Return where messages have to lie for the backend of a group."""
+    if (dist.group.WORLD if group is None else group) in _ON_HOST:
+        return _HOST
     if group is not None and not isinstance(group, dist.ProcessGroup):
         # A group that was made by hand is a backend, which torch.distributed does not know.
         return as_device("cuda" if group.name() == "nccl" else "cpu")
     served = _backends(group)
-    return as_device("cpu" if "cpu" in served else next(iter(served)))
+    if "cpu" not in served:
+        return as_device(next(iter(served)))
+    _ON_HOST.add(dist.group.WORLD if group is None else group)
+    return _HOST
 
 
 def _backends(group: Any) -> dict[str, str]:

@@ -27,7 +27,10 @@ LONGEST = 1 << 16
 
 def folder_of(collection: Any) -> str | None:
     """Return the folder that can be named instead of sending the bytes of a collection."""
-    return next((found for each in attachments(collection) if (found := each.files(collection))), None)
+    for each in attachments(collection):
+        if found := each.files(collection):
+            return found
+    return None
 
 
 def header_for(folder: str, peer: Any) -> bytes | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from td_core.errors import FormatError
 
 from . import _mapped, _reference, _wire
-from ._delivery import Target, deliver_files
+from ._delivery import Target, deliver_files, expected
 from ._group import MARK, device_of
 from ._memory import bytes_of, room
 
@@ -34,6 +34,7 @@ class Peer:
         group_rank: rank of the peer in ``group``, instead of ``rank``.
         tags: the tags of the messages, in order.
         last: the last tag that was used.
+        asked: the group itself.
         place: where messages have to lie, once someone asked.
     """
 
@@ -42,6 +43,7 @@ class Peer:
     group_rank: int | None
     tags: Iterator[int]
     last: int = 0
+    asked: Any = None
     place: torch.device | None = None
 
     def __post_init__(self) -> None:
@@ -50,7 +52,10 @@ class Peer:
                 "give the peer's rank in the global group, or its rank in the given group: one of the two; got "
                 f"{self.rank} and {self.group_rank}"
             )
-        size = dist.get_world_size(self.group)
+        # Asked directly, a group that was made by hand serves as well as one that torch.distributed knows.
+        self.asked = dist.group.WORLD if self.group is None else self.group
+        known = isinstance(self.asked, dist.ProcessGroup)
+        size = self.asked.size() if known else dist.get_world_size(self.group)
         if size < 0:
             raise ValueError("this process is not part of the group")
         if self.group_rank is None:
@@ -69,7 +74,7 @@ class Peer:
     def isend(self, tensor: Tensor) -> Any:
         """Start to send one message."""
         self.last = next(self.tags)
-        return self._group().send([tensor], self.group_rank, self.last)
+        return self.asked.send([tensor], self.group_rank, self.last)
 
     def recv(self, tensor: Tensor) -> Tensor:
         """Receive one message into ``tensor``."""
@@ -84,11 +89,7 @@ class Peer:
     def irecv(self, tensor: Tensor) -> Any:
         """Start to receive one message into ``tensor``."""
         self.last = next(self.tags)
-        return self._group().recv([tensor], self.group_rank, self.last)
-
-    def _group(self) -> Any:
-        # Asked directly, a group that was made by hand serves as well as one that torch.distributed knows.
-        return dist.group.WORLD if self.group is None else self.group
+        return self.asked.recv([tensor], self.group_rank, self.last)
 
     def device(self) -> torch.device:
         """Return where messages have to lie for the backend."""
@@ -181,7 +182,10 @@ def send(
         pseudo_rand: draw the tags from a generator seeded with ``init_tag`` instead.
         consolidated: send one payload message for all leaves.
         wire: ``"td"`` announces the structure first, so that a receiver whose structure differs raises; with
-            ``"reference"`` the peer may be tensordict itself, and a mismatch goes unnoticed or hangs.
+            ``"reference"`` the peer may be tensordict itself, and a mismatch goes unnoticed or hangs. A consolidated
+            collection is then looked at leaf by leaf only if another number of tensors refers to its storage than before,
+            as after ``leaf.data = ...`` with memory from elsewhere: what leaves them on the storage but in another way
+            (``leaf.t_()``, two leaves that exchange ``data``) goes unnoticed too.
 
     Raises:
         StructureError: a leaf cannot be sent (sparse, strided nested); nothing was sent.
@@ -196,12 +200,12 @@ def send(
     if _named(self, peer):
         return
     announced, payload = _wire.outgoing(self, consolidated)
-    if announced.spare is not None:
-        first, inside = announced.whole(MARK, payload[0])
-        peer.send(first)
-        announced.spare.append((first, inside))
+    if announced.spare is None:
+        peer.send(*_wire.packed(MARK, announced.header, payload))
         return
-    peer.send(*_wire.packed(MARK, announced.header, payload))
+    whole = announced.whole(MARK, payload[0])
+    peer.send(whole[0])
+    announced.spare.append(whole)
 
 
 def isend(
@@ -261,7 +265,7 @@ def recv(
         init_tag: tag of the first message, the sender's.
         pseudo_rand: as the sender.
         consolidated: needed with ``wire="reference"`` only; otherwise the message says it.
-        wire: as the sender.
+        wire: as the sender; with ``"reference"`` the same changes go unnoticed.
         root: folder, seen by both processes, below which the sender of a memory-mapped collection may name its files
             instead of sending their bytes; they are read from there.
 
@@ -328,24 +332,28 @@ def _named(collection: Any, peer: Peer) -> bool:
 
 
 def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
-    first, data, coming = _first(peer)
+    likely = expected(collection)
+    arrival = likely.arrivals.pop() if likely is not None and likely.arrivals else None
+    first = room(_wire.FIRST, peer.device()) if arrival is None else arrival[0]
+    if arrival is not None:
+        arrival[1][:] = _wire.NOTHING  # gloo takes a shorter message, which would leave the last one here
+    coming = peer.irecv(first)
     # All that needs no message is done while it comes.
     target = Target(collection)
     known = target.known()
-    start = b"" if known is None else known.start(MARK)
-    inside = None if known is None else first[len(start) :][: known.layout.nbytes]
+    if known is not None and (arrival is None or known is not likely):
+        arrival = known.arrival(first)
     coming.wait()
-    data = data or bytes_of(first)
-    if known is not None and inside is not None and bytes(data[: len(start)]) == start:
-        target.deliver(known, inside)
+    if known is not None and arrival is not None and arrival[1] == known.front(MARK):
+        target.deliver(known, arrival[2])
+        known.arrivals.append(arrival)
         return
-    mark, length, count, nbytes = _wire.FRONT.unpack_from(data)
+    data = bytes_of(first)
+    mark, length, count, nbytes, _ = _wire.FRONT.unpack_from(data)
     if mark == _mapped.ASKS:
         _mapped.answer(root, peer)
-        first, _, coming = _first(peer)
-        coming.wait()
-        data = bytes_of(first)
-        mark, length, count, nbytes = _wire.FRONT.unpack_from(data)
+        data = bytes_of(peer.recv(first))
+        mark, length, count, nbytes, _ = _wire.FRONT.unpack_from(data)
     if mark != MARK or not 0 < length <= _wire.LARGEST_HEADER:
         raise FormatError(
             "what arrived is no message of send(); does the peer use the same wire= and init_tag=?"
@@ -388,13 +396,6 @@ def _drop(peer: Peer, sizes: list[int]) -> None:
     scratch = room(max(sizes, default=0), peer.device())
     for size in sizes:
         peer.recv(scratch[:size])
-
-
-def _first(peer: Peer) -> tuple[Tensor, memoryview | None, Any]:
-    """Start to receive the first message; return where it comes to, the memory of that if it is the host's, the handle."""
-    first = room(_wire.FIRST, peer.device())
-    coming = peer.irecv(first)
-    return first, bytes_of(first) if first.is_cpu else None, coming
 
 
 def _tags(first: int, pseudo_rand: bool) -> Iterator[int]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from td_core import encode
 from td_core._collection import show_path
 from td_core._nodes import KINDS
+from td_core._torch_private import users_of
 from td_core.errors import StructureError
 
 from . import _storage
@@ -102,10 +103,19 @@ def receive(collection: Any, consolidated: bool, peer: Any) -> None:
 
 
 def _as_it_travels(collection: Any) -> Tensor | None:
-    """Return the storage of a consolidated collection if its leaves lie in it as the reference lays them out."""
+    """Return the storage of a consolidated collection if its leaves lie in it as the reference lays them out.
+
+    That is looked up again only once another number of tensors refers to its memory, as after ``leaf.data = ...``: to look
+    at all leaves takes longer than to send them.
+    """
     state = attached(collection)
-    taken = None if state is None else state.taken(collection)
-    if state is None or taken is None or taken.layout is None:
+    if state is None:
+        return None
+    users = users_of(state.memory)
+    if users is not None and state.users == users:
+        return state.storage
+    taken = state.taken(collection)
+    if taken.layout is None:
         return None
     if taken.planned is None:
         planned = _plan(taken.encoded)
@@ -113,4 +123,7 @@ def _as_it_travels(collection: Any) -> Tensor | None:
             [span.start for leaf in each.leaves for span in leaf.spans] for each in (taken.layout, planned)
         ]
         taken.planned = starts[0] == starts[1] and len(state.storage) == planned.nbytes
-    return state.storage if taken.planned else None
+    if not taken.planned:
+        return None
+    state.users = users_of(state.memory)
+    return state.storage

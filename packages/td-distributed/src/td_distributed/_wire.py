@@ -1,10 +1,11 @@
 """The header that travels before the leaves: what will come, so that the receiver can refuse it and stay in step.
 
-What travels is: four int64 (a mark, the length of the header, the number of payload messages, their bytes), the header
-as JSON (the encoded tree, where each piece of each leaf lies in one storage, the values), then the payload: the storage as
-plain bytes, in one part, or in one for each large leaf and one for each run of small leaves, and each part in pieces of
-bounded size, so that a receiver drops what it cannot take in bounded memory. The first message has a fixed size and holds
-as much of it as fits. Nothing in it is executed, imported or looked up but registered node kinds.
+What travels is: four int64 (a mark, the length of the header, the number of payload messages, their bytes), a digest of
+the header (a receiver knows by it what came before), the header as JSON (the encoded tree, where each piece of each leaf
+lies in one storage, the values), then the payload: the storage as plain bytes, in one part, or in one for each large leaf
+and one for each run of small leaves, and each part in pieces of bounded size, so that a receiver drops what it cannot take
+in bounded memory. The first message has a fixed size and holds as much of it as fits. Nothing in it is executed, imported
+or looked up but registered node kinds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import contextlib
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -34,8 +36,9 @@ FIRST = 1 << 15
 APART = 1 << 20
 #: The largest message of a payload.
 PIECE = 1 << 28
-#: A mark, the length of the header, the number of payload messages, their bytes.
-FRONT = struct.Struct("<4q")
+#: A mark, the length of the header, the number of payload messages, their bytes, the digest of the header.
+FRONT = struct.Struct("<4q16s")
+NOTHING = bytes(FRONT.size)
 
 
 @dataclass(slots=True)
@@ -49,8 +52,9 @@ class Message:
         values: (plain, types) of each value of non-tensor data.
         together: the storage comes in one part.
         consolidated: the collection was locked by consolidation, so the received one is not.
-        spare: first messages that carried the whole of it and are out, to be filled and sent again, and where in them the
-            payload stands; None for what is sent once, or in several messages.
+        spare: first messages that carried the whole of it and are out, to be filled and sent again, where in them the
+            payload stands, and where it comes from; None for what is sent once, or in several messages.
+        arrivals: memory of the host in which first messages like this one have arrived, for the next ones.
     """
 
     header: bytes
@@ -59,25 +63,37 @@ class Message:
     values: list[tuple[Any, Any]]
     together: bool
     consolidated: bool = False
-    spare: list[tuple[Tensor, Tensor]] | None = None
+    spare: list[tuple[Tensor, memoryview, memoryview]] | None = None
+    arrivals: list[tuple[Tensor, memoryview, Tensor]] = field(default_factory=list)
+    _front: bytes | None = None
 
-    def start(self, mark: int) -> bytes:
-        """Return what the first message starts with: the four numbers and the header."""
-        sizes = [stop - start for start, stop in self.parts()]
-        return FRONT.pack(mark, len(self.header), len(sizes), sum(sizes)) + self.header
+    def front(self, mark: int) -> bytes:
+        """Return what stands before the header."""
+        if self._front is None:
+            sizes = [stop - start for start, stop in self.parts()]
+            self._front = front(mark, self.header, sizes)
+        return self._front
+
+    def arrival(self, first: Tensor) -> tuple[Tensor, memoryview, Tensor] | None:
+        """Return memory of the host for a first message, what stands there before the header, and the storage."""
+        if not first.is_cpu:
+            return None
+        start = FRONT.size + len(self.header)
+        return first, bytes_of(first)[: FRONT.size], first[start : start + self.layout.nbytes]
 
     def is_small(self) -> bool:
         """Tell whether the first message carries one storage beside the header."""
         size = self.layout.nbytes
         return self.together and 0 < size <= FIRST - FRONT.size - len(self.header)
 
-    def whole(self, mark: int, storage: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a first message that carries all, and where in it the payload stands; to be put back into ``spare``."""
+    def whole(self, mark: int, storage: Tensor) -> tuple[Tensor, memoryview, memoryview]:
+        """Return a first message that carries all, to be put back into ``spare``."""
         if not self.spare:
             first = packed(mark, self.header, [storage])[0]
-            return first, first[FRONT.size + len(self.header) :][: len(storage)]
-        first, inside = self.spare.pop()
-        return first, inside.copy_(storage)
+            return first, bytes_of(first)[FRONT.size + len(self.header) :][: len(storage)], bytes_of(storage)
+        whole = self.spare.pop()
+        whole[1][:] = whole[2]
+        return whole
 
     def parts(self) -> list[tuple[int, int]]:
         """Return (first byte, one past the last) of each piece of the storage that travels."""
@@ -88,12 +104,19 @@ class Message:
         return [(at, min(at + PIECE, stop)) for start, stop in whole for at in range(start, stop, PIECE)]
 
 
+def front(mark: int, header: bytes, sizes: Sequence[int]) -> bytes:
+    """Return what stands before a header, for payload messages of some sizes."""
+    digest = blake2b(header, digest_size=16).digest()
+    return FRONT.pack(mark, len(header), len(sizes), sum(sizes), digest)
+
+
 def packed(mark: int, header: bytes, payload: Sequence[Tensor]) -> list[Tensor]:
     """Return the messages that carry a header and a payload: a first one of a fixed size, and what does not fit in it."""
-    nbytes, stop = sum(map(len, payload)), FRONT.size + len(header)
-    front = FRONT.pack(mark, len(header), len(payload), nbytes)
-    inside, fits = stop <= FIRST, stop + nbytes <= FIRST
-    parts = [front, header if inside else b"", *(bytes_of(part) for part in payload if fits)]
+    sizes, stop = list(map(len, payload)), FRONT.size + len(header)
+    inside, fits = stop <= FIRST, stop + sum(sizes) <= FIRST
+    parts = [
+        front(mark, header, sizes), header if inside else b"", *(bytes_of(part) for part in payload if fits)
+    ]  # fmt: skip
     first = bytearray(FIRST)
     at = 0
     for part in parts:
@@ -113,6 +136,8 @@ def outgoing(collection: Any, together: bool) -> tuple[Message, list[Tensor]]:
         CodecError: a value that no registered serializer stores; names its key.
     """
     message, encoded, storage = _announced(collection, together)
+    if message.spare is not None and storage is not None:
+        return message, [storage]
     return message, _payload(message, encoded, storage)
 
 
@@ -155,7 +180,7 @@ def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tenso
         return _announce(encoded, _storage.plan(encoded), together, state is not None), encoded, None
     if taken.sent is None:
         taken.sent = _announce(taken.encoded, taken.layout, True, True)
-        taken.sent.spare = [] if taken.sent.is_small() else None
+        taken.sent.spare = [] if taken.sent.is_small() and state.storage.is_cpu else None
     return taken.sent, taken.encoded, state.storage
 
 
