@@ -329,6 +329,18 @@ def test_different_keys_are_named(call: str) -> None:
         getattr(td, call)(other)
 
 
+@pytest.mark.parametrize("call", ["add", "add_", "__eq__", "__lt__", "maximum"])
+def test_different_keys_below_a_lazy_stack_are_named(call: str) -> None:
+    td, other = (
+        TensorDict({"n": {"l": LazyStackedTensorDict(TensorDict({"m": {key: torch.ones(1)}}))}})
+        for key in "ac"
+    )
+    with pytest.raises(
+        StructureError, match=r"differ at key \('n', 'l', 'm'\): missing keys \['a'\], extra keys \['c'\]"
+    ):
+        getattr(td, call)(other)
+
+
 def test_a_failing_leaf_is_named_and_its_error_keeps_its_type() -> None:
     td = TensorDict({"a": torch.ones(2, 3), "n": {"b": torch.ones(2, 4)}}, [2])
     other = TensorDict({"a": torch.ones(2, 3), "n": {"b": torch.ones(2, 5)}}, [2])

@@ -609,6 +609,12 @@ def test_classes_of_equal_fields_are_not_joined() -> None:
     for join in (torch.stack, torch.cat, TensorDict.lazy_stack):
         with pytest.raises(StructureError, match="cannot join a Leg and a Step"):
             join([Leg(torch.ones(2), batch_size=[2]), Step(torch.ones(2), batch_size=[2])])
+    below = [TensorDict({"n": {"p": cls(torch.ones(2), batch_size=[2])}}, [2]) for cls in (Leg, Step)]
+    for join in (torch.stack, torch.cat):
+        with pytest.raises(
+            StructureError, match=r"cannot join a Leg and a Step at key \('n', 'p'\): convert"
+        ):
+            join(below)
 
 
 @pytest.mark.parametrize("locked", [False, True])

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,21 @@ def test_assert_close() -> None:
     for pair in ((td, values), (values, td)):
         with pytest.raises(AssertionError, match="the structures differ at key 'u'"):
             assert_close(*pair)
+
+
+@pytest.mark.parametrize(
+    "other", [NonTensorStack("a", "b"), TensorDict({}, [2])], ids=lambda node: type(node).__name__
+)
+def test_another_kind_in_its_place_is_told_with_its_key(other: Any) -> None:
+    first, second = (
+        TensorDict({"n": {"u": u}, "x": torch.ones(2)}, [2]) for u in (UnbatchedTensor(torch.ones(3)), other)
+    )
+    found = (
+        rf"the structures differ at key \('n', 'u'\): a UnbatchedNode there, a {type(other).__name__} here"
+    )
+    for operation in (torch.add, torch.eq, partial(torch.lerp, weight=0.5), lambda *pair: torch.stack(pair)):
+        with pytest.raises(StructureError, match=found):
+            operation(first, second)
 
 
 def test_comparison() -> None:

@@ -29,7 +29,7 @@ from ._ops.join_levels import rows, why_not_joined
 from ._pytree import register_mapping
 from ._traced import new_object
 from ._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, LevelKeys, stores_what_is_shown
-from .errors import KeyPathError, KeyTakenError
+from .errors import KeyPathError, KeyTakenError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="TensorDict")
@@ -488,7 +488,10 @@ class TensorDict(TensorDictBase):
                         break
                     todo.append((child._data, found._data))
                 elif isinstance(found, Core):
-                    child._collect_both(found, mine, theirs, foreign)
+                    try:
+                        child._collect_both(found, mine, theirs, foreign)
+                    except StructureError:
+                        break
                 else:
                     break
             else:

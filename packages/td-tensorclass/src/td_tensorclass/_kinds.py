@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,13 +39,10 @@ def _flatten_data(node: NonTensorDataBase) -> Record:
     return Record(header(node), values=values)
 
 
-def _unflatten_as(cls: type[NonTensorDataBase]) -> Any:
-    def unflatten(record: Record) -> NonTensorDataBase:
-        size = said(record.meta, "batch_size", list)
-        node = (record.cls or cls)(record.values["data"], record.values.get("_metadata"), batch_size=size)
-        return _place(node, record.meta)  # type: ignore[no-any-return]
-
-    return unflatten
+def _unflatten_data(cls: type[NonTensorDataBase], record: Record) -> NonTensorDataBase:
+    size = said(record.meta, "batch_size", list)
+    node = (record.cls or cls)(record.values["data"], record.values.get("_metadata"), batch_size=size)
+    return _place(node, record.meta)  # type: ignore[no-any-return]
 
 
 def _flatten_stack(node: NonTensorStack) -> Record:
@@ -68,14 +66,11 @@ def _data_to_directory(node: NonTensorDataBase) -> Record:
     return Record(meta, values={"data": node._value, "_metadata": node._metadata})
 
 
-def _data_from_values(cls: type[NonTensorDataBase]) -> Any:
-    def unflatten(record: Record) -> NonTensorDataBase:
-        # The format leaves out what is None, and takes the batch size of the level above.
-        values, size = record.values, record.batch_size
-        node = (record.cls or cls)(values.get("data"), values.get("_metadata"), batch_size=size)
-        return _place(node, {"names": record.meta.get("_names")})  # type: ignore[no-any-return]
-
-    return unflatten
+def _data_from_values(cls: type[NonTensorDataBase], record: Record) -> NonTensorDataBase:
+    # The format leaves out what is None, and takes the batch size of the level above.
+    values, size = record.values, record.batch_size
+    node = (record.cls or cls)(values.get("data"), values.get("_metadata"), batch_size=size)
+    return _place(node, {"names": record.meta.get("_names")})  # type: ignore[no-any-return]
 
 
 def _stack_to_directory(node: NonTensorStack) -> Record:
@@ -158,16 +153,20 @@ def _unflatten_unbatched(record: Record) -> UnbatchedNode:
 
 
 def _data_kind(cls: type[NonTensorDataBase]) -> NodeKind:
-    name = cls.__name__
+    name, unflatten, from_values = (
+        cls.__name__,
+        partial(_unflatten_data, cls),
+        partial(_data_from_values, cls),
+    )
     return NodeKind(
         name,
         cls,
         _flatten_data,
-        _unflatten_as(cls),
+        unflatten,
         {
-            "memmap/1": Layout(_data_to_directory, _data_from_values(cls), (f"<class '{_MODULE}.{name}'>",)),
-            "consolidated/1": Layout(_flatten_data, _unflatten_as(cls), (name,)),
-            "state_dict/2": Layout(_state_data, _data_from_values(cls), (name,)),
+            "memmap/1": Layout(_data_to_directory, from_values, (f"<class '{_MODULE}.{name}'>",)),
+            "consolidated/1": Layout(_flatten_data, unflatten, (name,)),
+            "state_dict/2": Layout(_state_data, from_values, (name,)),
         },
     )
 
@@ -189,10 +188,5 @@ NODE_KINDS = (
             "state_dict/2": Layout(_state_stack, _from_state_stack, ("NonTensorStack",)),
         },
     ),
-    NodeKind(
-        "UnbatchedTensor",
-        UnbatchedNode,
-        _flatten_unbatched,
-        _unflatten_unbatched,
-    ),
+    NodeKind("UnbatchedTensor", UnbatchedNode, _flatten_unbatched, _unflatten_unbatched),
 )

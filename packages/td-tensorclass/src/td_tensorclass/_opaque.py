@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from td_core import LinkedList
-from td_core._collection import Child, Core, keeps_memory
+from td_core._collection import Child, Core, keeps_memory, show_path
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, move_names
 from td_core._ops.batch_size import as_batch_size
@@ -105,7 +105,7 @@ class ValueNode(OpaqueNode):
     def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
         for item in items:
             if not isinstance(item, ValueNode):
-                raise value_against_node(self, item, path)
+                raise differing(self, item, path)
         size = torch.Size(plan.lead + self._batch_size[plan.n :])
         names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
         if self._stays_one(items, plan.stacks):
@@ -116,7 +116,7 @@ class ValueNode(OpaqueNode):
     def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
         """Return which values are equal (which differ, for ``torch.ne``), as a tensor of the batch size."""
         if not isinstance(other, ValueNode):
-            raise value_against_node(self, other, ())
+            raise differing(self, other, ())
         size = self._batch_size
         same = [equal_values(a, b) for a, b in zip(self._values_for(size), other._values_for(size))]
         equal = torch.tensor(same, dtype=torch.bool, device=self._device).view(size)
@@ -139,7 +139,7 @@ class ValueNode(OpaqueNode):
 
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         if not other._opaque:
-            raise value_against_node(self, other, path)
+            raise differing(self, other, path)
 
     def update(
         self: SelfT,
@@ -279,9 +279,9 @@ def _chosen(items: Sequence[Any], plan: Any) -> list[Any]:
     return [values[i] for i in plan.leaf(places).flatten().tolist()]
 
 
-def value_against_node(value: Core, other: Core, path: tuple[str, ...]) -> StructureError:
-    """Return the error for non-tensor data that faces a collection with entries."""
-    where = f"key {path if len(path) != 1 else path[0]!r}" if path else "the root"
+def differing(value: Core, other: Any, path: tuple[str, ...]) -> StructureError:
+    """Return the error for a node without entries that faces another kind, at a key path that is () where it is not known."""
+    at = f" at {show_path(path)}" if path else ""
     return StructureError(
-        f"the structures differ at {where}: a {type(value).__name__} there, a {type(other).__name__} here"
+        f"the structures differ{at}: a {type(value).__name__} there, a {type(other).__name__} here"
     )

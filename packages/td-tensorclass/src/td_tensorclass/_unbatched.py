@@ -23,7 +23,7 @@ from td_core._views import SHOWN
 from td_core.errors import StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
 
-from ._opaque import OpaqueNode
+from ._opaque import OpaqueNode, differing
 from ._trees import dump_held, held, hold, load_held
 from ._values import same_value
 
@@ -148,7 +148,7 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
         out.append(self._payload)
 
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
-        out.append(_payload_of(other))
+        out.append(self._facing(other, path)._payload)
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         return self._with(next(leaves))
@@ -175,7 +175,7 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
 
     def _join(self: SelfT, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
         for i, item in enumerate(items):
-            if not same_value(_payload_of(item), self._payload):
+            if not same_value(self._facing(item, path)._payload, self._payload):
                 raise StructureError(
                     f"cannot join: the UnbatchedTensor at key {path or '()'} differs between items 0 and {i}, and one "
                     "tensor stands for the whole batch; set it again as a plain tensor with the dims of the batch"
@@ -196,7 +196,13 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
         self._written_at(index, value)
 
     def _compare(self: SelfT, other: Any, single: Callable[..., Any]) -> SelfT:
-        return self._with(single(self._payload, _payload_of(other)))
+        return self._with(single(self._payload, self._facing(other)._payload))
+
+    def _facing(self, other: Any, path: tuple[str, ...] = ()) -> UnbatchedNode:
+        """Return the node of another collection that stands where this one does, which must be of this kind."""
+        if not isinstance(other, UnbatchedNode):
+            raise differing(self, other, path)
+        return other
 
     def _print_entry(self) -> str:
         return f"{short_dtype(self._payload.dtype)}{list(self._payload.shape)}"
@@ -215,12 +221,6 @@ def _plain(tensor: Tensor) -> Tensor:
     # A graph cannot take the class away from a tensor, but an operation can give a plain one.
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.view(tensor.shape)
-
-
-def _payload_of(node: Any) -> Tensor:
-    if not isinstance(node, UnbatchedNode):
-        raise StructureError(f"the structures differ: an UnbatchedTensor there, a {type(node).__name__} here")
-    return node._payload
 
 
 def to_unbatched(value: Any, batch_size: torch.Size, device: torch.device | None) -> UnbatchedNode:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from td_core import TensorCollection
-from td_core._collection import Child, Core
+from td_core._collection import Child, Core, show_path
 from td_core._names import Names
 from td_core._traced import new_object
 from td_core.errors import StructureError
@@ -132,8 +132,9 @@ class Wrapper(TensorCollection):
     def _check_joinable(self, items: Sequence[Core], path: tuple[str, ...]) -> None:
         for item in items:
             if type(item) is not type(self):
+                where = f" at {show_path(path)}" if path else ""
                 raise StructureError(
-                    f"cannot join a {type(self).__name__} and a {type(item).__name__}: convert one of them, with "
+                    f"cannot join a {type(self).__name__} and a {type(item).__name__}{where}: convert one of them, with "
                     "from_tensordict() or to_tensordict()"
                 )
 
