@@ -85,7 +85,7 @@ def consolidate(
     layout = _storage.plan(encoded)
     trailer = _file.trailer(self, encoded, layout) if filename is not None or metadata else b""
     devices = {leaf.device for leaf in encoded.leaves}
-    shared = devices.copy().pop() if len(devices) == 1 else torch.device("cpu")
+    shared = next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
     where = shared if device is None else as_device(device)
     path = None if filename is None else Path(filename)
     if path is not None and where.type == "meta":
@@ -100,12 +100,12 @@ def consolidate(
     else:
         storage = _allocate(size, where, share_memory, pin_memory)
         pieces = _storage.Views(storage).pieces(layout)
-        room = storage[: layout.nbytes]
+        body = storage[: layout.nbytes]
         if len(devices) == 1 and where != shared and layout.nbytes <= _storage.SMALL * len(encoded.leaves):
             # One copy between devices, not one for each small leaf.
-            room.copy_(_storage.gathered(layout, encoded.leaves), non_blocking=non_blocking)
+            body.copy_(_storage.gathered(layout, encoded.leaves), non_blocking=non_blocking)
         else:
-            _storage.fill(room, layout, pieces, encoded.leaves, num_threads, non_blocking)
+            _storage.fill(body, layout, pieces, encoded.leaves, num_threads, non_blocking)
         if num_threads > 1 or (non_blocking and path is not None):
             for each in {where, *devices}:
                 if each.type == "cuda":
@@ -113,7 +113,7 @@ def consolidate(
         if metadata:
             storage[layout.nbytes :] = vector(trailer)
         if path is not None:
-            _file.write(path, layout.nbytes, [(0, room)], trailer)
+            _file.write(path, layout.nbytes, [(0, body)], trailer)
     result = decode(Encoded(encoded.nodes, _storage.together(layout, pieces), encoded.values))
     if device is not None:
         relabel(result, where)
