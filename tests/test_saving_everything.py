@@ -570,3 +570,18 @@ def test_any_values_round_trip(values: list[Any], tmp_path_factory: pytest.TempP
         assert repr(loaded.get("column").tolist()) == repr(values)
         assert loaded.get("column").batch_size == (len(values),)
         assert repr(loaded.get("one").data) == repr(values[0])
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_save_of_what_is_consolidated_knows_the_locks_of_its_owner_alone(
+    locked: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("td_distributed")
+    tree = TensorDict({"a": torch.ones(2), "n": TensorDict({"b": torch.ones(2)}, lock=locked)})
+    held = tree.consolidate()
+    assert held.is_locked and held["n"].is_locked
+    held.memmap(tmp_path / "save")
+    loaded = TensorDict.load_memmap(tmp_path / "save")
+    assert [loaded.is_locked, loaded["n"].is_locked] == [False, locked]
+    state = TensorDict(tree).load_state_dict(held.state_dict())
+    assert [state.is_locked, state["n"].is_locked] == [False, locked]

@@ -103,17 +103,30 @@ def test_pickling(name: str, way: str, consolidated: bool) -> None:
     if name == "float8" and way == "protocol 2" and not consolidated:
         pytest.skip("torch writes such leaves, and cannot read them")
     tree = TREES[name]()
+    locked = tree.is_locked
     if consolidated:
         tree = tree.consolidate()
     back = WAYS[way](tree)
     same(back, tree)
-    assert back.is_locked == tree.is_locked
+    assert back.is_locked == locked
     assert back.is_consolidated() == consolidated
     if consolidated:
         assert torch.equal(storage_of(back), storage_of(tree))
         for leaf in back._leaves():
             leaf.zero_()
         assert not storage_of(back).any() or name == "jagged"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_consolidation_locked_is_not_locked_where_it_is_unpickled(way: str) -> None:
+    tree = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}, "m": TensorDict(c=1, lock=True)})
+    back = WAYS[way](tree.consolidate())
+    assert [back.is_locked, back["n"].is_locked, back["m"].is_locked] == [False, False, True]
+    back["n", "d"] = torch.zeros(2)
+    back["a"] = torch.zeros(2)
+    assert not back.is_consolidated()
+    same(WAYS[way](back), back)
+    assert back.consolidate().is_consolidated()
 
 
 def test_torch_save_and_load_with_weights_only() -> None:
@@ -213,7 +226,7 @@ def test_buffers_that_must_not_be_written_are_copied_unless_consolidated(
     starts = [np.frombuffer(buffer, np.uint8).ctypes.data for buffer in frozen]
     # Nor can there be a view where bytes are not aligned.
     assert (back._leaves()[0].data_ptr() == starts[0]) == (consolidated and not skipped)
-    assert back.is_locked == back.is_consolidated() == consolidated
+    assert back.is_consolidated() == consolidated and not back.is_locked
     if not consolidated:
         for leaf in back._leaves():
             leaf.zero_()

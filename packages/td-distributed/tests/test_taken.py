@@ -232,6 +232,18 @@ def test_the_wire_of_the_reference_misses_leaves_that_exchanged_memory() -> None
     same(sent(td, emptied(td), wire="reference"), td)
 
 
+@pytest.mark.parametrize("wire", ["td", "reference"])
+def test_what_is_not_locked_is_sent_as_it_is_after_an_entry_was_replaced(wire: str) -> None:
+    td = pickle.loads(pickle.dumps(tree().consolidate()))
+    assert td.is_consolidated() and not td.is_locked
+    for _ in range(2):
+        sent(td, td, wire=wire)
+    td["a"] = td["a"] - 1
+    same(sent(td, emptied(td), wire=wire), td)
+    td["new"] = td["a"]
+    same(sent(td, emptied(td), wire=wire), td)
+
+
 def test_where_users_of_memory_cannot_be_counted_the_wire_of_the_reference_looks_at_every_leaf(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,6 +1,6 @@
-"""What a sibling keeps beside a locked collection, and how it makes operations on the whole of it faster.
+"""What a sibling keeps beside a collection, and how it makes operations on the whole of it faster.
 
-``node._attachments`` is a dict for as long as the node is locked. What stands in it under a sibling's name may be an
+``node._attachments`` is a dict until the node is unlocked. What stands in it under a sibling's name may be an
 :class:`Attachment`; core asks it before it takes the general way.
 """
 

@@ -55,6 +55,10 @@ class Plan(Protocol):
         """Return the plan for the members of a lazy stack and its new stack dim; None: densify first."""
 
 
+#: What ``_locked`` is where what is attached to a node has locked it, and not its owner.
+ATTACHED = "attached"
+
+
 class Core(ABC):
     """What a kind of collection must provide, and what it gets for it."""
 
@@ -73,7 +77,7 @@ class Core(ABC):
     _changes_values: bool = False
 
     # A kind has nothing to do for these, unless it has slots.
-    _locked: bool = False
+    _locked: bool | str = False
     _lock_parents: list[weakref.ref[Core]] | None = None
     _attachments: dict[str, Any] | None = None
     _undo: Callable[[Any], Any] | None = None
@@ -192,7 +196,7 @@ class Core(ABC):
 
     def _all_locked(self) -> bool:
         """Tell whether structural changes are refused, by a lazy stack where every member does."""
-        return self._locked
+        return bool(self._locked)
 
     def _below(self) -> list[Child]:
         """Return what is directly below: the members of a lazy stack, the entries of any other node."""

@@ -56,8 +56,7 @@ def _dense_to_directory(td: Any) -> Record:
     }
     if td._names is not None:
         meta["_names"] = list(td._names)
-    # A collection with attachments is locked because it is mapped or consolidated, not by its owner.
-    if td._locked and not td._attachments:
+    if td._locked is True:
         meta["_locked"] = True
     return Record(meta, dict(td._children()))
 
@@ -93,7 +92,7 @@ def _flatten_stack(stack: LazyStackedTensorDict) -> Record:
         meta["batch_size"] = list(stack._empty_size)
         if stack.device is not None:
             meta["device"] = str(stack.device)
-    if stack._locked:
+    if stack._locked is True:
         meta["locked"] = True
     return Record(meta, members={str(i): member for i, member in enumerate(stack._members)})
 
@@ -129,7 +128,7 @@ def _stack_to_directory(stack: LazyStackedTensorDict) -> Record:
     }
     if not stack._members:
         meta["_batch_size"] = list(stack._empty_size)
-    if stack._locked and not stack._attachments:
+    if stack._locked is True:
         meta["_locked"] = True
     return Record(meta, members={str(i): member for i, member in enumerate(stack._members)})
 
@@ -162,7 +161,12 @@ def _params_to_directory(params: TensorDictParams) -> Record:
 
 def _dense_to_buffer(td: Any) -> Record:
     device = None if td.device is None else str(td.device)
-    meta = {"device": device, "names": td.names, "batch_size": list(td.batch_size), "is_locked": td._locked}
+    meta = {
+        "device": device,
+        "names": td.names,
+        "batch_size": list(td.batch_size),
+        "is_locked": td._locked is True,
+    }
     return Record(meta, dict(td._children()))
 
 
@@ -177,7 +181,7 @@ def _dense_from_buffer(record: Record) -> TensorDict:
 def _stack_to_buffer(stack: LazyStackedTensorDict) -> Record:
     record = _flatten_stack(stack)
     record.meta.pop("locked", None)
-    record.meta = {"stack_dim_name": None, **record.meta, "is_locked": stack._locked}
+    record.meta = {"stack_dim_name": None, **record.meta, "is_locked": stack._locked is True}
     return record
 
 

@@ -141,7 +141,7 @@ class LazyStackedTensorDict(TensorDictBase):
     def _all_locked(self) -> bool:
         # The first member tells as a rule, so they are not copied: a loop that adds one by one would become quadratic.
         members = () if self._opaque else self._members
-        return self._locked or (bool(members) and all(member.is_locked for member in members))
+        return bool(self._locked) or (bool(members) and all(member.is_locked for member in members))
 
     @property
     def tensordicts(self) -> list[Any]:

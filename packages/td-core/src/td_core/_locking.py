@@ -1,6 +1,8 @@
 """Locks: a locked collection refuses structural change, and its sub-collections lock with it.
 
 A child remembers who locked it by weak reference only: dropping the parent frees the child to be unlocked.
+
+The owner of a collection locks it, or a sibling does, around what it attaches: of that lock no copy knows.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from ._collection import Core
 from .errors import LockedError
 
 
-def lock(root: Core) -> None:
-    """Lock a collection and everything below it."""
+def lock(root: Core, how: bool | str = True) -> None:
+    """Lock a collection and everything below it; ``how`` is ``ATTACHED`` where not the owner does."""
     if root._locked:
         return
     todo: list[tuple[Any, weakref.ref[Core] | None]] = [(root._inner(), None)]
@@ -30,7 +32,7 @@ def lock(root: Core) -> None:
                     parents.append(parent)
             if node._locked:
                 continue
-            node._locked = True
+            node._locked = how
             this: weakref.ref[Core] | None = None
             for child in node._nested():
                 if this is None:

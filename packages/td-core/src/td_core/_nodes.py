@@ -330,7 +330,7 @@ def said(meta: Any, name: str, *types: type) -> Any:
 
 
 def header(node: Any) -> dict[str, Any]:
-    """Return what most kinds say about a node itself: batch size, and device, names and lock where it has them.
+    """Return what most kinds say about a node itself: batch size, and device, names and its owner's lock where it has them.
 
     >>> header(TensorDict({"a": 1}, lock=True))
     {'batch_size': [], 'locked': True}
@@ -340,7 +340,7 @@ def header(node: Any) -> dict[str, Any]:
         meta["device"] = str(node.device)
     if node._names is not None:
         meta["names"] = list(node._names)
-    if node._locked:
+    if node._locked is True:
         meta["locked"] = True
     return meta
 

@@ -16,6 +16,7 @@ from td_core import TensorDict, decode, encode
 from td_core._attachments import Attachment
 from td_core._buffers import Leaves
 from td_core._labels import arrived, relabel
+from td_core._locking import lock
 from td_core._nodes import KINDS, Encoded
 from td_core._ops.moving import Target, move
 from td_core._torch_private import looks
@@ -158,17 +159,14 @@ class Consolidated(Attachment):
             found.append(Leaf(tuple(spans), ragged))
         return Layout(found, size)
 
-    def _on(self, storage: Tensor, encoded: Encoded, layout: Layout) -> Any:
-        """Return the collection with its leaves on another storage of the same layout."""
-        leaves = _storage.Views(storage).leaves(layout)
-        result = decode(Encoded(encoded.nodes, leaves, encoded.values))
-        return attach(result, Consolidated(storage))
-
     def _elsewhere(self, node: Any, move: Any) -> Any:
         taken = self.taken(node)
         if taken.layout is None or taken.takes_grad:
             return None
-        return self._on(move(self.storage), taken.encoded, taken.layout)
+        storage = move(self.storage)
+        leaves = _storage.Views(storage).leaves(taken.layout)
+        result = decode(Encoded(taken.encoded.nodes, leaves, taken.encoded.values))
+        return attach(result, Consolidated(storage), node._locked)
 
     def cloned(self, node: Any) -> Any:
         """Return an unlocked copy of ``node``; in the memory of the host one call for each leaf is as fast."""
@@ -246,9 +244,10 @@ def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], clas
 torch.serialization.add_safe_globals([rebuild])
 
 
-def attach(collection: Any, state: Consolidated) -> Any:
-    """Lock a collection around its storage and return it."""
-    collection.lock_()
+def attach(collection: Any, state: Consolidated, locked: bool | str = False) -> Any:
+    """Attach its storage to a collection, lock it if asked to, and return it."""
+    if locked:
+        lock(collection, locked)
     node = collection._inner()
     node._attachments = {**(node._attachments or {}), KEY: state}
     return collection

@@ -1,7 +1,8 @@
 """Consolidation: every leaf of a collection a view on one storage, with the encoding of the tree beside it.
 
-The storage is attached to the result for as long as it is locked, so a structural change (which needs an unlock)
-drops it, and nothing stale is ever served. Writing a leaf in place writes the storage.
+The storage is attached to the result, which is locked. What is read from a file or unpickled is locked only where its
+source was before it was consolidated; that the storage still holds all its leaves is looked at whenever it is to serve,
+so nothing stale is. Writing a leaf in place writes the storage.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from td_core import decode, encode
+from td_core._collection import ATTACHED
 from td_core._devices import as_device, wait_for
 from td_core._labels import relabel
 from td_core._locking import refuse_if_locked_below
@@ -120,7 +122,7 @@ def consolidate(
     if inplace:
         put_back(self, result)
         result = self
-    return attach(result, Consolidated(storage, path))
+    return attach(result, Consolidated(storage, path), ATTACHED)
 
 
 _NO_OPTIONS = ("self", "filename", "inplace", "return_early")
@@ -163,7 +165,7 @@ def from_consolidated(filename: str | Path) -> Any:
     tensor([0, 1, 2])
     """
     tree, storage = _file.read(filename)
-    return _held(tree, storage, Path(filename))
+    return attach(tree, Consolidated(storage, Path(filename)))
 
 
 def from_buffer(buffer: Tensor) -> Any:
@@ -186,9 +188,4 @@ def from_buffer(buffer: Tensor) -> Any:
         raise TypeError(f"a vector of bytes is needed; got {buffer.dtype} of shape {list(buffer.shape)}")
     buffer = buffer.contiguous()
     tree, _ = _file.parse(buffer, "the buffer")
-    return _held(tree, buffer, None)
-
-
-def _held(tree: Any, storage: Tensor, path: Path | None) -> Any:
-    # State is attached to what is locked; an unlocked file gives an ordinary collection.
-    return attach(tree, Consolidated(storage, path)) if tree._locked else tree
+    return attach(tree, Consolidated(buffer))

@@ -105,13 +105,13 @@ def receive(collection: Any, consolidated: bool, peer: Any) -> None:
 def _as_it_travels(collection: Any) -> Tensor | None:
     """Return the storage of a consolidated collection if its leaves lie in it as the reference lays them out.
 
-    That is looked up again only once another number of tensors refers to its memory, as after ``leaf.data = ...``: to look
-    at all leaves takes longer than to send them.
+    While it is locked, that is looked up again only once another number of tensors refers to its memory, as after
+    ``leaf.data = ...``: to look at all leaves takes longer than to send them.
     """
     state = attached(collection)
     if state is None:
         return None
-    users = users_of(state.memory)
+    users = users_of(state.memory) if collection.is_locked else None
     if users is not None and state.users == users:
         return state.storage
     taken = state.taken(collection)
@@ -125,5 +125,5 @@ def _as_it_travels(collection: Any) -> Tensor | None:
         taken.planned = starts[0] == starts[1] and len(state.storage) == planned.nbytes
     if not taken.planned:
         return None
-    state.users = users_of(state.memory)
+    state.users = users_of(state.memory) if collection.is_locked else None
     return state.storage

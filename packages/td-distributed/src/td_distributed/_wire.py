@@ -10,11 +10,10 @@ or looked up but registered node kinds.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import FrozenInstanceError, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -51,7 +50,6 @@ class Message:
         nodes: the encoded tree.
         values: (plain, types) of each value of non-tensor data.
         together: the storage comes in one part.
-        consolidated: the collection was locked by consolidation, so the received one is not.
         spare: first messages that carried the whole of it and are out, to be filled and sent again, where in them the
             payload stands, and where it comes from; None for what is sent once, or in several messages.
         arrivals: memory of the host in which first messages like this one have arrived, for the next ones.
@@ -62,7 +60,6 @@ class Message:
     nodes: list[dict[str, Any]]
     values: list[tuple[Any, Any]]
     together: bool
-    consolidated: bool = False
     spare: list[tuple[Tensor, memoryview, memoryview]] | None = None
     arrivals: list[tuple[Tensor, memoryview, Tensor]] = field(default_factory=list)
     _front: bytes | None = None
@@ -177,17 +174,16 @@ def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tenso
     taken = state.taken(collection) if state is not None and together else None
     if state is None or taken is None or taken.layout is None:
         encoded = encode(collection)
-        return _announce(encoded, _storage.plan(encoded), together, state is not None), encoded, None
+        return _announce(encoded, _storage.plan(encoded), together), encoded, None
     if taken.sent is None:
-        taken.sent = _announce(taken.encoded, taken.layout, True, True)
+        taken.sent = _announce(taken.encoded, taken.layout, True)
         taken.sent.spare = [] if taken.sent.is_small() and state.storage.is_cpu else None
     return taken.sent, taken.encoded, state.storage
 
 
-def _announce(encoded: Encoded, layout: Layout, together: bool, consolidated: bool) -> Message:
-    kind = {"together": together, "consolidated": consolidated}
+def _announce(encoded: Encoded, layout: Layout, together: bool) -> Message:
     described = _file.describe(encoded, layout)
-    header = json.dumps({**kind, **described}, separators=(",", ":")).encode()
+    header = json.dumps({"together": together, **described}, separators=(",", ":")).encode()
     _file.check_length(header, LARGEST_HEADER)
     return Message(header, layout, encoded.nodes, described["values"], together)
 
@@ -202,7 +198,7 @@ def incoming(header: bytes) -> Message:
         given = json.loads(header)
         layout, nodes, values = _file.from_description(given)
         _storage.check(layout, layout.nbytes)
-        return Message(header, layout, nodes, values, bool(given["together"]), bool(given["consolidated"]))
+        return Message(header, layout, nodes, values, bool(given["together"]))
 
 
 def assemble(message: Message, storage: Tensor) -> Any:
@@ -213,11 +209,7 @@ def assemble(message: Message, storage: Tensor) -> Any:
     """
     with _file.damaged("a message"):
         values = _file.joined(message.values, message.nodes)
-        result = _file.assembled(message.nodes, message.layout, values, storage)
-    if message.consolidated:
-        with contextlib.suppress(FrozenInstanceError):  # what is frozen keeps the lock of its class
-            result.unlock_()
-    return result
+        return _file.assembled(message.nodes, message.layout, values, storage)
 
 
 Outline = dict[_paths.Path, str]

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from td_core._collection import ATTACHED
 from td_core._devices import wait_for
+from td_core._locking import lock
 
-__all__ = ["TensorDictFuture", "in_background"]
+__all__ = ["TensorDictFuture", "in_background", "locked"]
 
 
 class TensorDictFuture:
@@ -41,3 +43,19 @@ def in_background(data: Any, work: Callable[[], Any]) -> TensorDictFuture:
     future = pool.submit(work)
     pool.shutdown(wait=False)
     return TensorDictFuture([future], None)
+
+
+def locked(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:
+    """Lock a collection at once, as it will be, so that it does not change while it is written."""
+    was_locked = data.is_locked
+    lock(data, ATTACHED)
+
+    def run() -> Any:
+        try:
+            return work()
+        except BaseException:
+            if not was_locked:
+                data.unlock_()
+            raise
+
+    return run

@@ -108,7 +108,11 @@ def memmap_(
     """
     options = _options(locals(), inplace=True)
     work = _mapping(data, prefix, options)
-    return _run(data, _locked(data, work) if return_early else work, num_threads, return_early)
+    if return_early:
+        from ._future import locked
+
+        work = locked(data, work)
+    return _run(data, work, num_threads, return_early)
 
 
 def memmap_like(
@@ -416,22 +420,6 @@ def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable
         return lambda: save_anonymous(tree, options)
     place, as_saved = directory(data, saved), saved.describes(data)
     return lambda: attach(tree, place, saved.robust_key, saved.allow_pickle, as_saved=as_saved)
-
-
-def _locked(data: Any, work: Callable[[], Any]) -> Callable[[], Any]:
-    """Lock a collection at once, as it will be, so that it does not change while it is written."""
-    was_locked = data.is_locked
-    data.lock_()
-
-    def run() -> Any:
-        try:
-            return work()
-        except BaseException:
-            if not was_locked:
-                data.unlock_()
-            raise
-
-    return run
 
 
 def _run(data: Any, work: Callable[[], Any], num_threads: int, return_early: bool) -> Any:

@@ -94,7 +94,7 @@ def snapshot(tree: Core) -> Core:
     todo = [(tree, result)]
     while todo:
         node, copy = todo.pop()
-        if node._locked and not node._inner()._attachments:
+        if node._locked is True:
             copy.lock_()  # type: ignore[attr-defined]
         else:
             todo.extend(zip(node._nested(), copy._nested(), strict=False))

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from td_core import _pickling
 from td_core._attachments import Attachment
-from td_core._collection import Core
+from td_core._collection import ATTACHED, Core
+from td_core._locking import lock
 
 from . import _fs, _names
 from ._fs import Tree
@@ -138,7 +139,7 @@ def attach(
     as_saved: bool = True,
 ) -> Any:
     """Lock a mapped collection and tell every node of it where it is saved, and whether it is as it was saved."""
-    result.lock_()
+    lock(result, ATTACHED)
     todo: list[tuple[Any, str | None, torch.Size]] = [(result, prefix, torch.Size())]
     while todo:
         node, path, above = todo.pop()

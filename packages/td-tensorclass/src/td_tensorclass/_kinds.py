@@ -98,7 +98,11 @@ def _stack_from_directory(record: Record) -> NonTensorStack:
 
 
 def _stack_to_buffer(node: NonTensorStack) -> Record:
-    meta: dict[str, Any] = {"stack_dim": 0, "stack_dim_name": node.names[0], "is_locked": node._locked}
+    meta: dict[str, Any] = {
+        "stack_dim": 0,
+        "stack_dim_name": node.names[0],
+        "is_locked": node._locked is True,
+    }
     if not node._values:
         meta["batch_size"] = list(node.batch_size)
     return Record(meta, members={str(i): part for i, part in enumerate(node.tensordicts)})

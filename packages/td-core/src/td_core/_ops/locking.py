@@ -53,7 +53,7 @@ class Locking(Core):
         >>> TensorDict(lock=True).is_locked
         True
         """
-        return self._locked or self._inner()._all_locked()
+        return self._inner()._all_locked()
 
     @is_locked.setter
     def is_locked(self, value: bool) -> None:
