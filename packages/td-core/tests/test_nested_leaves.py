@@ -164,3 +164,41 @@ def test_nested_tensors_of_other_components_do_not_fit(write):
 def test_what_differs_in_a_nested_tensor_is_found():
     with pytest.raises(AssertionError, match="key 'rows' differs"):
         assert_close(data(), TensorDict({"rows": ragged(0.5), "n": {"at": torch.arange(3)}}, [3]))
+
+
+IN_PLACE = [
+    lambda td: td.add_(1),
+    lambda td: td.zero_(),
+    lambda td: td.apply_(lambda leaf: leaf * 2),
+    lambda td: td.load_state_dict((td + td).state_dict()),
+    lambda td: td.apply(lambda leaf: leaf * 3),
+    lambda td: td.named_apply(lambda key, leaf: leaf - 1),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("change", IN_PLACE)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_leaf_of_strided_layout_is_computed_on_by_component(change, first) -> None:
+    # What densify() makes by default. It has no shape, and torch cannot describe it.
+    parts = [torch.arange(float(n)) for n in LENGTHS]
+    rows, other = torch.nested.nested_tensor(parts), torch.arange(3.0)
+    td = TensorDict({"rows": rows, "x": other.clone()} if first else {"x": other.clone(), "rows": rows}, [3])
+    expected = change(
+        TensorDict({**{str(i): part.clone() for i, part in enumerate(parts)}, "x": other.clone()})
+    )
+    for _ in range(3):  # what was written before is known
+        result = change(td.clone())
+        assert components(result) == [expected[str(i)].tolist() for i in range(3)]
+        assert torch.equal(result["x"], expected["x"])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_ragged_dim_of_a_leaf_of_strided_layout_shows_as_minus_one() -> None:
+    td = TensorDict({"n": {"rows": torch.nested.nested_tensor([torch.zeros(n, 4) for n in LENGTHS])}})
+    assert td.get_item_shape(("n", "rows")) == (3, -1, 4)
+    assert td.auto_batch_size_().batch_size == (3,)
+    with pytest.raises(
+        RuntimeError, match=r"cannot compute sum: key \('n', 'rows'\): .*\(shape \[3, -1, 4\]\)"
+    ):
+        td.sum(0)

@@ -458,6 +458,7 @@ class TestRename:
         with pytest.raises(KeyPathError, match="key 'zz' not found"):
             td.rename_keys({"zz": "b"})
         assert keys(td.rename_keys({"zz": "b"}, strict=False)) == ["a", "b", ("b", "c"), ("b", "d")]
+        assert keys(td.rename_keys({"zz": "x", "a": "x"}, strict=False)) == ["b", ("b", "c"), ("b", "d"), "x"]
 
 
 def test_depth() -> None:

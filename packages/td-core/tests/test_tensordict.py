@@ -318,6 +318,13 @@ WRONG: dict[str, tuple[Callable[[TensorDict], Any], type[Exception], str]] = {
         lambda td: TensorDict.lazy_stack([TensorDict(a=[1]), TensorDict(a=[[1]])]).to_padded_tensor(),
         StructureError, r"key 'a': cannot pad leaves of \[1, 2\] dims",
     ),
+    "nested: other dims": (
+        lambda td: TensorDict.lazy_stack([TensorDict(a=[1]), TensorDict(a=[[1]])]).get("a", as_nested_tensor=True),
+        StructureError, "key 'a' cannot be one nested tensor",
+    ),
+    "clamp": (lambda td: td.to(torch.complex64).clamp(0, 1), NotImplementedError, "cannot compute clamp: key 'a'"),
+    "where": (lambda td: td.where(torch.tensor([True, False]), torch.ones(3)), RuntimeError, "where: key 'a': The expanded"),
+    "view": (lambda td: td.to(torch.int8).view(torch.int32), RuntimeError, "cannot compute view: key 'a': self.size"),
     "itself": (lambda td: TensorDict(LOOP), StructureError, r"\('d', 'd'\) holds a mapping that contains itself"),
     "keys": (lambda td: unravel_key_list("ab"), KeyPathError, "takes a sequence of keys; got the single key 'ab'"),
     "module": (lambda td: from_module(RECURSIVE), StructureError, "the module Module contains itself"),

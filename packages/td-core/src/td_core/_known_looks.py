@@ -39,15 +39,18 @@ class KnownLooks:
         """Return what tells whether as many other tensors look like leaves that passed; None where these do not."""
         if torch.compiler.is_compiling() or not leaves:
             return None
-        same = self._looks.get((len(leaves), leaves[0].shape))
+        try:
+            same = self._looks.get((len(leaves), leaves[0].shape))
+        except RuntimeError:
+            return None  # a nested tensor of strided layout has no shape
         return same if same is not None and same(*leaves) else None
 
     def add(self, leaves: list[Tensor]) -> None:
         """Take note that leaves passed; what they look like is remembered from the second time on."""
         if torch.compiler.is_compiling() or not leaves or not PLAIN.issuperset(map(type, leaves)):
             return
-        if len(set(map(id, leaves))) != len(leaves):
-            return  # torch takes no list that has a tensor twice for known
+        if len(set(map(id, leaves))) != len(leaves) or any(leaf.is_nested for leaf in leaves):
+            return  # torch takes no list that has a tensor twice for known, and cannot describe a nested one
         key = len(leaves), leaves[0].shape
         if key not in self._looks and len(self._looks) >= _REMEMBERED:
             self._looks.clear()

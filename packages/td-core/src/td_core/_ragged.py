@@ -17,6 +17,25 @@ from .errors import KeyMismatchError, StructureError
 from .typing import NO_DEFAULT, NestedKey
 
 
+def shown_shape(tensor: Tensor) -> tuple[Any, ...]:
+    """Return the shape of a tensor for messages; -1 stands for a ragged dim of a nested one of strided layout.
+
+    >>> shown_shape(torch.zeros(2, 3))
+    (2, 3)
+    """
+    try:
+        return tuple(tensor.shape)
+    except RuntimeError:
+        return tuple(_size(tensor, dim) for dim in range(tensor.dim()))
+
+
+def _size(tensor: Tensor, dim: int) -> int:
+    try:
+        return tensor.size(dim)
+    except RuntimeError:
+        return -1
+
+
 def merged_shape(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
     """Return the shape of a stack along ``dim``: -1 where members differ, ``(-1,)`` where their numbers of dims do.
 
@@ -122,7 +141,10 @@ def nested_tensor(key: NestedKey, leaves: list[Tensor], dim: int, layout: torch.
     if layout is None:
         ragged = {i for leaf in leaves for i, (a, b) in enumerate(zip(leaf.shape, leaves[0].shape)) if a != b}
         layout = torch.jagged if len(ragged) <= 1 else torch.strided
-    return torch.nested.as_nested_tensor(leaves, layout=layout)
+    try:
+        return torch.nested.as_nested_tensor(leaves, layout=layout)
+    except RuntimeError as error:
+        raise StructureError(f"key {key!r} cannot be one nested tensor: {error}") from error
 
 
 def padded_tensor(

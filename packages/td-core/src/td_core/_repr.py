@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ._collection import Core
 from ._nodes import dense
-from ._ragged import merged_shape
+from ._ragged import merged_shape, shown_shape
 from ._settings import SETTINGS
 
 _WIDTH = 80
@@ -105,7 +105,7 @@ def _known(member: Any, key: str, leaf: Tensor) -> Ragged:
     if stacked is not None:
         known: Ragged = _stacked_entry(member, key, stacked).entry
         return known
-    return Ragged(_shape(leaf), leaf.dtype, leaf.device, type(leaf).__name__, str(leaf.device))
+    return Ragged(shown_shape(leaf), leaf.dtype, leaf.device, type(leaf).__name__, str(leaf.device))
 
 
 def _exclusive(node: Any) -> list[tuple[int, Any, list[str]]]:
@@ -121,24 +121,9 @@ def _exclusive(node: Any) -> list[tuple[int, Any, list[str]]]:
     return [row for row in found if row[2]]
 
 
-def _shape(tensor: Tensor) -> tuple[Any, ...]:
-    try:
-        return tuple(tensor.shape)
-    except RuntimeError:
-        # A strided nested tensor has no shape, only the sizes of its regular dims.
-        return tuple(_size(tensor, dim) for dim in range(tensor.dim()))
-
-
-def _size(tensor: Tensor, dim: int) -> int:
-    try:
-        return tensor.size(dim)
-    except RuntimeError:
-        return -1
-
-
 def _tail(entry: Any, node: Any) -> str:
     """Return the dims of a leaf behind the batch dims."""
-    shape = entry.shape if isinstance(entry, Ragged) else _shape(entry)
+    shape = entry.shape if isinstance(entry, Ragged) else shown_shape(entry)
     return _dims(shape if shape == (-1,) else shape[len(node.batch_size) :])
 
 
@@ -344,7 +329,7 @@ def _long_entry(field: Shown, indent: int, options: dict[str, Any]) -> list[Any]
 
 def _long_leaf(leaf: Any, options: dict[str, Any]) -> str:
     name = leaf.name if isinstance(leaf, Ragged) else type(leaf).__name__
-    shape = leaf.shape if isinstance(leaf, Ragged) else _shape(leaf)
+    shape = leaf.shape if isinstance(leaf, Ragged) else shown_shape(leaf)
     details: list[str] = []
     if options["show_shape"]:
         details.append(f"shape=torch.Size([{', '.join(map(str, shape))}])")

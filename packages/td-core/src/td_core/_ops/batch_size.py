@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core
+from .._ragged import shown_shape
 from ..errors import BatchSizeError
 from ..typing import BatchSize
 
@@ -66,9 +67,10 @@ def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: b
             size: tuple[int, ...] | None = current
         else:
             for child in list(node._children().values()):
-                own = child.shape if isinstance(child, Tensor) else child._reach() if child._opaque else None
-                if own is not None:
-                    shapes[at].append(tuple(own))
+                if isinstance(child, Tensor):
+                    shapes[at].append(shown_shape(child))
+                elif child._opaque and (reach := child._reach()) is not None:
+                    shapes[at].append(tuple(reach))
             size = common_prefix(shapes[at], batch_dims) if shapes[at] else None
             if (
                 keep_compliant_size

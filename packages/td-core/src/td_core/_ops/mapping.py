@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .._coerce import coerce
 from .._collection import Child, Core, leaf_against_node, missing_key
+from .._components import same_components
 from .._devices import as_device
 from .._keys import join_key
 from .._locking import refuse_if_locked
@@ -225,11 +226,15 @@ class _Walk:
                         continue
                     if free and isinstance(value, Tensor):
                         # To compare two sizes is cheaper than to slice one, and most leaves follow one of their shape.
-                        shape = value.shape
-                        if shape == fitting or shape[:ndim] == size:
-                            fitting = shape
-                            entries[key] = value
-                            continue
+                        try:
+                            shape = value.shape
+                        except RuntimeError:
+                            pass  # a nested tensor of strided layout has none
+                        else:
+                            if shape == fitting or shape[:ndim] == size:
+                                fitting = shape
+                                entries[key] = value
+                                continue
                     entries[key] = self.checked(value, child, node, key, size, device, path)
                 elif child._opaque:
                     kept = child
@@ -349,7 +354,8 @@ class _Walk:
         others: list[tuple[Any, str, Any, Any]] = []
         for node, key, child, value, path in self.writes:
             if isinstance(child, Tensor) and isinstance(value, Tensor):
-                check_fits(value, child.shape, path, child)
+                if not same_components(value, child):
+                    check_fits(value, child.shape, path)
                 check_writable(child, path, value)
                 if (value._is_view() or child._is_view()) and share_storage(child, value):
                     value = value.clone()  # torch copies nothing that overlaps

@@ -14,7 +14,7 @@ from .._labels import relabel
 from .._names import Names, check_names
 from .._nodes import dense
 from .._plans import wrap_dim
-from .._ragged import merged_shape
+from .._ragged import merged_shape, shown_shape
 from .._views import shown
 from ..errors import DimNamesError, StructureError
 from ..typing import NestedKey
@@ -362,7 +362,7 @@ class Metadata(Core):
         node = self._get_path(tuple(parents))  # type: ignore[attr-defined]
         stacked = None if isinstance(node, Tensor) else node._stacked()
         if stacked is None:
-            return torch.Size(self._get_path((*parents, last)).shape)  # type: ignore[attr-defined]
+            return torch.Size(shown_shape(self._get_path((*parents, last))))  # type: ignore[attr-defined]
         if last not in node._children():
             raise missing_key(node, last, tuple(parents))
         return torch.Size(merged_shape([member.get_item_shape(last) for member in stacked[0]], stacked[1]))

@@ -17,6 +17,7 @@ from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show
 from .._foreach import Op, foreach, shares_grad
 from .._known_looks import KnownLooks
 from .._plans import broadcast_shape
+from .._ragged import shown_shape
 from ..errors import BatchSizeError, StructureError
 from .leaf_writes import COPY, check_writable, contiguous, refuse_grad
 
@@ -284,7 +285,7 @@ def raise_at_leaf(
             try:
                 this.single(leaf, *others)
             except LEAF_ERRORS as again:
-                shapes = [list(item.shape) for item in (leaf, *others) if isinstance(item, Tensor)]
+                shapes = [list(shown_shape(item)) for item in (leaf, *others) if isinstance(item, Tensor)]
                 message = f"cannot compute {name}: {where(node, leaf)}: {again} (shapes {shapes})"
                 raise named(again, message) from error
         raise error
@@ -302,7 +303,9 @@ def raise_at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tenso
                     if isinstance(entry, Tensor):
                         leaf(entry)
                 except LEAF_ERRORS as again:
-                    message = f"cannot compute {name}: key {key!r}: {again} (shape {list(entry.shape)})"
+                    message = (
+                        f"cannot compute {name}: key {key!r}: {again} (shape {list(shown_shape(entry))})"
+                    )
                     raise named(again, message) from error
         raise error
     finally:

@@ -478,7 +478,11 @@ class Pointwise(Core):
         if min is None and max is None:
             raise TypeError("clamp() needs min, max or both; got neither")
         if isinstance(min, NUMBERS) and isinstance(max, NUMBERS):
-            result = self._map(methodcaller("clamp", min, max))
+            this = Op(None, methodcaller("clamp", min, max))
+            try:
+                result = self._map(this.single)
+            except LEAF_ERRORS as error:
+                raise_at_leaf(error, "clamp", self, this, self._leaves())
         else:
             result = self if min is None else self.clamp_min(min)
             result = result if max is None else result.clamp_max(max)

@@ -248,7 +248,12 @@ def _choose_or(node: Any, value: Any, condition: Tensor) -> Any:
             return _mapped("where", node, _WHERE, condition, value)
     if isinstance(value, Tensor) and value.ndim:
         node = node.contiguous()
-    return _choose(node, node._map(_filled_with(value)), condition)
+    this = Op(None, _filled_with(value))
+    try:
+        other = node._map(this.single)
+    except LEAF_ERRORS as error:
+        raise_at_leaf(error, "where", node, this, node._leaves())
+    return _choose(node, other, condition)
 
 
 def _choose(mine: Any, theirs: Any, condition: Tensor) -> Any:

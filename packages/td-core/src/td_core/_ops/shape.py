@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .. import _shape_plans as shapes
 from .._collection import Core, changed_meanwhile
+from .._foreach import Op
 from .._indexing import plan_index
 from .._locking import refuse_if_locked
 from .._nodes import dense
@@ -28,6 +29,7 @@ from .._views import holds_no_entries
 from ..errors import DepthError, StructureError
 from .entries import Entries
 from .locking import Locking, source_of
+from .operands import LEAF_ERRORS, raise_at_leaf
 
 SelfT = TypeVar("SelfT", bound="Shaping")
 
@@ -65,10 +67,11 @@ class Shaping(Entries, Locking):
         """
         if size is not None or not shape or type(shape[0]) is not int:
             if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-                viewed: SelfT = self.apply(  # type: ignore[attr-defined]
-                    methodcaller("view", shape[0]), batch_size=batch_size
-                )
-                return viewed
+                this = Op(None, methodcaller("view", shape[0]))
+                try:
+                    return self.apply(this.single, batch_size=batch_size)  # type: ignore[attr-defined, no-any-return]
+                except LEAF_ERRORS as error:
+                    raise_at_leaf(error, "view", self, this, self._leaves())
             shape = ints_of("view", shape, size)
         if batch_size is not None:
             raise TypeError("view() takes batch_size= with a dtype only; give the new batch dims as size=")

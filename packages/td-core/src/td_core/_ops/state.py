@@ -22,6 +22,7 @@ from .._collection import Core, lead_of, show_path
 from .._components import same_components
 from .._locking import refuse_if_locked
 from .._nodes import KINDS, NodeKind, Record, dense
+from .._ragged import shown_shape
 from ..errors import FormatError, KeyPathError, StructureError
 from .leaf_writes import check_writable, copied_fused, copy_all, may_fuse
 
@@ -319,9 +320,14 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
                 elif "_non_tensor" in given.meta:
                     steps.append((node, key, given))
             else:
-                if not assign and child.shape != given.shape and not same_components(child, given):
+                nested = child.is_nested or given.is_nested
+                if (
+                    not assign
+                    and (nested or child.shape != given.shape)
+                    and not same_components(child, given)
+                ):
                     wrong.append(
-                        f"{show_path(at)} has shape {tuple(child.shape)}, given {tuple(given.shape)}"
+                        f"{show_path(at)} has shape {shown_shape(child)}, given {shown_shape(given)}"
                     )
                 elif not assign:
                     _check_writable(node, at, given)

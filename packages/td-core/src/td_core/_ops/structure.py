@@ -407,9 +407,9 @@ class Structure(Updating):
         for old, new in moves:
             if strict or old in self.keys(True):
                 entry = self._get_path(old)
+                if new in entries:
+                    raise KeyTakenError(f"cannot rename: two entries would have one key in {dict(mapping)!r}")
                 entries[new] = entry if isinstance(entry, Tensor) or entry._opaque else shallow(entry)
-        if len(entries) < len(moves) and len({new for _, new in moves}) < len(moves):
-            raise KeyTakenError(f"cannot rename: two entries would have one key in {dict(mapping)!r}")
         result = shallow(_without(self, key_tree([old for old, _ in moves], longest=False), prune=True))
         for new, entry in entries.items():
             if new in result.keys(True):
