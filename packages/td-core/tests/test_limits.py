@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core._collector import paused
 from td_core.errors import DepthError, StructureError, TensorDictError
 
 DEPTH = 2_000
@@ -230,31 +231,23 @@ RESULTS = {
 def test_dropping_a_result_frees_it_by_reference_count_alone(name):
     td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, batch_size=[3])
     RESULTS[name](td)
-    gc.collect()
-    gc.disable()
-    try:
+    with paused():
         result = RESULTS[name](td)
         alive = weakref.ref(result)
         further = result.exclude("zz").flatten_keys(".")
         del result
         assert alive() is None, f"kept by {further}"
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("operation", [lambda td: td.view(-1), lambda td: td.sum(0)], ids=["done", "refused"])
 def test_what_members_do_one_by_one_keeps_nothing_alive(operation):
-    gc.collect()
-    gc.disable()
-    try:
+    with paused():
         td = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (1, 2)])
         alive = weakref.ref(td)
         with suppress(StructureError):
             operation(td)
         del td
         assert alive() is None
-    finally:
-        gc.enable()
 
 
 def at_line(number, call, do):
