@@ -184,9 +184,8 @@ def foreign_is_there(folder: Path) -> set[str]:
 @pytest.mark.parametrize("num_threads", [0, 4])
 @pytest.mark.parametrize("over", [False, True], ids=["fresh", "over"])
 def test_killed_at_any_call_it_leaves_the_old_save_or_the_new_one(
-    num_threads: int, over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_threads: int, over: bool, prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefix = tmp_path / "save"
     old = make(1, more=True)
     # Threads only write large leaves; here they shall write all.
     monkeypatch.setattr("td_memmap._save._WORTH_A_THREAD", 0)
@@ -223,10 +222,7 @@ def test_killed_at_any_call_it_leaves_the_old_save_or_the_new_one(
 
 
 @pytest.mark.parametrize("call", ["write", "open", "mkdir", "renameat2", "rename", "fsync", "link"])
-def test_a_call_that_fails_leaves_the_old_save_and_no_litter(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prefix = tmp_path / "save"
+def test_a_call_that_fails_leaves_the_old_save_and_no_litter(call: str, prefix: Path, tmp_path: Path) -> None:
     make(1, more=True).memmap(prefix)
     put_foreign(prefix)
     failures = 0
@@ -283,9 +279,8 @@ INTERRUPTED = {"mkdir", "rename", "renameat2", "replace", "link", "unlink", "flo
     ids=["save", "save without exchange", "unpack", "pack", "load", "load archive", "verify"],
 )
 def test_an_interrupt_leaves_nothing_behind(
-    work: Any, ends: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Any, ends: set[int], prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefix = tmp_path / "save"
     make(1, more=True).memmap(prefix, checksums=True)
     make(2).memmap(f"{prefix}.tdz")
     put_foreign(prefix)
@@ -318,8 +313,7 @@ def test_an_interrupt_leaves_nothing_behind(
     assert seen == ends
 
 
-def test_a_full_disk_names_key_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefix = tmp_path / "save"
+def test_a_full_disk_names_key_and_file(prefix: Path, tmp_path: Path) -> None:
     make(1, more=True).memmap(prefix)
     td = make(2)
     td["n", "deep", "big"] = torch.zeros(100_000, dtype=torch.uint8)
@@ -342,9 +336,8 @@ def test_a_full_disk_names_key_and_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("limit", [50_000, 2_000, 100, 30, 10, 0])
-def test_a_limit_on_file_sizes_is_an_error(limit: int, tmp_path: Path) -> None:
+def test_a_limit_on_file_sizes_is_an_error(limit: int, prefix: Path, tmp_path: Path) -> None:
     """Of the leaves, of the metadata of a level, of the first file: whatever is larger."""
-    prefix = tmp_path / "save"
     make(1, more=True).memmap(prefix)
 
     def save() -> None:
@@ -430,11 +423,10 @@ def test_a_mount_point_is_written_in_place_once(small_disk: Path) -> None:
 
 @pytest.mark.parametrize("num_threads", [0, 4])
 def test_killed_in_place_it_leaves_no_save_and_the_next_one_cleans_up(
-    num_threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_threads: int, prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_fs, "is_mount", lambda path: True)
     monkeypatch.setattr("td_memmap._save._WORTH_A_THREAD", 0)
-    prefix = tmp_path / "save"
     for n in range(0, 1000, 3):
         subprocess.run(["rm", "-rf", prefix], check=True)
         prefix.mkdir()
@@ -451,11 +443,8 @@ def test_killed_in_place_it_leaves_no_save_and_the_next_one_cleans_up(
     assert n > 30
 
 
-def test_of_two_writers_in_place_the_second_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_writers_in_place_the_second_is_refused(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_fs, "is_mount", lambda path: True)
-    prefix = tmp_path / "save"
     prefix.mkdir()
     with (
         Staging(str(prefix), [("x",)]),
@@ -466,8 +455,7 @@ def test_of_two_writers_in_place_the_second_is_refused(
     assert content(prefix) == 2
 
 
-def test_a_value_that_cannot_be_stored_writes_nothing(tmp_path: Path) -> None:
-    prefix = tmp_path / "save"
+def test_a_value_that_cannot_be_stored_writes_nothing(prefix: Path, tmp_path: Path) -> None:
     make(1, more=True).memmap(prefix)
     td = make(2)
     td["zzz"] = torch.eye(2).to_sparse()
@@ -478,8 +466,7 @@ def test_a_value_that_cannot_be_stored_writes_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["save"]
 
 
-def test_files_of_others_stay_and_stale_ones_of_ours_go(tmp_path: Path) -> None:
-    prefix = tmp_path / "save"
+def test_files_of_others_stay_and_stale_ones_of_ours_go(prefix: Path, tmp_path: Path) -> None:
     make(1, more=True).memmap(prefix)
     put_foreign(prefix)
     os.symlink("nowhere", prefix / "link")
@@ -514,8 +501,7 @@ LATER = {
 
 @pytest.mark.parametrize("damage", [False, True])
 @pytest.mark.parametrize("what", LATER)
-def test_a_manifest_makes_no_later_file_ours(what: str, damage: bool, tmp_path: Path) -> None:
-    prefix = tmp_path / "save"
+def test_a_manifest_makes_no_later_file_ours(what: str, damage: bool, prefix: Path) -> None:
     make(1, more=True).memmap(prefix)
     name, row = LATER[what]
     mine = prefix / name
@@ -532,8 +518,7 @@ def test_a_manifest_makes_no_later_file_ours(what: str, damage: bool, tmp_path: 
     assert not (prefix / "more").exists()
 
 
-def test_a_text_that_was_put_there_after_the_manifest_is_not_ours(tmp_path: Path) -> None:
-    prefix = tmp_path / "save"
+def test_a_text_that_was_put_there_after_the_manifest_is_not_ours(prefix: Path) -> None:
     make(1).memmap(prefix)
     manifest = json.loads((prefix / "%manifest.json").read_text())
     manifest["files"]["mine/meta.json"] = [2, None]
@@ -549,8 +534,7 @@ def test_a_text_that_was_put_there_after_the_manifest_is_not_ours(tmp_path: Path
     assert (prefix / "mine" / "meta.json").read_text() == "{}"
 
 
-def test_a_list_of_what_is_unfinished_makes_no_other_file_ours(tmp_path: Path) -> None:
-    prefix = tmp_path / "save"
+def test_a_list_of_what_is_unfinished_makes_no_other_file_ours(prefix: Path) -> None:
     make(1).memmap(prefix)
     put_foreign(prefix)
     (prefix / "%saving").write_bytes(bytes(1).join(name.encode() for name in (*FOREIGN, "stale.memmap")))
@@ -562,8 +546,9 @@ def test_a_list_of_what_is_unfinished_makes_no_other_file_ours(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("place", ["meta.json", "n/meta.json"])
-def test_a_save_whose_metadata_is_damaged_is_replaced_as_a_whole(place: str, tmp_path: Path) -> None:
-    prefix = tmp_path / "save"
+def test_a_save_whose_metadata_is_damaged_is_replaced_as_a_whole(
+    place: str, prefix: Path, tmp_path: Path
+) -> None:
     make(1, more=True).memmap(prefix)
     put_foreign(prefix)
     (prefix / place).write_text("{")
@@ -578,8 +563,7 @@ def test_a_save_whose_metadata_is_damaged_is_replaced_as_a_whole(place: str, tmp
     assert keeps_foreign(prefix)
 
 
-def test_files_of_others_in_the_way_are_never_overwritten(tmp_path: Path) -> None:
-    prefix = tmp_path / "save"
+def test_files_of_others_in_the_way_are_never_overwritten(prefix: Path, tmp_path: Path) -> None:
     for name in ("a.memmap", "n/b.memmap", "n", "n/meta.json", "%manifest.json"):
         prefix.mkdir()
         (prefix / name).parent.mkdir(exist_ok=True)
@@ -614,12 +598,11 @@ def test_what_cannot_be_brought_back_is_told(taken: str, known: bool, tmp_path: 
 
 
 def test_what_may_not_be_removed_is_left_for_a_save_that_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    prefix = tmp_path / "save"
     with monkeypatch.context() as patch:
         patch.setattr(_fs.Tree, "remove", refuse)
         for value in range(3):
@@ -631,13 +614,12 @@ def test_what_may_not_be_removed_is_left_for_a_save_that_may(
 
 
 def test_where_the_parent_must_not_be_written_to_it_is_written_in_place_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(_fs, "make_directory", refuse)
-    prefix = tmp_path / "save"
     with pytest.raises(PermissionError):
         make(1).memmap(prefix)
     assert os.listdir(tmp_path) == []
@@ -675,9 +657,8 @@ def test_litter_of_processes_that_built_at_once_is_found(tmp_path: Path, litter:
         (lambda td: td["n"].set_("value", "new"), "rename"),
     ],
 )
-def test_litter_of_a_change_of_a_live_save_is_removed(change: Any, call: str, tmp_path: Path) -> None:
+def test_litter_of_a_change_of_a_live_save_is_removed(change: Any, call: str, prefix: Path) -> None:
     pytest.importorskip("td_tensorclass")
-    prefix = tmp_path / "save"
     td = make(1)
     td["n", "value"] = "old"
     td = td.memmap(prefix)
@@ -718,8 +699,7 @@ def test_saves_do_not_look_at_all_their_siblings(tmp_path: Path, monkeypatch: py
     assert seen
 
 
-def test_litter_that_is_in_use_or_not_ours_is_left_alone(tmp_path: Path) -> None:
-    prefix = tmp_path / "save"
+def test_litter_that_is_in_use_or_not_ours_is_left_alone(prefix: Path, tmp_path: Path) -> None:
     for name in (".save.td-new-zzzzzzzz", ".save.td-something", ".save.other.td-new-00000000"):
         (tmp_path / name).mkdir()
     (tmp_path / ".save.td-new-00000000").write_text("a file")
@@ -734,8 +714,7 @@ def test_litter_that_is_in_use_or_not_ours_is_left_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_without_an_exchange_the_old_save_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefix = tmp_path / "save"
+def test_without_an_exchange_the_old_save_comes_back(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_fs, "_renameat2", lambda: None)
     make(1, more=True).memmap(prefix)
     put_foreign(prefix)
@@ -753,10 +732,7 @@ def test_without_an_exchange_the_old_save_comes_back(tmp_path: Path, monkeypatch
     assert keeps_foreign(prefix)
 
 
-def test_durable_saves_sync_before_they_are_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prefix = tmp_path / "save"
+def test_durable_saves_sync_before_they_are_published(prefix: Path, tmp_path: Path) -> None:
     make(1, more=True).memmap(prefix)
     log: list[tuple[str, str]] = []
 
@@ -913,8 +889,7 @@ def test_durable_saves_survive_a_power_failure_at_any_call(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_reader_sees_one_version_while_a_writer_replaces_it(tmp_path: Path) -> None:
-    prefix = tmp_path / "save"
+def test_a_reader_sees_one_version_while_a_writer_replaces_it(prefix: Path) -> None:
     make(1, more=True).memmap(prefix)
 
     def write() -> None:
@@ -972,9 +947,8 @@ def test_what_reads_sees_one_version_whenever_it_is_replaced(
 @pytest.mark.parametrize("delays", [False, True], ids=["fast", "delayed"])
 @pytest.mark.parametrize("values", [(2, 3), (2, 3, 4)], ids=["two", "three"])
 def test_of_several_writers_one_wins_completely(
-    values: tuple[int, ...], delays: bool, tmp_path: Path
+    values: tuple[int, ...], delays: bool, prefix: Path, tmp_path: Path
 ) -> None:
-    prefix = tmp_path / "save"
     make(1, more=True).memmap(prefix)
     put_foreign(prefix)
 
@@ -1028,8 +1002,7 @@ def test_of_two_first_saves_one_wins_whenever_the_other_comes(
     assert n > 15
 
 
-def test_threads_that_save_at_one_prefix_take_turns(tmp_path: Path) -> None:
-    prefix = tmp_path / "save"
+def test_threads_that_save_at_one_prefix_take_turns(prefix: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda value: make(value, more=value % 2 == 1).memmap(prefix), range(40)))
     assert content(prefix) in range(40)
@@ -1042,10 +1015,7 @@ def test_a_lock_file_that_a_killed_save_left_keeps_nobody_out(tmp_path: Path) ->
     assert os.listdir(tmp_path) == ["save"]
 
 
-def test_a_fork_in_the_middle_of_a_save_keeps_nobody_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prefix = tmp_path / "save"
+def test_a_fork_in_the_middle_of_a_save_keeps_nobody_out(prefix: Path) -> None:
     make(1, more=True).memmap(prefix)
     ready, go = os.pipe()
     forked: list[int] = []
@@ -1065,12 +1035,13 @@ def test_a_fork_in_the_middle_of_a_save_keeps_nobody_out(
     assert content(prefix) == 3
 
 
-def test_file_systems_without_locks_can_be_saved_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_systems_without_locks_can_be_saved_to(
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def flock(fd: int, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(_fs.fcntl, "flock", flock)
-    prefix = tmp_path / "save"
     for value in (1, 2, 3):
         make(value, more=value % 2 == 1).memmap(prefix)
         put_foreign(prefix)

@@ -346,7 +346,7 @@ def test_every_dtype(prefix: Path, same: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors(prefix: Path, same: Any) -> None:
+def test_nested_tensors(prefix: Path) -> None:
     parts = [torch.arange(6.0).view(2, 3), torch.arange(4.0).view(1, 4)]
     wide = [torch.arange(6.0).view(2, 3), torch.arange(3.0).view(1, 3)]
     td = TensorDict(
@@ -469,7 +469,7 @@ def test_a_model_goes_to_disk_and_back(prefix: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
 
 
-def test_devices(nest: Any, prefix: Path, same: Any) -> None:
+def test_devices(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix)
     on_cpu = TensorDict.load_memmap(prefix, device="cpu")
     assert type(on_cpu["a"]) is MemoryMappedTensor
