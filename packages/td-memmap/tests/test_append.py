@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,7 @@ def rows(start: int, count: int) -> TensorDict:
     )
 
 
-def test_rows_are_appended(tmp_path: Path, same: Any) -> None:
-    prefix = tmp_path / "save"
+def test_rows_are_appended(prefix: Path, tmp_path: Path, same: Any) -> None:
     saved = rows(0, 3).memmap(prefix)
     mapped = TensorDict.load_memmap(prefix)
     append_memmap(prefix, rows(3, 2))
@@ -43,8 +43,7 @@ def test_rows_are_appended(tmp_path: Path, same: Any) -> None:
 
 
 @pytest.mark.parametrize("checksums", [False, True])
-def test_the_manifest_grows_too(checksums: bool, tmp_path: Path) -> None:
-    prefix = tmp_path / "save"
+def test_the_manifest_grows_too(checksums: bool, prefix: Path) -> None:
     tied = torch.arange(3)
     TensorDict({"t": tied, "u": tied, "n": rows(0, 3)}, [3]).memmap(prefix, checksums=checksums)
     files = td_memmap.verify(prefix).files
@@ -62,6 +61,15 @@ def test_the_manifest_grows_too(checksums: bool, tmp_path: Path) -> None:
     ]
     with pytest.raises(FormatError, match="a.memmap"):
         append_memmap(prefix, TensorDict({"t": new, "u": new, "n": rows(7, 2)}, [2]))
+
+
+def test_a_manifest_of_an_unknown_algorithm_is_refused(tmp_path: Path, same: Any) -> None:
+    rows(0, 3).memmap(tmp_path)
+    manifest = json.loads((tmp_path / "%manifest.json").read_text())
+    (tmp_path / "%manifest.json").write_text(json.dumps({**manifest, "algorithm": "md5"}))
+    with pytest.raises(FormatError, match=r"%manifest.json: its hashes are 'md5', which needs: pip install"):
+        append_memmap(tmp_path, rows(3, 2))
+    same(TensorDict.load_memmap(tmp_path), rows(0, 3))
 
 
 def test_a_save_without_a_manifest_stays_without_one(tmp_path: Path) -> None:
@@ -97,15 +105,13 @@ def test_a_value_that_is_not_equal_to_itself_stays(tmp_path: Path) -> None:
         append_memmap(tmp_path / "save", td.clone().set("value", NonTensorData(0.0, batch_size=[2])))
 
 
-def test_rows_of_an_empty_save(tmp_path: Path, same: Any) -> None:
-    prefix = tmp_path / "save"
+def test_rows_of_an_empty_save(prefix: Path, same: Any) -> None:
     rows(0, 0).memmap(prefix)
     append_memmap(prefix, rows(0, 2))
     same(TensorDict.load_memmap(prefix), rows(0, 2))
 
 
-def test_tied_leaves_grow_apart(tmp_path: Path) -> None:
-    prefix = tmp_path / "save"
+def test_tied_leaves_grow_apart(prefix: Path) -> None:
     tied = torch.arange(3)
     TensorDict({"a": tied, "b": tied}, batch_size=[3]).memmap(prefix)
     append_memmap(prefix, TensorDict({"a": torch.tensor([3]), "b": torch.tensor([4])}, batch_size=[1]))
@@ -134,8 +140,7 @@ WRONG = {
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
-def test_rows_that_do_not_fit(change: Any, message: str, tmp_path: Path, same: Any) -> None:
-    prefix = tmp_path / "save"
+def test_rows_that_do_not_fit(change: Any, message: str, prefix: Path, same: Any) -> None:
     rows(0, 3).memmap(prefix)
     with pytest.raises(AppendError, match=message):
         append_memmap(prefix, change(rows(3, 2)))
@@ -157,9 +162,8 @@ def test_what_cannot_grow(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_the_save_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: Any
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: Any
 ) -> None:
-    prefix = tmp_path / "save"
     rows(0, 3).memmap(prefix)
     from td_memmap import _fs
 
@@ -184,8 +188,7 @@ def test_a_failure_leaves_the_save_as_it_was(
 
 
 @pytest.mark.slow
-def test_processes_that_append_take_turns(tmp_path: Path) -> None:
-    prefix = tmp_path / "save"
+def test_processes_that_append_take_turns(prefix: Path) -> None:
     rows(0, 1).memmap(prefix)
     children = []
     for start in (100, 200):

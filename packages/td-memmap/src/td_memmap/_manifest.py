@@ -129,7 +129,7 @@ def verify_tree(tree: Tree, manifest: Any, progress: Progress = False) -> Report
     algorithm = manifest.get("algorithm")
     if not isinstance(hashes, dict):
         raise FormatError(f"{where}: hashes is {hashes!r}, expected the hash of every file")
-    if hashes and named(str(algorithm)) is None:
+    if (hashes or algorithm is not None) and named(str(algorithm)) is None:
         raise FormatError(
             f"{where}: its hashes are {algorithm!r}, which needs: pip install td-memmap[checksum]"
         )
