@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from importlib.metadata import requires, version
 from pathlib import Path
 
@@ -45,6 +46,8 @@ def test_a_build_file_asks_for_siblings_of_the_same_minor_version(package: str) 
 def test_what_is_installed_agrees(installed: set[str]) -> None:
     assert {name: version(name) for name in installed} == dict.fromkeys(installed, VERSION)
     for name in installed:
+        module = import_module("td" if name == "td-all" else name.replace("-", "_"))
+        assert module.__version__ == VERSION
         for requirement in map(Requirement, requires(name) or []):
             if requirement.name.startswith("td-"):
                 assert requirement.specifier.contains(VERSION), f"{name} asks for {requirement}"

@@ -172,7 +172,7 @@ def test_inspect_tells_who_wrote_what_without_needing_it(prefix: Path) -> None:
     assert inspect(prefix).children["shape"].shape == [2]
 
 
-def test_print_directory_tree(nest: Any, prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_directory_tree(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     TensorDict({"a": torch.ones(2), "n": {"b": 1}}).memmap(prefix)
     text = print_directory_tree(prefix, indent="  ")
     assert capsys.readouterr().out == text + "\n"
@@ -239,7 +239,7 @@ def test_a_reader_that_stops_early_ends_the_command_quietly(tmp_path: Path) -> N
     assert process.returncode == -signal.SIGPIPE
 
 
-def test_progress(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress(prefix: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     td = TensorDict({str(i): torch.zeros(1000, dtype=torch.uint8) for i in range(3)})
     steps: list[tuple[int, int]] = []
     td.memmap(prefix, progress=lambda done, total: steps.append((done, total)))
@@ -249,6 +249,9 @@ def test_progress(prefix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert steps == [(1000, 3000), (2000, 3000), (3000, 3000)]
     td.memmap(prefix, progress=True)
     assert "save" in capsys.readouterr().err
+    monkeypatch.setattr("td_memmap._progress.tqdm", None)
+    td.memmap(prefix, progress=True)
+    assert capsys.readouterr().err.endswith("save: 2000 of 3000 bytes\rsave: 3000 of 3000 bytes\n")
 
 
 def test_progress_ends_with_all(prefix: Path) -> None:

@@ -13,6 +13,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# First, whichever of the two packages a program imports first: core loads the plugin of this one as its last statement.
+import td_core as _td_core
+
 if TYPE_CHECKING:
     from ._append import append_memmap
     from ._archive import is_memmap_archive, pack_memmap, refresh_archive_checksums, unpack_memmap
@@ -31,7 +34,9 @@ __all__ = [
     "refresh_archive_checksums", "save", "unpack_memmap", "verify",
 ]  # fmt: skip
 
-# td-core imports this package with itself, for its plugin; the rest comes in with the first name that is asked for.
+__version__ = _td_core.__version__
+
+# The modules come in with the first name that is asked for.
 _HOMES = {
     "_methods": ("load", "load_memmap", "memmap", "memmap_like", "save"),
     "_append": ("append_memmap",),

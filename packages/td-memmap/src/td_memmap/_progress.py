@@ -43,7 +43,10 @@ def reporter(progress: Progress, total: int, what: str) -> Callable[[int], None]
 def _bar(total: int, what: str) -> Callable[[int, int], Any]:
     if tqdm is None:
         return lambda done, total: print(
-            f"\r{what}: {done} of {total} bytes", end="", file=sys.stderr, flush=True
+            f"\r{what}: {done} of {total} bytes",
+            end="" if done < total else "\n",
+            file=sys.stderr,
+            flush=True,
         )
     bar = tqdm(total=total, desc=what, unit="B", unit_scale=True)
 

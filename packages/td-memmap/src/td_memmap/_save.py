@@ -132,7 +132,6 @@ class _Writer:
         self.files: dict[LeafFile, MemoryMappedTensor] = {}
         self.hashes: dict[Parts, str] = {}
         self.sizes: dict[Parts, list[Any]] = {}
-        self.report = reporter(options.progress, sum(file.nbytes for file in plan.leaves), "save")
 
     def run(self, tree: Core) -> Any:
         plan, options = self.plan, self.options
@@ -140,6 +139,7 @@ class _Writer:
         planned = plan.files() if options.like else [*plan.files(), (_names.MANIFEST,)]
         with Staging(self.prefix, planned, durable=options.durable) as staging:
             self.staging = staging
+            self.report = reporter(options.progress, sum(file.nbytes for file in plan.leaves), "save")
             for parts in plan.directories:
                 staging.make(parts)
             self._write_leaves()
