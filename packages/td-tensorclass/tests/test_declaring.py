@@ -648,3 +648,37 @@ def test_nested_keys_are_written_at_an_index() -> None:
     assert point.y["c"].tolist() == [1, 0] and point.x.tolist() == [2, 0]
     with pytest.raises(UnknownFieldError, match="Point has no field .*'w', 'c'"):
         point[0] = {("w", "c"): 1.0}
+
+
+def test_tools_find_the_methods_of_a_decorated_class_as_its_own() -> None:
+    class Named:
+        def name(self) -> str:
+            return "named"
+
+    @tensorclass
+    class Documented(Named):
+        x: Tensor
+
+        def name(self) -> str:
+            """Return a name."""
+            return "documented, " + super().name()
+
+        @property
+        def twice(self) -> Tensor:
+            return self.x * 2
+
+        @classmethod
+        def zero(cls) -> Documented:
+            return cls(torch.zeros(2))
+
+    assert {"name", "twice", "zero"} <= vars(Documented).keys()
+    found = Documented.zero()
+    assert type(found) is Documented and found.name() == "documented, named"
+
+    class Below(Documented):
+        def name(self) -> str:
+            return "below, " + super().name()
+
+    assert Below.zero().name() == "below, documented, named"
+    Documented.name = lambda self: "other"
+    assert Below.zero().name() == "below, other"

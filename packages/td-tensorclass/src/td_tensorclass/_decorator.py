@@ -13,12 +13,22 @@ from ._typing import dataclass_transform
 
 T = TypeVar("T")
 
+_DOCUMENTED = (types.FunctionType, classmethod, staticmethod, property)
+#: What ``dataclass`` may have made for a plain class.
+_GENERATED = ("__init__", "__repr__", "__eq__")
+
 
 def make_class(plain: Any, options: Mapping[str, Any], name: str) -> Any:
     """Return a subclass of a plain class that is a tensorclass with its fields."""
     if issubclass(plain, TensorClass) and not any(options.values()):
         return plain
-    namespace = {"__module__": plain.__module__, "__qualname__": name, "__doc__": plain.__doc__}
+    # Its methods as its own too: help(), doctest and documentation tools look for them there.
+    namespace: dict[str, Any] = {
+        key: value
+        for key, value in plain.__dict__.items()
+        if isinstance(value, _DOCUMENTED) and key not in _GENERATED
+    }
+    namespace.update(__module__=plain.__module__, __qualname__=name, __doc__=plain.__doc__)
     if name == plain.__name__:
         namespace["__qualname__"] = plain.__qualname__
     if "__dataclass_fields__" not in plain.__dict__:
