@@ -16,7 +16,7 @@ from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, assert_close
 from td_core.errors import StructureError
-from td_tensorclass import NonTensorStack, TensorClass, UnbatchedTensor, is_non_tensor
+from td_tensorclass import NonTensorData, NonTensorStack, TensorClass, UnbatchedTensor, is_non_tensor
 
 PAYLOAD = torch.tensor([1.0, 2.0, 3.0])
 
@@ -82,6 +82,19 @@ def test_assert_close() -> None:
     for pair in ((td, values), (values, td)):
         with pytest.raises(AssertionError, match="the structures differ at key 'u'"):
             assert_close(*pair)
+
+
+@pytest.mark.parametrize(
+    "value", [NonTensorStack("a", "b"), NonTensorData("a"), UnbatchedTensor(torch.ones(3))], ids=repr
+)
+@pytest.mark.parametrize("join", [torch.stack, torch.cat])
+def test_nothing_is_lost_in_a_level_without_entries(join: Any, value: Any) -> None:
+    pair = [TensorDict({"n": {"v": entry}}, [2]) for entry in (value, TensorDict({}, [2]))]
+    for items in (pair, pair[::-1]):
+        with pytest.raises(
+            StructureError, match=r"the structures differ at key \('n', 'v'\): a \w+ there, a \w+ here"
+        ):
+            join(items)
 
 
 @pytest.mark.parametrize(

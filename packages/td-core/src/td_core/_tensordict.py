@@ -678,7 +678,8 @@ class TensorDict(TensorDictBase):
                     todo.append((below, (*at, key)))
                 else:
                     for value in values:
-                        if isinstance(value, Tensor):
+                        # What a node without entries holds, would be lost in a level without any.
+                        if isinstance(value, Tensor) or value._opaque != child._opaque:
                             raise leaf_against_node(child, value, (*at, key))
                     target[key] = child._join(values, plan, (*at, key))
             if not todo:
