@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
+from td_core import TensorDict
 from td_core._known_looks import KnownLooks
 
 
@@ -20,8 +22,8 @@ def test_looks_are_known_once_such_leaves_came_twice_in_a_row() -> None:
     known.add(leaves)
     same = known.of([torch.ones(2), torch.zeros(3)])
     assert same is not None
-    assert same(*leaves)
-    assert not same(*others)
+    assert same(leaves)
+    assert not same(others)
     assert known.of(others) is None
     known.add(others)
     assert known.of(leaves) is None
@@ -46,3 +48,30 @@ def test_few_looks_are_remembered() -> None:
         known.add(leaves)
         assert known.of(leaves) is not None
         assert len(known._looks) <= 256
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("change", ["mul_", "update_"])
+def test_torch_is_not_asked_about_nested_tensors_of_strided_layout(change: str, side: int) -> None:
+    # It would end the process.
+    pair = [TensorDict({"a": torch.ones(3), "b": torch.ones(2)}) for _ in range(2)]
+    for _ in range(4):
+        pair[0].add_(1)
+        getattr(pair[0], change)(pair[1])
+    ragged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    pair[side] = TensorDict({"a": torch.full((3,), 5.0), "b": ragged})
+    pair[side].add_(1)
+    assert torch.equal(pair[side]["b"][1], torch.full((2,), 2.0))
+    before = pair[0]["a"].clone()
+    with pytest.raises(RuntimeError):
+        getattr(pair[0], change)(pair[1])
+    assert torch.equal(pair[0]["a"], before)
+
+
+def test_looks_of_what_is_no_tensor_are_others() -> None:
+    known, leaves = KnownLooks(), [torch.zeros(2), torch.zeros(3)]
+    known.add(leaves)
+    known.add(leaves)
+    same = known.of(leaves)
+    assert same is not None and not same([torch.zeros(2), 1])  # type: ignore[list-item]

@@ -42,15 +42,22 @@ def op(name: str, single: Callable[..., Any]) -> Op:
     return Op(foreach_kernel(name), single)
 
 
-def foreach(op: Op, leaves: list[Tensor], *operands: Any) -> Sequence[Tensor]:
+def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -> Sequence[Tensor]:
     """Return ``op(leaf, ...)`` for every leaf; an operand is a list with one tensor per leaf, or a value that all share.
+
+    ``plain`` says that all of them are known to be of the types that fused kernels handle.
 
     >>> foreach(op("add", torch.add), [torch.tensor(1), torch.tensor(2)], 10)
     (tensor(11), tensor(12))
     """
     fused = op.fused
-    if fused is not None and leaves and functorch_level() is None and PLAIN.issuperset(map(type, leaves)):
-        for operand in operands:
+    if (
+        fused is not None
+        and leaves
+        and functorch_level() is None
+        and (plain or PLAIN.issuperset(map(type, leaves)))
+    ):
+        for operand in () if plain else operands:
             if type(operand) is list and not PLAIN.issuperset(map(type, operand)):
                 break
         else:

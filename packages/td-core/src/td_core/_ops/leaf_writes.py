@@ -242,7 +242,7 @@ def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
     if COPY.fused is None or functorch_level() is not None:
         return False
     same = _FUSED.of(targets)
-    if same is not None and same(*values):
+    if same is not None and same(values):
         return True
     if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
         return False

@@ -124,16 +124,19 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
     Where all leaves have one dtype, and all operands, the first leaf tells; where they do not, each combination is tried
     on empty tensors.
     """
+    known = False
     # Tracing runs on tensors without data, so it fails before anything is written.
     if not torch.compiler.is_compiling():
         same = _WRITABLE.of(leaves)
+        known = same is not None
         mixed = same is None and not _writable(name, node, this, leaves, operands)
         for operand in operands:
             if type(operand) is not list:
                 continue
             if len(operand) != len(leaves):
                 raise changed_meanwhile(node)
-            if same is None or not same(*operand):
+            if same is None or not same(operand):
+                known = False
                 if not all(map(Tensor.is_same_size, leaves, operand)):
                     _check_shapes(name, node, leaves, operand)
                 mixed = mixed or len({other.dtype for other in operand}) > 1
@@ -143,7 +146,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
             if shares_grad(leaves, *operands):
                 this = Op(None, this.single)
     try:
-        foreach(this, leaves, *operands)
+        foreach(this, leaves, *operands, plain=known)
     except RuntimeError:
         for leaf in leaves:
             if leaf.requires_grad:
