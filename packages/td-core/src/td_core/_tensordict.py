@@ -510,14 +510,13 @@ class TensorDict(TensorDictBase):
         if type(levels) is dict:
             return _node(type(self), dict(zip(levels, leaves)), self._batch_size, self._device, self._names)
         given = iter(leaves)
-        following = given.__next__
         root = _node(type(self), {}, self._batch_size, self._device, self._names)
         todo: list[TensorDict] = [root]
         for level in levels:
             todo.pop()._data = level
             for key, child in level.items():
                 if isinstance(child, Tensor):
-                    level[key] = following()
+                    level[key] = next(given)
                 elif type(child) is TensorDict:
                     # Its entries come when the walk gets to it.
                     level[key] = node = _node(
@@ -529,14 +528,13 @@ class TensorDict(TensorDictBase):
         return root
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
-        following = leaves.__next__
         root = _twin(self)
         todo = [root._data]
         while todo:
             level = todo.pop()
             for key, child in level.items():
                 if isinstance(child, Tensor):
-                    level[key] = following()
+                    level[key] = next(leaves)
                 elif type(child) is TensorDict:
                     level[key] = node = _twin(child)
                     todo.append(node._data)
