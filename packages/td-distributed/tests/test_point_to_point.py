@@ -527,4 +527,5 @@ def waits_in_vain(rank: int, how: str) -> Any:
 @pytest.mark.parametrize("how", ["nothing is sent", "another tag", "irecv"])
 def test_what_never_comes_is_an_error_within_the_timeout(fragile: Any, how: str) -> None:
     message, unchanged = fragile.run(waits_in_vain, how)[1]
-    assert "imed out" in message and unchanged
+    # Where both sides wait for as long, the one that gives up first closes the connection of the other.
+    assert ("imed out" in message or "Connection closed" in message) and unchanged
