@@ -95,6 +95,10 @@ def test_nothing_is_lost_in_a_level_without_entries(join: Any, value: Any) -> No
             StructureError, match=r"the structures differ at key \('n', 'v'\): a \w+ there, a \w+ here"
         ):
             join(items)
+        with pytest.raises(
+            StructureError, match=r"the structures differ at the root: a \w+ there, a \w+ here"
+        ):
+            join([item["n"]._children()["v"] for item in items])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Core, show_path
+from .._collection import Core, leaf_against_node, show_path
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._plans import wrap_dim
@@ -377,7 +377,7 @@ def _tensors(items: list[Any], what: str) -> list[Tensor]:
 
 
 def _batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
-    """Return the batch size of each item; every one must be a collection."""
+    """Return the batch size of each item; every one must be a collection, with entries where the first has some."""
     if not items:
         raise StructureError(f"cannot {what}: there is nothing in the list; give at least one collection")
     sizes: list[torch.Size] = []
@@ -389,6 +389,8 @@ def _batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
                 raise TypeError(
                     f"cannot {what}: item {len(sizes)} is no collection but a {type(item).__name__}"
                 )
+            if item._opaque != items[0]._opaque:
+                raise leaf_against_node(items[0], item, ())
             checked = type(item)
         sizes.append(item.batch_size)
     return sizes
