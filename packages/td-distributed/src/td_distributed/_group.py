@@ -26,7 +26,8 @@ _ON_HOST: WeakSet[Any] = WeakSet()
 
 def device_of(group: Any) -> torch.device:
     """Return where messages have to lie for the backend of a group."""
-    if (dist.group.WORLD if group is None else group) in _ON_HOST:
+    asked = dist.group.WORLD if group is None else group
+    if asked in _ON_HOST:
         return _HOST
     if group is not None and not isinstance(group, dist.ProcessGroup):
         # A group that was made by hand is a backend, which torch.distributed does not know.
@@ -34,7 +35,7 @@ def device_of(group: Any) -> torch.device:
     served = _backends(group)
     if "cpu" not in served:
         return as_device(next(iter(served)))
-    _ON_HOST.add(dist.group.WORLD if group is None else group)
+    _ON_HOST.add(asked)
     return _HOST
 
 

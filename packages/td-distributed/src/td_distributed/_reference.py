@@ -125,5 +125,5 @@ def _as_it_travels(collection: Any) -> Tensor | None:
         taken.planned = starts[0] == starts[1] and len(state.storage) == planned.nbytes
     if not taken.planned:
         return None
-    state.users = users_of(state.memory) if collection.is_locked else None
+    state.users = users
     return state.storage

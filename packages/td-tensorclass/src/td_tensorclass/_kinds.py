@@ -157,11 +157,8 @@ def _unflatten_unbatched(record: Record) -> UnbatchedNode:
 
 
 def _data_kind(cls: type[NonTensorDataBase]) -> NodeKind:
-    name, unflatten, from_values = (
-        cls.__name__,
-        partial(_unflatten_data, cls),
-        partial(_data_from_values, cls),
-    )
+    name = cls.__name__
+    unflatten, from_values = partial(_unflatten_data, cls), partial(_data_from_values, cls)
     return NodeKind(
         name,
         cls,

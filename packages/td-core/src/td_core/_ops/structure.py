@@ -515,9 +515,8 @@ def _remove_in_place(root: Core, tree: KeyTree, *, prune: bool) -> None:
 def _drop_bare(levels: list[tuple[Core, Core | None, str]]) -> None:
     """Remove the levels without entries from their parents, the deepest first."""
     for node, parent, key in reversed(levels):
-        if (
-            parent is not None and _is_bare(node) and key in parent._children()
-        ):  # a level may stand in two places
+        # A level may stand in two places.
+        if parent is not None and _is_bare(node) and key in parent._children():
             refuse_if_locked(parent, f"remove the empty key {key!r}")
             parent._del_child(key)
 
