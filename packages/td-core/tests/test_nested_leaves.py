@@ -201,3 +201,52 @@ def test_a_ragged_dim_of_a_leaf_of_strided_layout_shows_as_minus_one() -> None:
         RuntimeError, match=r"cannot compute sum: key \('n', 'rows'\): .*\(shape \[3, -1, 4\]\)"
     ):
         td.sum(0)
+
+
+LAYOUTS = {"jagged": torch.jagged, "strided": torch.strided}
+
+#: What changes a collection in place by another; what torch makes of a jagged tensor of ones and a plain one of twos.
+COMBINED = {
+    "update_": (lambda td, other: td.update_(other), None),
+    "update": (lambda td, other: td.update(other, inplace=True), None),
+    "apply_": (lambda td, other: td.apply_(lambda mine, theirs: theirs, other), None),
+    "load_state_dict": (lambda td, other: td.load_state_dict(other.state_dict()), None),
+    "set_": (lambda td, other: td.set_(("n", "rows"), other["n", "rows"]), None),
+    "mul_": (lambda td, other: td.mul_(other), 2.0),
+    "+=": (lambda td, other: td.__iadd__(other), 3.0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("nested_first", [True, False])
+@pytest.mark.parametrize(("change", "combined"), COMBINED.values(), ids=COMBINED)
+def test_a_nested_and_a_plain_leaf_are_combined_or_left_as_they_are(layout, nested_first, change, combined):
+    rows = torch.nested.nested_tensor([torch.ones(n) for n in LENGTHS], layout=LAYOUTS[layout])
+    nested = TensorDict({"x": torch.full((3, 2), 7.0), "n": {"rows": rows}}, [3])
+    plain = TensorDict({"x": torch.ones(3, 2), "n": {"rows": torch.full((3, 3), 2.0)}}, [3])
+    td, other = (nested, plain) if nested_first else (plain, nested)
+    if combined and nested_first and layout == "jagged":
+        change(td, other)
+        assert [part.tolist() for part in td["n", "rows"].unbind()] == [[combined] * n for n in LENGTHS]
+        return
+    before = [part.tolist() for leaf in td.values(True, True) for part in leaf.unbind()]
+    with pytest.raises(RuntimeError, match="rows"):
+        change(td, other)
+    assert [part.tolist() for leaf in td.values(True, True) for part in leaf.unbind()] == before
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_torch_does_not_do_to_a_nested_leaf_is_done_to_no_other(layout):
+    rows = torch.nested.nested_tensor([torch.ones(n) for n in LENGTHS], layout=LAYOUTS[layout])
+    td = TensorDict({"x": torch.zeros(3, 2), "n": {"rows": rows}}, [3])
+    with pytest.raises(NotImplementedError, match=r"masked_fill_ in place: key \('n', 'rows'\)"):
+        td.masked_fill_(torch.tensor([True, False, True]), 5.0)
+    assert not td["x"].any()
+
+
+def test_a_factor_for_each_component_is_multiplied_in_place():
+    td = data().mul_(torch.tensor([1, 10, 100]))
+    assert components(td) == [[0, 1], [0, 10, 20], [0]]
+    assert td["n", "at"].tolist() == [0, 10, 200]

@@ -231,7 +231,7 @@ class Entries(Core):
             )
         try:
             node._write_child(last, value, non_blocking=non_blocking)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise StructureError(f"cannot write {show_path(path)} in place: {error}") from error
         return self
 

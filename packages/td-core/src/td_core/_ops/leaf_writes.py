@@ -42,13 +42,10 @@ def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = F
         foreach(COPY, targets, values)
 
 
-def check_fits(value: Tensor | Core, shape: torch.Size, path: Path, target: Tensor | None = None) -> None:
-    """Raise StructureError unless a value can be broadcast to the shape of its entry, which ``target`` is."""
+def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
+    """Raise StructureError unless a value can be broadcast to the shape of its entry."""
     theirs: torch.Size = value.shape  # type: ignore[union-attr]
     if theirs == shape:
-        return
-    # The ragged sizes of two nested tensors are equal only where they share their offsets.
-    if target is not None and isinstance(value, Tensor) and same_components(value, target):
         return
     ndim = len(theirs)
     if ndim <= len(shape) and all(
@@ -68,6 +65,18 @@ def check_writable(target: Tensor, path: Path, value: Tensor | None = None) -> N
         raise StructureError(
             f"cannot write {show_path(path)} in place: it is {_form(target)}, the value {_form(value)}; "
             "use set() to replace it"
+        )
+
+
+def check_copied(target: Tensor, path: Path, value: Tensor) -> None:
+    """Raise StructureError where torch would refuse to copy this value, which it may broadcast, into an entry."""
+    check_writable(target, path, value)
+    if not target.is_nested:
+        check_fits(value, target.shape, path)
+    # The ragged sizes of two nested tensors are equal only where they share their offsets.
+    elif not same_components(value, target):
+        raise StructureError(
+            f"cannot write {show_path(path)} in place: its components and those of the value have different shapes"
         )
 
 
@@ -244,8 +253,11 @@ def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
     same = _FUSED.of(targets)
     if same is not None and same(values):
         return True
-    if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
-        return False
+    try:
+        if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
+            return False
+    except (RuntimeError, ValueError):
+        return False  # a nested tensor beside one that is not
     # torch would write them all, and raise then.
     if (
         not torch.compiler.is_compiling()

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from .._coerce import coerce
 from .._collection import Child, Core, leaf_against_node, missing_key
-from .._components import same_components
 from .._devices import as_device
 from .._keys import join_key
 from .._locking import refuse_if_locked
@@ -22,7 +21,7 @@ from .._names import check_names
 from .._views import IsLeaf
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
 from .batch_size import as_batch_size
-from .leaf_writes import check_fits, check_writable, copy_all, share_storage
+from .leaf_writes import check_copied, copy_all, share_storage
 
 SelfT = TypeVar("SelfT", bound="LeafMapping")
 Path = tuple[str, ...]
@@ -354,9 +353,7 @@ class _Walk:
         others: list[tuple[Any, str, Any, Any]] = []
         for node, key, child, value, path in self.writes:
             if isinstance(child, Tensor) and isinstance(value, Tensor):
-                if not same_components(value, child):
-                    check_fits(value, child.shape, path)
-                check_writable(child, path, value)
+                check_copied(child, path, value)
                 if (value._is_view() or child._is_view()) and share_storage(child, value):
                     value = value.clone()  # torch copies nothing that overlaps
                 targets.append(child)

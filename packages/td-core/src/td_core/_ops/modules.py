@@ -13,7 +13,7 @@ from .._foreach import PLAIN
 from .._nodes import KINDS, dense
 from .._torch_private import functorch_level
 from ..errors import KeyPathError, StructureError
-from .leaf_writes import check_fits
+from .leaf_writes import check_copied
 
 Move = tuple[dict[str, Any], str, Tensor, Any]  # slots of a module, key, new leaf, what the slot held
 
@@ -117,9 +117,9 @@ class Modules(Core):
             return self._load_into(module, swap_dest)
         moves, swap = self._pair(module, copy=bool(inplace))
         if inplace:
-            for _, key, value, held in moves:
-                check_fits(value, held.shape, (key,), held)
             with torch.no_grad():
+                for _, key, value, held in moves:
+                    check_copied(held, (key,), value)
                 for slots, key, value, _ in moves:
                     slots[key].copy_(value, non_blocking=non_blocking)
         else:

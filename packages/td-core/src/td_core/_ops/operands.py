@@ -137,8 +137,7 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
                 raise changed_meanwhile(node)
             if same is None or not same(operand):
                 known = False
-                if not all(map(Tensor.is_same_size, leaves, operand)):
-                    _check_shapes(name, node, leaves, operand)
+                _check_shapes(name, node, this, leaves, operands, operand)
                 mixed = mixed or len({other.dtype for other in operand}) > 1
         if mixed:
             _check_dtypes(name, node, this, leaves, operands)
@@ -174,17 +173,24 @@ def _writable(name: str, node: Core, this: Op, leaves: list[Tensor], operands: t
     return one
 
 
-def _check_shapes(name: str, node: Core, leaves: list[Tensor], operand: list[Tensor]) -> None:
+def _check_shapes(
+    name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], operand: list[Tensor]
+) -> None:
     try:
-        list(map(Tensor.expand_as, operand, leaves))
+        if not all(map(Tensor.is_same_size, leaves, operand)):
+            list(map(Tensor.expand_as, operand, leaves))
         return
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         pass  # found below, with its key
-    for leaf, other in zip(leaves, operand, strict=True):
-        if leaf.shape != other.shape and broadcast_shape(leaf.shape, other.shape) != leaf.shape:
+    for i, (leaf, other) in enumerate(zip(leaves, operand, strict=True)):
+        mine, theirs = shown_shape(leaf), shown_shape(other)
+        if leaf.is_nested and (leaf.layout is torch.strided or not other.is_nested):
+            _try(name, node, this, leaf, leaf.detach().clone(), _each(operands, i))
+        # What torch computes of a tensor and a nested one is nested, so it is not written.
+        elif other.is_nested != leaf.is_nested or (mine != theirs and broadcast_shape(mine, theirs) != mine):
             raise StructureError(
-                f"cannot compute {name} in place: {where(node, leaf)} has shape {list(leaf.shape)} "
-                f"and the operand {list(other.shape)}"
+                f"cannot compute {name} in place: {where(node, leaf)} has shape {list(mine)} "
+                f"and the operand {list(theirs)}"
             )
 
 

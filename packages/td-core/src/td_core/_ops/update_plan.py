@@ -21,7 +21,7 @@ from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
 from ..typing import NestedKey
 from .entries import refuse_cycle
 from .key_trees import only, wanted_tree
-from .leaf_writes import check_fits, check_writable, copy_all
+from .leaf_writes import check_copied, copy_all
 
 Path = tuple[str, ...]
 
@@ -191,10 +191,9 @@ class UpdatePlan:
             if isinstance(current, Tensor) and not isinstance(value, Core):
                 if not isinstance(value, Tensor):
                     value = torch.as_tensor(value, device=current.device)
-                if value.shape != current.shape:
+                if not value.is_nested:
                     value = lined_up(value, current.ndim, len(node.batch_size))
-                    check_fits(value, current.shape, path, current)
-                check_writable(current, path, value)
+                check_copied(current, path, value)
                 targets.append(current)
                 values.append(value)
             elif isinstance(current, Tensor) or isinstance(value, Tensor) or current._opaque != value._opaque:
