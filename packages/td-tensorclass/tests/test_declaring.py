@@ -6,18 +6,26 @@ import dataclasses
 import inspect
 from dataclasses import FrozenInstanceError, InitVar, dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Optional, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Optional, Protocol, TypedDict, TypeVar, Union
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, TensorDictBase
+from td_core import TensorDict, TensorDictBase, set_printoptions
 from td_core.errors import BatchSizeError, LockedError, StructureError
 from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError, is_tensorclass, tensorclass
 
 V = TypeVar("V")
+
+
+class Sized(Protocol):
+    def __len__(self) -> int: ...
+
+
+class Rows(TypedDict):
+    a: int
 
 
 def declare(
@@ -423,6 +431,34 @@ class TestCasts:
         with pytest.raises(TypeError, match="the field 'x' is declared as a tensor; got 'a'"):
             declare({"x": hint}, False, autocast=True)("a")
 
+    @pytest.mark.parametrize(
+        "hint",
+        [Any, "Any", Any | None, object, V, int | list, Union[int, list], "undefined", Sized, Rows],  # noqa: UP007
+    )
+    @pytest.mark.parametrize("given", [[1, 2], (1, 2), {"a": 1}, "s", len, int])
+    def test_autocast_keeps_what_any_type_allows(self, hint: Any, given: Any) -> None:
+        point = declare({"x": hint}, False, autocast=True)(given, batch_size=[3])
+        assert point.x == given
+        assert type(point.x) is type(given)
+        assert point[0].x == given
+
+    @pytest.mark.parametrize("hint", [Any, object, V])
+    def test_autocast_makes_tensors_of_numbers_of_any_type(self, hint: Any) -> None:
+        cls = declare({"x": hint}, False, autocast=True)
+        assert cls(np.arange(3)).x.equal(torch.arange(3))
+        assert cls(torch.ones(3)).x.equal(torch.ones(3))
+        assert cls(2).x.equal(torch.tensor(2))
+
+    @pytest.mark.parametrize("given", [[1, 2], np.array([1, 2]), torch.tensor([1, 2])])
+    def test_autocast_makes_arrays_of_the_values_given(self, given: Any) -> None:
+        point = declare({"x": np.ndarray}, False, autocast=True)(given)
+        assert type(point.x) is np.ndarray
+        assert point.x.tolist() == [1, 2]
+
+    def test_autocast_refuses_a_collection_for_a_tensor(self) -> None:
+        with pytest.raises(TypeError, match="the field 'x' is declared as a tensor; got TensorDict"):
+            declare({"x": Tensor}, False, autocast=True)(TensorDict({"a": 1}))
+
     def test_autocast_that_fails_names_the_field(self) -> None:
         with pytest.raises(ValueError, match="the field 'x' is declared as int; got 'z'"):
             declare({"x": int}, False, autocast=True)("z")
@@ -570,6 +606,65 @@ class TestOptions:
         point = cls(torch.zeros(2), torch.zeros(2))
         for result in (point.double(), point.to(torch.float64), point.type(torch.float64)):
             assert (result.x.dtype, result.y.dtype) == (torch.float32, torch.float64)
+
+
+class Place(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass
+class Spot:
+    x: Any
+    y: Any
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda cls, x, y: cls.from_any({"x": x, "y": y}, auto_batch_size=True, batch_dims=1),
+        lambda cls, x, y: cls.from_any(Place(x, y), batch_size=[3]),
+        lambda cls, x, y: cls.from_any(Spot(x, y), batch_size=[3]),
+        lambda cls, x, y: cls.from_any(TensorDict({"x": x, "y": y}, [3]).lock_()),
+        lambda cls, x, y: cls.from_namedtuple(Place(x, y), batch_size=[3]),
+        lambda cls, x, y: cls.from_dataclass(Spot(x, y), batch_size=[3]),
+        lambda cls, x, y: cls.from_dataclass(Spot(x, y), auto_batch_size=True, batch_dims=1),
+        lambda cls, x, y: cls.from_dict({"x": x, "y": y}, batch_size=[3]),
+    ],
+)
+def test_conversions_of_the_class_give_instances(make: Any) -> None:
+    class Inner(TensorClass):
+        a: Tensor
+
+    class Outer(TensorClass):
+        x: Tensor
+        y: Inner
+
+    entries = TensorDict({"a": torch.zeros(3)}, [3])
+    outer = make(Outer, torch.ones(3), entries)
+    assert (type(outer), type(outer.y), outer.batch_size) == (Outer, Inner, (3,))
+    assert outer.x.equal(torch.ones(3))
+    with pytest.raises(UnknownFieldError, match="Inner has no field 'x', 'y'"):
+        make(Inner, torch.ones(3), entries)
+
+
+@pytest.mark.parametrize("value", [torch.zeros(3), "s", 3, ["a", "b"]])
+def test_from_any_leaves_what_is_no_level_alone(value: Any) -> None:
+    result = declare({"x": Any}, False).from_any(value)
+    assert result is value or result.tolist() == value
+    point = declare({"x": Any}, True)(1)
+    assert type(point).from_any(point) is point
+
+
+@both
+def test_fields_that_are_not_printed(decorated: bool) -> None:
+    fields = {"x": Tensor, "y": Any, "z": Any}
+    cls = declare(fields, decorated, {"y": field(default=None, repr=False), "z": None})
+    assert repr(cls(torch.zeros(3))) == "X(batch_size=[], fields={x: f32[3], z: None})"
+    assert repr(cls(torch.zeros(3), y="s")) == "X(batch_size=[], fields={x: f32[3], z: None})"
+    with set_printoptions(compact=False):
+        assert "y=" not in repr(cls(torch.zeros(3), y=torch.zeros(3)))
+    assert dataclasses.fields(cls)[1].repr is False
 
 
 def test_from_tensordict() -> None:

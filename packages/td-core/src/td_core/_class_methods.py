@@ -17,7 +17,7 @@ def of_class(function: Callable[P, Any], *, dense: bool = False) -> classmethod[
 
     Args:
         function: what is called; the result says of which kind it is.
-        dense: let the class make its own of the result, which is a dense collection.
+        dense: let the class make its own of the result, where that is a collection.
 
     >>> class Shape:
     ...     parse = of_class(lambda text: text.split())

@@ -33,14 +33,14 @@ class Converting(Core):
 
     @classmethod
     def _of_dense(cls, result: Any) -> Any:
-        """Return a new dense collection as what a classmethod of this class gives; classes with fields override it."""
+        """Return the result of a function as that of a classmethod of this class; classes with fields override it."""
         return result
 
-    from_any = of_class(source.from_any)
+    from_any = of_class(source.from_any, dense=True)
     """Return a Python object as a collection, as far as it is one; see :func:`td_core.from_any`."""
     from_list = of_class(source.from_list, dense=True)
     """Return the stack of a list of mappings or collections."""
-    from_tuple = of_class(source.from_tuple)
+    from_tuple = of_class(source.from_tuple, dense=True)
     """Return a tuple as a collection; see :func:`td_core.from_tuple`."""
     from_namedtuple = of_class(source.from_namedtuple, dense=True)
     """Return a named tuple as a collection; see :func:`td_core.from_namedtuple`."""

@@ -63,12 +63,7 @@ def cast_for(schema: Schema) -> Callable[[str, Any], Any]:
             wanted = [each for each in _choices(schema.hint(name)) if collection_class(each) is not None]
             if wanted or not schema.knows(name):
                 return _from_mapping(wanted[0] if wanted else TensorDict, value)
-        if isinstance(value, Core):  # torch would take it for an empty sequence
-            raise TypeError(f"the field {name!r} takes tensors only; got {value!r}")
-        try:
-            return torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"the field {name!r} takes tensors only; got {value!r}") from error
+        return _as_tensor(name, value, "takes tensors only")
 
     if options.tensor_only:
         return tensor_only
@@ -112,28 +107,36 @@ def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> Any:
 
 def _as_type(hint: Any, name: str, value: Any) -> Any:
     cls: Any = get_origin(hint) or hint
-    if not isinstance(cls, type) or cls is object:
-        return (
-            _from_mapping(hint, value)
-            if isinstance(value, Mapping) and not isinstance(value, Core)
-            else value
-        )
+    # Any and the union int | str are classes too, in newer versions of Python.
+    if not isinstance(cls, type) or cls in (Any, object, UnionType):
+        if isinstance(value, Mapping) and not isinstance(value, Core):
+            return _from_mapping(hint, value)
+        if isinstance(value, (list, tuple)) and not any(map(_wants_tensor, _choices(hint))):
+            return NonTensorData(value)
+        return value
     if isinstance(value, cls):
         return value if isinstance(value, (Tensor, Core)) else NonTensorData(value)
     if _wants_tensor(cls):
-        try:
-            return torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(f"the field {name!r} is declared as a tensor; got {value!r}") from error
+        return _as_tensor(name, value, "is declared as a tensor")
     if issubclass(cls, Core):
         if isinstance(value, Core):
             maker: Any = cls
             return maker.from_tensordict(value) if hasattr(cls, "_schema") else value
         return _from_mapping(hint, value) if isinstance(value, Mapping) else value
     try:
-        made: Any = cls
+        made: Any = np.asarray if cls is np.ndarray else cls  # its constructor takes a shape
         return NonTensorData(made(value))
     except (TypeError, ValueError) as error:
         raise type(error)(
             f"the field {name!r} is declared as {cls.__name__}; got {value!r}: {error}"
         ) from error
+
+
+def _as_tensor(name: str, value: Any, rule: str) -> Tensor:
+    try:
+        if not isinstance(value, Core):  # torch would take a collection for an empty sequence
+            return torch.as_tensor(value)
+        cause = None
+    except (TypeError, ValueError, RuntimeError) as error:
+        cause = error
+    raise TypeError(f"the field {name!r} {rule}; got {value!r}") from cause

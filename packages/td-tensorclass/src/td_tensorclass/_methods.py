@@ -107,6 +107,8 @@ class NonTensorMethods:
     ) -> Any:
         """Return a collection of the fields of a dataclass instance; dataclasses in them become nested collections.
 
+        On a tensorclass, an instance of it.
+
         Args:
             dataclass: the instance.
             dest_cls: tensorclass of the result.
@@ -126,8 +128,10 @@ class NonTensorMethods:
         >>> TensorDict.from_dataclass(Point(torch.zeros(3, 2)), auto_batch_size=True)
         TensorDict(batch_size=[3,2], fields={xy: f32[]})
         """
-        return collection_for(
-            dataclass, dest_cls, as_tensorclass, auto_batch_size, batch_dims, batch_size, device
+        return cls._of_dense(
+            collection_for(
+                dataclass, dest_cls, as_tensorclass, auto_batch_size, batch_dims, batch_size, device
+            )
         )
 
 

@@ -89,10 +89,12 @@ class Schema:
         all_given: whether the arguments are the fields, all of them and no other.
         positional: the names of arguments that may be given by position.
         init_vars: the names that ``__post_init__`` gets.
+        unprinted: its fields that are declared with ``repr=False``.
     """
 
     __slots__ = (
         "_hints", "_locals", "all_given", "cls", "init_vars", "names", "options", "positional", "slots",
+        "unprinted",
     )  # fmt: skip
 
     def __init__(self, cls: type, options: Options, local_names: Mapping[str, Any]) -> None:
@@ -112,6 +114,7 @@ class Schema:
         self.init_vars = tuple(slot.name for slot in self.slots if not slot.is_field)
         self.all_given = all(slot.is_field and slot.init for slot in self.slots)
         self.positional = tuple(each.name for each in kept if each.init and not each.kw_only)
+        self.unprinted = frozenset(each.name for each in kept if not each.repr)
         self._hints: dict[str, Any] = {}
         self._locals = dict(local_names)
         self._check(kept)
@@ -236,7 +239,12 @@ class Schema:
             return Any
         except (SyntaxError, TypeError):
             found = Any  # words, not a type
-        self._hints[name] = found = _without_none(found)
+        found = _without_none(found)
+        try:
+            isinstance(None, typing.get_origin(found) or found)
+        except TypeError:  # a protocol or a TypedDict, say
+            found = Any if isinstance(found, type) else found
+        self._hints[name] = found
         return found
 
 

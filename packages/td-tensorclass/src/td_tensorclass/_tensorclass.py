@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from td_core import TensorDict
+from td_core import TensorDict, TensorDictBase
 from td_core._collection import Child, Core
 from td_core._devices import as_device
 from td_core._foreach import PLAIN
@@ -227,12 +227,20 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return node
 
     @classmethod
-    def _of_dense(cls: type[SelfT], result: Any) -> SelfT:
-        """Return a new collection as an instance, nested levels as the classes that their fields are annotated with."""
+    def _of_dense(cls, result: Any) -> Any:
+        """Return a collection as an instance, nested levels as the classes that their fields are annotated with.
+
+        Anything else comes back as it is.
+        """
+        if not isinstance(result, TensorDictBase) or result._opaque:
+            return result
+        levels = {}
         for name, child in result._children().items():
             wanted = collection_class(cls._schema.hint(name)) if name in cls._schema.names else None
             if wanted is not None and isinstance(child, TensorDict):
-                result._set_child(name, wanted._of_dense(child))
+                levels[name] = wanted._of_dense(child)
+        if levels:
+            result = result._with_children({**result._children(), **levels})
         return cls.from_tensordict(result)
 
     @classmethod
@@ -434,10 +442,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _print_fields(self) -> list[Shown]:
         present = self._tensordict._children()
-        return [
-            *self._tensordict._print_fields(),
-            *(Shown(name, ABSENT) for name in self._schema.names if name not in present),
-        ]
+        absent = [Shown(name, ABSENT) for name in self._schema.names if name not in present]
+        hidden = self._schema.unprinted
+        return [each for each in (*self._tensordict._print_fields(), *absent) if each.key not in hidden]
 
     def _dict_entries(self) -> Mapping[str, Any]:
         present = self._tensordict._children()

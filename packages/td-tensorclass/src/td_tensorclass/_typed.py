@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin
 
 from torch import Tensor
 
-from td_core import TensorDict
+from td_core import TensorDict, TensorDictBase
 from td_core._collection import Core
 from td_core.typing import BatchSize, DeviceType
 
@@ -127,8 +127,9 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         return cls._make(children, tensordict.batch_size, tensordict.device, tensordict._names)
 
     @classmethod
-    def _of_dense(cls: type[SelfT], result: Any) -> SelfT:
-        return cls.from_tensordict(result)
+    def _of_dense(cls, result: Any) -> Any:
+        made = isinstance(result, TensorDictBase) and not result._opaque and not isinstance(result, cls)
+        return cls.from_tensordict(result) if made else result
 
 
 def _accessor(name: str, default: Any) -> property:
