@@ -169,6 +169,24 @@ def test_impossible_names_of_values_are_damage(names: Any, tmp_path: Path) -> No
             TensorDict.load_memmap(tmp_path / "save")
 
 
+@pytest.mark.parametrize("name", ["NonTensorData", "MetaData"])
+@pytest.mark.parametrize(
+    ("key", "changed"),
+    [("n", {}), ("l", {}), ("p", {"foo": 1}), ("v", {"shape": [9]}), ("v", {"foo": 1})],
+)
+def test_what_is_no_value_is_not_taken_for_one(key: str, changed: Any, name: str, tmp_path: Path) -> None:
+    level = TensorDict({"a": torch.ones(2)}, [2])
+    stack = TensorDict.lazy_stack([level[0], level[1]])
+    TensorDict({"n": level, "l": stack, "p": Point(torch.ones(2), batch_size=[2]), "v": "x"}, [2]).memmap(
+        tmp_path / "save"
+    )
+    file = tmp_path / "save" / key / "meta.json"
+    meta = {**json.loads(file.read_text()), "_type": f"<class 'tensordict.tensorclass.{name}'>", **changed}
+    file.write_text(json.dumps(meta))
+    with pytest.raises(FormatError, match=f"{key}/meta.json: key '{key}' .*a {name} has no "):
+        TensorDict.load_memmap(tmp_path / "save")
+
+
 @pytest.mark.parametrize("size", [(2, 0), (2, 3, 0), (2, 0, 3), (1, 0, 0)])
 def test_a_stack_without_elements_keeps_its_batch_size(size: tuple[int, ...], place: Path) -> None:
     stack = NonTensorStack(*(NonTensorData("x", batch_size=size[1:]) for _ in range(size[0])))

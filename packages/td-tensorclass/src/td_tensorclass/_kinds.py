@@ -19,6 +19,10 @@ from ._unbatched import UnbatchedNode
 
 _MODULE = "tensordict.tensorclass"  # where the names in files come from
 _NONE = type(None)
+#: What the metadata of one value in a directory may hold; a level that is taken for a value has more.
+_ONE_VALUE = frozenset(
+    {"data", "_metadata", "_is_non_tensor", "_names", "batch_size", "_type", "_class", "_format_version"}
+)
 
 
 def _place(node: Any, meta: dict[str, Any]) -> Any:
@@ -71,6 +75,13 @@ def _data_from_values(cls: type[NonTensorDataBase], record: Record) -> NonTensor
     values, size = record.values, record.batch_size
     node = (record.cls or cls)(values.get("data"), values.get("_metadata"), batch_size=size)
     return _place(node, {"names": record.meta.get("_names")})  # type: ignore[no-any-return]
+
+
+def _data_from_directory(cls: type[NonTensorDataBase], record: Record) -> NonTensorDataBase:
+    unknown = [key for key in {**record.meta, **record.values, **record.entries} if key not in _ONE_VALUE]
+    if unknown:
+        raise FormatError(f"a {cls.__name__} has no {', '.join(map(repr, unknown))}")
+    return _data_from_values(cls, record)
 
 
 def _stack_to_directory(node: NonTensorStack) -> Record:
@@ -159,13 +170,14 @@ def _unflatten_unbatched(record: Record) -> UnbatchedNode:
 def _data_kind(cls: type[NonTensorDataBase]) -> NodeKind:
     name = cls.__name__
     unflatten, from_values = partial(_unflatten_data, cls), partial(_data_from_values, cls)
+    from_directory = partial(_data_from_directory, cls)
     return NodeKind(
         name,
         cls,
         _flatten_data,
         unflatten,
         {
-            "memmap/1": Layout(_data_to_directory, from_values, (f"<class '{_MODULE}.{name}'>",)),
+            "memmap/1": Layout(_data_to_directory, from_directory, (f"<class '{_MODULE}.{name}'>",)),
             "consolidated/1": Layout(_flatten_data, unflatten, (name,)),
             "state_dict/2": Layout(_state_data, from_values, (name,)),
         },
