@@ -178,6 +178,15 @@ class TestSplit:
             ([["a", ("b", "c")]], [["a", "b", ("b", "c")], ["b", ("b", "d")]]),
             ([[("b", "c"), ("b", "d")]], [["b", ("b", "c"), ("b", "d")], ["a"]]),
             ([], [["a", "b", ("b", "c"), ("b", "d")]]),
+            ([{"a": "z"}], [["z"], ["b", ("b", "c"), ("b", "d")]]),
+            ([{"a": ("z", "w"), ("b", "c"): "y"}], [["z", ("z", "w"), "y"], ["b", ("b", "d")]]),
+            ([{"a": ("b", "c"), ("b", "c"): "a"}], [["b", ("b", "c"), "a"], ["b", ("b", "d")]]),
+            ([lambda key, leaf: key == ("b", "c")], [["b", ("b", "c")], ["a", "b", ("b", "d")]]),
+            ([lambda key, leaf: leaf.ndim == 2], [["a", "b", ("b", "d")], ["b", ("b", "c")]]),
+            (
+                [["b"], lambda key, leaf: True, lambda key, leaf: True],
+                [["b", ("b", "c"), ("b", "d")], ["a"], [], []],
+            ),
         ],
     )
     def test_split_keys(self, td: Any, sets: list[Any], expected: list[Any], inplace: bool) -> None:
@@ -197,7 +206,19 @@ class TestSplit:
         first, rest = td.split_keys([("b", "c"), ("b", "d")], reproduce_struct=True)
         assert keys(rest) == ["a", "b"]
 
-    @pytest.mark.parametrize("sets", [[["zz"]], [["a"], ["a"]], [["a", ("b", "zz")]]])
+    def test_a_mapping_shares_the_leaves_that_it_renames(self, td: Any) -> None:
+        first, _ = td.split_keys({("b", "c"): ("b", "z")}, reproduce_struct=True)
+        assert keys(first) == ["b", ("b", "z")]
+        assert first["b", "z"].tolist() == td["b", "c"].tolist()
+        first, _ = td.split_keys({"zz": "y"}, {"zz": "z"}, default=torch.ones(3), strict=False)[1:]
+        assert first["z"].tolist() == [1.0] * 3
+
+    def test_a_mapping_that_would_lose_an_entry_changes_nothing(self, td: Any) -> None:
+        with pytest.raises(KeyTakenError, match="two entries would have one key"):
+            td.split_keys({"a": "z", ("b", "c"): "z"}, inplace=True)
+        assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
+
+    @pytest.mark.parametrize("sets", [[["zz"]], [["a"], ["a"]], [["a", ("b", "zz")]], [{"zz": "a"}]])
     def test_a_missing_key_changes_nothing(self, td: Any, sets: list[Any]) -> None:
         with pytest.raises(KeyPathError, match="not found"):
             td.split_keys(*sets, inplace=True)

@@ -6,7 +6,7 @@ Operations on nested keys work level by level, see :mod:`.key_trees`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -118,7 +118,7 @@ class Structure(Updating):
 
     def split_keys(
         self: SelfT,
-        *key_sets: Iterable[NestedKey],
+        *key_sets: Iterable[NestedKey] | Mapping[NestedKey, NestedKey] | Callable[[Any, Tensor], Any],
         inplace: bool = False,
         default: Any = NO_DEFAULT,
         strict: bool = True,
@@ -127,7 +127,8 @@ class Structure(Updating):
         """Return one collection for each set of keys, and one with the rest; leaves are shared.
 
         Args:
-            *key_sets: sequences or sets of keys; an entry belongs to one set at most.
+            *key_sets: sequences or sets of keys; mappings of keys to the keys of the result; or functions of a key, a tuple
+                of strings, and its leaf that say which tensors to take. An entry belongs to one set at most.
             inplace: let this collection be the rest.
             default: where ``strict`` is False, what stands for a missing entry; None and no default leave it out.
             strict: raise where a key is missing.
@@ -136,9 +137,9 @@ class Structure(Updating):
         Raises:
             KeyPathError: a key is missing, or stands in an earlier set.
 
-        >>> a, rest = TensorDict({"a": 1, "b": 2, "c": 3}).split_keys(["a"])
-        >>> list(a.keys()), list(rest.keys())
-        (['a'], ['b', 'c'])
+        >>> a, z, rest = TensorDict({"a": 1, "b": 2, "c": 3}).split_keys(["a"], {"b": "z"})
+        >>> list(a.keys()), list(z.keys()), list(rest.keys())
+        (['a'], ['z'], ['c'])
         """
         if inplace:
             refuse_if_locked(self, "split keys in place")
@@ -147,6 +148,9 @@ class Structure(Updating):
         rest: Any = self
         trees: list[KeyTree] = []
         for keys in key_sets:
+            if not isinstance(keys, Mapping) and callable(keys):
+                leaves = rest.items(True, True)
+                keys = [key for key, leaf in leaves if keys(unravel_key_to_tuple(key), leaf)]
             paths = [unravel_key_to_tuple(key) for key in keys]
             tree = key_tree(paths, longest=False)
             part = restrict(rest, tree, strict)
@@ -154,6 +158,8 @@ class Structure(Updating):
                 for path in paths:
                     if path not in part.keys(True):
                         part._set_path(path, default)
+            if isinstance(keys, Mapping):
+                part = part.rename_keys(keys, strict=False)
             rest = _without(rest, tree, prune=not reproduce_struct)
             parts.append(part)
             trees.append(tree)
