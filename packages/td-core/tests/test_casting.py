@@ -312,6 +312,49 @@ def test_gradients_of_some_leaves() -> None:
     check(td.grad, {("n", "b"): torch.ones(2)})
 
 
+def test_gradients_are_assigned(td: TensorDict) -> None:
+    td.requires_grad_()
+    first, second = td.detach() * 2, td.detach() * 3
+    td.grad = first
+    check(td.grad, entries(first))
+    kept = [leaf.grad for leaf in td._leaves()]
+    td.grad = second
+    check(td.grad, entries(second))
+    assert all(leaf.grad is one for leaf, one in zip(td._leaves(), kept, strict=True))
+    td.grad = None
+    assert td.grad is None
+
+
+def test_data_is_assigned(td: TensorDict) -> None:
+    td.requires_grad_()
+    other = td.detach() * 2
+    td.data = other
+    check(td.detach(), entries(other))
+    assert td.requires_grad
+    other.zero_()
+    assert not td.any()
+
+
+@pytest.mark.parametrize("name", ["data", "grad"])
+def test_what_does_not_fit_is_assigned_to_no_leaf(name: str) -> None:
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(3)}})
+    for other, error, message in [
+        (
+            TensorDict({"a": torch.zeros(2), "n": {"b": torch.zeros(4)}}),
+            StructureError,
+            r"'b'\) has shape \[3\].*\[4\]",
+        ),
+        (TensorDict({"a": torch.zeros(2), "n": {"c": torch.zeros(3)}}), KeyError, "'c'"),
+        ({"a": torch.zeros(2)}, TypeError, f"{name} is a collection of the same structure; got dict"),
+    ]:
+        with pytest.raises(error, match=message):
+            setattr(td, name, other)
+        assert td.all() and td.grad is None
+    setattr(td, name, TensorDict({"n": {"b": torch.zeros(3)}}))
+    assert td["a"].all() and td["a"].grad is None
+    assert not getattr(td, name)["n", "b"].any()
+
+
 def test_backward() -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     td = TensorDict({"a": x * 2, "n": {"b": x * x, "c": torch.ones(2)}}, [2])

@@ -66,6 +66,13 @@ class TestLeaves:
         assert td.bytes(count_duplicates=False) == 24
         assert td.param_count(count_duplicates=False) == 6
 
+    def test_bytes_of_gradients_count_too(self) -> None:
+        x = torch.zeros(4, requires_grad=True)
+        td = TensorDict({"a": x, "b": x, "computed": x * 2, "without": torch.zeros(4, requires_grad=True)})
+        assert td.bytes() == 64
+        td["computed"].sum().backward()
+        assert (td.bytes(), td.bytes(count_duplicates=False)) == (96, 64)
+
     @pytest.mark.parametrize(
         ("source", "depth"),
         [({}, 0), ({"a": {"b": {}}}, 0), ({"a": {"b": {"c": 1}}}, 2), ({"a": {"b": {}}, "c": 1}, 0)],

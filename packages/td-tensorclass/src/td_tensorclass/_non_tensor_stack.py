@@ -235,7 +235,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         """
         return list(self._explode(unbind_plan(self._batch_size, 0)))
 
-    @property
+    @property  # type: ignore[misc]
     def data(self) -> Any:
         """The value that all elements have.
 

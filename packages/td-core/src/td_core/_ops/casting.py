@@ -18,6 +18,7 @@ from .._foreach import foreach, op
 from .._labels import relabel
 from .._nodes import dense
 from .._plans import Along, Shape, ShapePlan
+from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, NoDefault
 from .leaf_writes import is_sealed
 from .moving import Moving
@@ -106,12 +107,21 @@ class Casting(Moving):
 
     @property
     def data(self: SelfT) -> SelfT:
-        """The leaves' ``data``: the same memory, without gradients.
+        """The leaves' ``data``: the same memory, without gradients; assigned, the memory of other leaves, of the same shapes.
 
-        >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).data["a"].requires_grad
+        >>> td = TensorDict({"a": torch.zeros(2, requires_grad=True)})
+        >>> td.data["a"].requires_grad
         False
+        >>> td.data = TensorDict({"a": torch.ones(2)})
+        >>> td["a"]
+        tensor([1., 1.], requires_grad=True)
         """
         return self._map(data_of)
+
+    @data.setter
+    def data(self, value: Core) -> None:
+        for leaf, memory in _pairs(self, value, "data"):
+            leaf.data = memory.data
 
     @property
     def requires_grad(self) -> bool:
@@ -163,10 +173,15 @@ class Casting(Moving):
     def grad(self: SelfT) -> SelfT | None:
         """The gradients of the leaves that have one, or None where none has.
 
+        Assigned, they are copied into the gradients that are there, and become those of the other leaves; None drops them.
+
         >>> td = TensorDict({"a": torch.ones(2, requires_grad=True)})
         >>> td["a"].sum().backward()
         >>> td.grad["a"]
         tensor([1., 1.])
+        >>> td.grad = td.grad * 2
+        >>> td["a"].grad
+        tensor([2., 2.])
         """
         leaves = self._leaves()
         grads = [leaf.grad for leaf in leaves]
@@ -175,6 +190,17 @@ class Casting(Moving):
         if all(grad is None for grad in grads):
             return None
         return self.apply(attrgetter("grad"), filter_empty=True)  # type: ignore[attr-defined, no-any-return]
+
+    @grad.setter
+    def grad(self, value: Core | None) -> None:
+        if value is None:
+            self.zero_grad()
+            return
+        for leaf, gradient in _pairs(self, value, "grad"):
+            if leaf.grad is None:
+                leaf.grad = gradient
+            else:
+                leaf.grad.detach_().copy_(gradient)
 
     def zero_grad(self: SelfT, set_to_none: bool = True) -> SelfT:
         """Drop the gradients of the leaves, or fill them with zeros; return self.
@@ -380,6 +406,29 @@ class Casting(Moving):
         result: Any = shape._with_leaves(made)
         relabel(result, goal)
         return result  # type: ignore[no-any-return]
+
+
+def _pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]:
+    """Return each leaf of ``value``, and before it that of ``node`` under its key.
+
+    Raises:
+        KeyPathError: ``node`` has no such entry.
+        StructureError: the shapes or, of gradients, the dtypes differ.
+        TypeError: ``value`` is no collection.
+    """
+    if not isinstance(value, Core):
+        raise TypeError(f"{name} is a collection of the same structure; got {type(value).__name__}")
+    target = node.select(*value.keys(True, True))  # type: ignore[attr-defined]
+    given: list[Tensor] = []
+    value._collect_like(target, given)
+    pairs = list(zip(target._leaves(), given, strict=True))
+    for leaf, one in pairs:
+        if leaf.shape != one.shape or (name == "grad" and leaf.dtype != one.dtype):
+            raise StructureError(
+                f"cannot assign {name}: {where(node, leaf)} has shape {list(leaf.shape)} and dtype {leaf.dtype}, "
+                f"the {name} {list(one.shape)} and {one.dtype}"
+            )
+    return pairs
 
 
 def _new(

@@ -306,7 +306,7 @@ class Metadata(Core):
         return _addresses(self, address)
 
     def bytes(self, *, count_duplicates: bool = True) -> int:
-        """Return the number of bytes of the leaves.
+        """Return the number of bytes of the leaves and of their gradients.
 
         Args:
             count_duplicates: count a tensor that stands under several keys each time.
@@ -315,7 +315,9 @@ class Metadata(Core):
         12
         """
         leaves = self._leaves() if count_duplicates else _distinct(self._leaves())
-        return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+        # Only leaves of the graph have a gradient; torch warns where others are asked for theirs.
+        grads = [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.requires_grad]
+        return sum(one.numel() * one.element_size() for one in (*leaves, *grads) if one is not None)
 
     def param_count(self, *, count_duplicates: bool = True) -> int:
         """Return the number of elements of the leaves.
