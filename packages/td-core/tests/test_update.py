@@ -140,6 +140,38 @@ class TestUpdate:
             td.update(TensorDict({"a": torch.zeros(4)}, [4]), update_batch_size=True)
         assert_same(td, before)
 
+    @pytest.mark.parametrize("count", [1, 4])
+    @pytest.mark.parametrize("dim", [0, 1])
+    @pytest.mark.parametrize("join", [TensorDict.stack, TensorDict.lazy_stack], ids=["dense", "lazy"])
+    def test_a_lazy_stack_of_another_size_gets_copies_of_the_members(
+        self, count: int, dim: int, join: Any
+    ) -> None:
+        items = [TensorDict({"a": torch.full((2,), float(i))}, [2]) for i in range(count)]
+        source = join(items, dim)
+        td = LazyStackedTensorDict(items[0].clone(), items[0].clone(), stack_dim=dim)
+        outer = TensorDict({"n": td.clone()}, td.batch_size)
+        assert td.update(source, update_batch_size=True) is td
+        outer.update(TensorDict({"n": source}, source.batch_size), update_batch_size=True)
+        for stack in (td, outer["n"]):
+            assert stack.batch_size == source.batch_size
+            assert stack["a"].tolist() == source["a"].tolist()
+            stack["b"] = torch.zeros(stack.batch_size)
+        assert "b" not in source.keys()
+        assert outer.batch_size == source.batch_size
+
+    def test_a_lazy_stack_that_would_lose_entries_keeps_its_members(self) -> None:
+        td = LazyStackedTensorDict(TensorDict({"a": 0}), TensorDict({"a": 1, "b": 2}))
+        source = LazyStackedTensorDict(*[TensorDict({"a": i}) for i in range(3)])
+        for arguments in ({}, {"inplace": True}, {"keys_to_update": ["a"]}):
+            with pytest.raises(
+                BatchSizeError, match=r"lazy stack of 2 along dim 0 .* missing there: \['b'\]"
+            ):
+                td.update(source, update_batch_size=True, **arguments)
+        assert td.batch_size == torch.Size([2])
+        td[1].del_("b")
+        with pytest.raises(LockedError):
+            td.lock_().update(source, update_batch_size=True)
+
     def test_ignore_lock_unlocks_for_the_time_of_the_update(self) -> None:
         td = dense().lock_()
         td.update({"n": {"x": torch.ones(3)}}, ignore_lock=True)

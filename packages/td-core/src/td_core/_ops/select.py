@@ -148,8 +148,8 @@ class Selecting(Shaping):
             result = _choose(mine, theirs, condition)
         if out is None:
             return result
-        if update_batch_size:
-            out.batch_size = size
+        if update_batch_size and out.batch_size != size:
+            return out.update(result, update_batch_size=True)
         return written(out, size, result)
 
     def pad(

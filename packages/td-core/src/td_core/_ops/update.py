@@ -64,7 +64,8 @@ class Updating(Entries):
             non_blocking: as in :meth:`torch.Tensor.to`, where entries change device.
             keys_to_update: only these keys.
             is_leaf: class -> whether values of it replace an existing level whole instead of being merged into it.
-            update_batch_size: take the batch size of the source; entries that stay must fit it.
+            update_batch_size: take the batch size of the source; entries that stay must fit it. A lazy stack of another
+                one gets copies of the members of the source.
             ignore_lock: unlock a locked collection for the time of the update.
             **kwargs: more entries.
 

@@ -34,8 +34,8 @@ class UpdatePlan:
     """The plan of one update: what to store where."""
 
     __slots__ = (
-        "clone", "copies", "inplace", "is_leaf", "non_blocking", "resize", "root", "sizes", "stores",
-        "strict",
+        "clone", "copies", "inplace", "is_leaf", "non_blocking", "refills", "resize", "root", "sizes",
+        "stores", "strict",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +58,7 @@ class UpdatePlan:
         self.stores: list[tuple[Core, str, Child]] = []
         self.copies: list[tuple[Any, str, Any, Path]] = []
         self.sizes: list[tuple[Core, torch.Size]] = []
+        self.refills: list[tuple[Any, list[Any]]] = []
 
     def read(self, source: Mapping[Any, Any] | Core, keys: Sequence[NestedKey] | None) -> None:
         """Check the entries of ``source`` that ``keys`` names (None: all), and list what is to be done with them."""
@@ -75,6 +76,9 @@ class UpdatePlan:
             if isinstance(source, Core):
                 stacked = node._stacked()
                 if stacked is not None and not node._changes_values:
+                    if self.resize and source.batch_size[stacked[1] : stacked[1] + 1] != (len(stacked[0]),):
+                        self._refill(node, stacked, source, wanted, at)
+                        continue
                     todo.extend(
                         (member, part, wanted, at) for member, part in _by_member(stacked, source, at)
                     )
@@ -168,6 +172,24 @@ class UpdatePlan:
                 )
         self.sizes.append((node, size))
 
+    def _refill(self, node: Any, stacked: Any, source: Any, wanted: Any, at: Path) -> None:
+        """List that a lazy stack gets other members, copies of those of a source that has more or fewer."""
+        members, dim = stacked
+        theirs = source._children()
+        kept = sorted({key for member in members for key in member._children() if key not in theirs})
+        if kept or self.inplace or wanted is not None or len(source.batch_size) <= dim:
+            raise BatchSizeError(
+                f"cannot update {show_path(at)}: this lazy stack of {len(members)} along dim {dim} would get new members from "
+                f"the source of batch size {list(source.batch_size)}, which needs inplace=False, no keys_to_update, and "
+                f"all of its keys; missing there: {kept}"
+            )
+        refuse_if_locked(node, f"update {show_path(at)}")
+        parts = [part.clone(recurse=self.clone)._inner() for part in source.unbind(dim)]
+        parts = [
+            coerce(part, part.batch_size, node.device, at, non_blocking=self.non_blocking) for part in parts
+        ]
+        self.refills.append((node._inner(), parts))
+
     def apply(self) -> None:
         """Do what was listed."""
         targets: list[Tensor] = []
@@ -206,6 +228,8 @@ class UpdatePlan:
         # What holds values says only now whether it takes them.
         for node, key, value in others:
             node._write_child(key, value, non_blocking=self.non_blocking)
+        for refilled, members in self.refills:
+            refilled.tensordicts[:] = members
         for resized, size in self.sizes:
             resized._set_batch_size(size)
         for store, key, value in self.stores:
