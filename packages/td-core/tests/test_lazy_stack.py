@@ -97,6 +97,18 @@ def test_entries_of_stacks_of_stacks_are_read_in_every_form(path, dim):
         stack.get(path, as_nested_tensor=True)
 
 
+def test_a_form_of_an_entry_that_is_in_no_stack():
+    td = TensorDict(
+        {"a": torch.ones(2, 3), "r": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, [2]
+    )
+    assert td.get("a", as_padded_tensor=True, padding_value=5) is td["a"]
+    assert td.get("zz", 7, as_padded_tensor=True) == 7
+    padded = td.get("r", as_padded_tensor=True, padding_value=5.0, padding_side="left")
+    assert padded.tolist() == [[5, 1], [1, 1]]
+    for collection in (td, TensorDict.lazy_stack([td, td])):
+        assert collection.get("a", as_list=False, as_padded_tensor=False).shape == collection["a"].shape
+
+
 def test_get_takes_one_form_at_a_time():
     with pytest.raises(TypeError, match="exactly one of"):
         ragged().get("a", as_list=True, as_nested_tensor=True)

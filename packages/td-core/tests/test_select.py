@@ -140,6 +140,10 @@ def test_where_writes_into_out() -> None:
     grown = TensorDict(batch_size=[2])
     make().where(MASK, 0, out=grown, update_batch_size=True)
     assert grown.batch_size == BATCH
+    stack = LazyStackedTensorDict(TensorDict({"a": 1}))
+    result = TensorDict({"a": torch.tensor([1, 2])}, [2])
+    assert result.where(torch.tensor([True, False]), 0, out=stack, update_batch_size=True) is stack
+    assert [member["a"].item() for member in stack.tensordicts] == [1, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -317,3 +321,14 @@ def test_ragged_entries_are_padded_wherever_they_are() -> None:
     assert padded["in", "same"].shape == (2, 2, 2)
     nested = torch.nested.as_nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
     assert TensorDict({"x": nested}).to_padded_tensor(5.0)["x"].tolist() == [[1, 5], [1, 1]]
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_padding_gives_a_ragged_batch_its_size(layout: torch.layout) -> None:
+    members = [TensorDict({"n": {"a": torch.ones(n, 2)}}, [n]) for n in (1, 3)]
+    ragged = LazyStackedTensorDict(*members)
+    expected = ragged.to_padded_tensor(-1.0, mask_key=("n", "mask"))
+    padded = ragged.densify(layout).to_padded_tensor(-1.0, mask_key=("n", "mask"))
+    assert padded.batch_size == padded["n"].batch_size == (2, 3)
+    assert torch.equal(padded["n", "a"], expected["n", "a"])
+    assert padded["n", "mask"].tolist() == [[True, False, False], [True, True, True]]

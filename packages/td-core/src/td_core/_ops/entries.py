@@ -13,6 +13,7 @@ from .._keys import is_key, unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._names import take_names
 from .._nodes import dense
+from .._ragged import in_form
 from .._settings import SETTINGS
 from .._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, shown
 from ..errors import CycleError, KeyPathError, KeyThroughLeafError, StructureError
@@ -22,6 +23,7 @@ SelfT = TypeVar("SelfT", bound="Entries")
 
 NOT_GIVEN: Any = object()
 
+_FORMS = frozenset({"as_list", "as_nested_tensor", "as_padded_tensor"})
 
 #: So many rows are made at once while a collection is iterated over: that takes less time than one by one, and less memory
 #: than all.
@@ -41,7 +43,7 @@ class Entries(Core):
             *args: the default, None if not given (see ``set_get_defaults_to_none``).
             **kwargs: ``default=``, instead of the positional one; entries of lazy stacks, nested ones too, are also
                 given ``as_list``, ``as_nested_tensor`` (with ``layout``) or ``as_padded_tensor`` (with ``padding_value``
-                and ``padding_side``).
+                and ``padding_side``). Of other entries, only nested tensors have anything to pad.
 
         Raises:
             KeyPathError: ``key`` is no key.
@@ -51,7 +53,7 @@ class Entries(Core):
         (tensor(1), None, 0)
         """
         default = _default_of(args, kwargs) if args or kwargs else NOT_GIVEN
-        if kwargs:
+        if kwargs and not _as_they_are(kwargs):
             return self._get_as(key, None if default is NOT_GIVEN else default, **kwargs)
         node: Any = self
         for part in (key,) if type(key) is str else unravel_key_to_tuple(key):
@@ -76,6 +78,10 @@ class Entries(Core):
         child = self._children().get(first) if rest else None
         if isinstance(child, Core) and not child._opaque:
             return child._get_as(tuple(rest), default, **kwargs)  # type: ignore[attr-defined]
+        if kwargs.get("as_padded_tensor"):
+            entry = self.get(key, default)
+            ragged = isinstance(entry, Tensor) and entry.is_nested
+            return in_form(key, list(entry.unbind()) if ragged else None, 0, entry, **kwargs)
         raise TypeError(f"{type(self).__name__}.get() takes no {', '.join(kwargs)}: only lazy stacks do")
 
     def _get_path(self, path: tuple[str, ...]) -> Child:
@@ -422,6 +428,12 @@ def _default_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args:
         return args[0]
     return kwargs.pop("default", NOT_GIVEN)
+
+
+def _as_they_are(kwargs: dict[str, Any]) -> bool:
+    """Tell whether forms are given, none of which is asked for."""
+    given = _FORMS.intersection(kwargs)
+    return bool(given) and not any(kwargs[form] for form in given)
 
 
 def refuse_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:

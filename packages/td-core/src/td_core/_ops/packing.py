@@ -224,7 +224,11 @@ def _padded(node: Any, padding: float) -> Any:
             children[key] = _padded(child, padding)
         else:
             children[key] = torch.nested.to_padded_tensor(child, padding) if child.is_nested else child
-    return node._with_children(children)
+    if -1 not in node.batch_size:
+        return node._with_children(children)
+    # What densify() made of members of different batch sizes has its size from now on.
+    leads = [child.shape[: len(node.batch_size)] for child in children.values()]
+    return node._with_children(children, batch_size=next((lead for lead in leads if -1 not in lead), None))
 
 
 def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
@@ -251,6 +255,11 @@ def _mask(node: Any, key: NestedKey) -> Tensor:
     """Return where the batch of a padded node has elements: what goes under ``key``."""
     stacked = node._stacked()
     if stacked is None:
-        return torch.ones(node.batch_size, dtype=torch.bool, device=node.device)
+        size = node.batch_size
+        ragged = next((leaf for leaf in node._leaves() if leaf.is_nested), None) if -1 in size else None
+        if ragged is None:
+            return torch.ones(size, dtype=torch.bool, device=node.device)
+        parts = [leaf.new_ones(leaf.shape[: len(size) - 1], dtype=torch.bool) for leaf in ragged.unbind()]
+        return padded_tensor(key, parts, 0, False)
     members, dim = stacked
     return padded_tensor(key, [_mask(member, key) for member in members], dim, False)
