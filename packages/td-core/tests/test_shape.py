@@ -511,3 +511,27 @@ def test_what_torch_refuses_names_the_key(operation, leaf):
     td = TensorDict({"fine": torch.zeros(2, 3), "n": {"odd": leaf}}, [2, 3])
     with pytest.raises(RuntimeError, match=r"key 'odd' of shape \[2, 3\]: "):
         operation(td)
+
+
+@pytest.mark.parametrize("join", [TensorDict.stack, TensorDict.lazy_stack], ids=["dense", "lazy"])
+def test_expand_as_a_collection_expands_each_leaf_to_that_of_its_key(join: Any) -> None:
+    def make(*tail: int) -> TensorDict:
+        level = TensorDict({"c": torch.rand(3, *tail, 2)}, [3, *tail])
+        return TensorDict({"a": torch.rand(3, *tail, 4), "b": level}, [3])
+
+    td, other = join([make(1), make(1)]), TensorDict.stack([make(5), make(5)])
+    result = td.expand_as(other)
+    assert torch.equal(result["a"], td["a"].expand(2, 3, 5, 4))
+    assert torch.equal(result["b", "c"], td["b", "c"].expand(2, 3, 5, 2))
+    assert (result.batch_size, result["b"].batch_size) == ((2, 3), (2, 3, 5))
+    other["b"] = other.pop("b").to_dict()
+    assert td.expand_as(other)["b"].batch_size == (2, 3)
+
+
+def test_expand_as_a_collection_of_other_keys_expands_the_batch() -> None:
+    td = TensorDict({"a": torch.rand(3, 4), "b": {"c": torch.rand(3)}}, [3])
+    other = TensorDict({"a": {"x": torch.rand(2, 3, 5)}, "z": torch.rand(2, 3, 7)}, [2, 3])
+    result = td.expand_as(other)
+    assert (result["a"].shape, result["b", "c"].shape) == ((2, 3, 4), (2, 3))
+    with pytest.raises(RuntimeError, match=r"key 'a'.*expanded size"):
+        td.expand_as(TensorDict({"a": torch.rand(3, 5)}, [3]))

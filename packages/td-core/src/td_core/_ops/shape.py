@@ -27,6 +27,7 @@ from .._ragged import nested_tensor, refuse_hidden
 from .._torch_private import base_of, functorch_level
 from .._views import holds_no_entries
 from ..errors import DepthError, StructureError
+from ..typing import NestedKey
 from .entries import Entries
 from .locking import Locking, source_of
 from .operands import LEAF_ERRORS, raise_at_leaf
@@ -264,15 +265,36 @@ class Shaping(Entries, Locking):
         return self._transform(shapes.expand_plan(self.batch_size, ints_of("expand", args, size)))
 
     def expand_as(self: SelfT, other: Core | Tensor) -> SelfT:
-        """Return the collection expanded to the batch size of another, or to the shape of a tensor.
+        """Return the collection expanded to the shape of a tensor, or to the batch size of a collection.
+
+        Where that has the same key, a leaf is expanded to the shape of the leaf there, and a level to its batch size.
 
         Raises:
             BatchSizeError: a dim of another size than one would change.
+            StructureError: a dim of a leaf would, behind the batch dims.
 
         >>> TensorDict({"a": torch.zeros(1, 3)}, [1]).expand_as(torch.zeros(4)).batch_size
         torch.Size([4])
+        >>> TensorDict({"a": torch.zeros(2, 1)}, [2]).expand_as(TensorDict({"a": torch.zeros(2, 3)}, [2]))["a"].shape
+        torch.Size([2, 3])
         """
-        return self.expand(other.shape if isinstance(other, Tensor) else other.batch_size)
+        if isinstance(other, Tensor):
+            return self.expand(other.shape)
+        result: Any = self.expand(other.batch_size)
+        for key in list(result.keys(True)):
+            level, goal = result.get(key), other.get(key, None)  # type: ignore[attr-defined]
+            if (
+                not isinstance(level, Shaping)
+                or not isinstance(goal, Core)
+                or level.batch_size == goal.batch_size
+            ):
+                continue
+            if len(goal.batch_size) < len(level.batch_size):
+                level.batch_size = goal.batch_size
+            else:
+                level = level.expand(goal.batch_size)
+            result.set(key, level)
+        return result.named_apply(_expanded_as, other, nested_keys=True, default=None, filter_empty=False)  # type: ignore[no-any-return]
 
     def broadcast_to(self: SelfT, shape: Sequence[int]) -> SelfT:
         """Return :meth:`expand` of the collection, under the name that numpy gives it.
@@ -520,3 +542,12 @@ def _same_memory(mine: Tensor, value: Tensor) -> bool:
         same = theirs is not None and theirs is (mine if base is None else base)
         same = same and mine.shape == value.shape and mine.stride() == value.stride()
     return same and mine.dtype == value.dtype and mine.is_conj() == value.is_conj()
+
+
+def _expanded_as(key: NestedKey, leaf: Tensor, other: Any) -> Tensor:
+    if not isinstance(other, Tensor):
+        return leaf
+    try:
+        return leaf.expand(other.shape)
+    except RuntimeError as error:
+        raise StructureError(f"expand_as: key {key!r}: {error}") from error
