@@ -282,10 +282,11 @@ class Shaping(Entries, Locking):
             return self.expand(other.shape)
         result: Any = self.expand(other.batch_size)
         for key in list(result.keys(True)):
-            level, goal = result.get(key), other.get(key, None)  # type: ignore[attr-defined]
+            level: Any = result.get(key)
+            goal: Any = other.get(key, None)  # type: ignore[attr-defined]
             if (
-                not isinstance(level, Shaping)
-                or not isinstance(goal, Core)
+                isinstance(level, Tensor)
+                or isinstance(goal, Tensor | None)
                 or level.batch_size == goal.batch_size
             ):
                 continue
