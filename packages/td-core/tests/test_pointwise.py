@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -716,3 +717,23 @@ def test_in_place_the_key_of_a_leaf_that_requires_grad_is_named(write, stacked, 
     assert (td.detach() == before).all()
     with torch.no_grad():
         write(td)
+
+
+MIXED = [torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 1, 2)])
+@pytest.mark.parametrize("other", MIXED)
+@pytest.mark.parametrize("mine", MIXED)
+def test_dtypes_are_promoted_as_those_of_the_whole_leaf(mine, other, shape, stacked):
+    x, each = torch.arange(1, torch.Size(shape).numel() + 1).view(shape).to(mine), torch.arange(4).to(other)
+    td = TensorDict({"x": x}, [4])
+    if stacked:
+        td = LazyStackedTensorDict(*td.unbind(0))
+    wide = each.view(4, *[1] * (len(shape) - 1))
+    assert_equal = partial(torch.testing.assert_close, rtol=0, atol=0)
+    assert_equal((td * each)["x"], x * wide)
+    assert_equal((td == each)["x"], x == wide)
+    if len(shape) > 1 or not stacked:
+        assert_equal((td + each[1])["x"], x + wide.flatten()[1])

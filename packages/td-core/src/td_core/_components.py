@@ -19,7 +19,10 @@ def of_components(plan: Any, key: str, leaf: Tensor, error: Exception) -> Any:
             shape = "" if leaf.is_nested else f" of shape {list(leaf.shape)}"
             raise type(error)(f"{show_path((key,))}{shape}: {error}") from error
         raise error
-    return rearranged(leaf, plan.leaf)
+    try:
+        return rearranged(leaf, plan.leaf)
+    except StructureError as reason:
+        raise StructureError(f"{show_path((key,))}: {reason}") from error
 
 
 def rearranged(leaf: Tensor, move: Callable[[Tensor], Any]) -> Any:

@@ -18,6 +18,7 @@ from ._collection import Child, Core
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
 from ._nodes import dense
+from ._ops.operands import named, where
 from .errors import DepthError
 from .typing import BatchSize, DeviceType
 
@@ -148,7 +149,7 @@ class Converting(Core):
             for key, child in list(out.items()) if convert_tensors or not retain_none else out.items():
                 if isinstance(child, Tensor):
                     if convert_tensors:
-                        out[key] = child.numpy() if convert_tensors == "numpy" else child.tolist()
+                        out[key] = _converted(self, child, convert_tensors)
                     continue
                 # A type check is several times faster than isinstance with an abstract class.
                 if (type(child) is type(self) or isinstance(child, Core)) and not child._opaque:
@@ -160,7 +161,7 @@ class Converting(Core):
                     continue
                 value = child._unwrap() if isinstance(child, Core) else child
                 if isinstance(value, Tensor) and convert_tensors:
-                    value = value.numpy() if convert_tensors == "numpy" else value.tolist()
+                    value = _converted(self, value, convert_tensors)
                 if isinstance(value, LinkedList):
                     value = child.tolist()
                 if value is not None or retain_none:
@@ -342,6 +343,13 @@ def _container(entries: dict[str, Any]) -> Any:
             value if key.startswith(NON_STRING_KEY) else (key, value) for key, value in entries.items()
         )
     return cls(**entries) if hasattr(cls, "_fields") else cls(entries.values())
+
+
+def _converted(root: Core, leaf: Tensor, form: ConvertTensors) -> Any:
+    try:
+        return leaf.numpy() if form == "numpy" else leaf.tolist()
+    except (RuntimeError, TypeError) as error:
+        raise named(error, f"cannot convert {where(root, leaf)}: {error}") from error
 
 
 def _columns(node: Core, ndim: int) -> tuple[list[Any], list[tuple[tuple[str, ...], Any]]]:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as torch_pytree
 from ._collection import Core
 from ._names import Names
 from ._nodes import NodeKind, Record
+from ._ragged import shown_shape
 from ._torch_private import functorch_level
 from ._values import join, split
 
@@ -130,9 +131,7 @@ def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
     else:
         position, extra = source
         child = children[position]
-        shape = (
-            child.batch_size if isinstance(child, Core) else child.shape if isinstance(child, Tensor) else ()
-        )
+        shape = _shape(child) if isinstance(child, (Tensor, Core)) else ()
         batch_size = torch.Size(shape[: max(len(shape) - extra, 0)])
         if isinstance(child, Core) or functorch_level() is not None:
             # Collections may stand where leaves stood, as in a Jacobian, with a batch size of their own each, and vmap puts
@@ -140,14 +139,21 @@ def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
             others = {position for position, _ in empty}
             for i, other in enumerate(children):
                 if i not in others and isinstance(other, (Tensor, Core)):
-                    batch_size = _common(batch_size, other.shape)  # type: ignore[union-attr]
+                    batch_size = _common(batch_size, _shape(other))
     for position, tail in empty:
         if isinstance(children[position], Core):
             _resize(children[position], torch.Size((*batch_size, *tail)))
     return batch_size
 
 
-def _common(first: torch.Size, second: torch.Size) -> torch.Size:
+def _shape(child: Tensor | Core) -> tuple[Any, ...]:
+    try:
+        return child.shape  # type: ignore[union-attr]
+    except RuntimeError:
+        return shown_shape(child)  # type: ignore[arg-type]
+
+
+def _common(first: torch.Size, second: tuple[Any, ...]) -> torch.Size:
     """Return the leading sizes that two shapes share."""
     if second[: len(first)] == first:
         return first

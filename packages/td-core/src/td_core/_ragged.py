@@ -76,7 +76,7 @@ def refuse_hidden(keys: Sequence[Collection[str]]) -> None:
 
 def ragged_error(key: str, entries: list[Child], error: Exception) -> StructureError:
     """Return the error for entries that cannot be stacked, naming their shapes."""
-    shapes = [tuple(entry.shape) if isinstance(entry, Tensor) else type(entry).__name__ for entry in entries]
+    shapes = [shown_shape(entry) if isinstance(entry, Tensor) else type(entry).__name__ for entry in entries]
     if len(set(shapes)) == 1:
         return StructureError(f"cannot stack {show_path((key,))}: {error}")
     return StructureError(

@@ -424,7 +424,7 @@ class TensorDict(TensorDictBase):
                 extra = (child.ndim if isinstance(child, Tensor) else len(child.batch_size)) - ndim
                 part = shaped.get(extra)
                 if part is None:
-                    part = shaped[extra] = value.reshape(*value.shape, *[1] * extra) if value.ndim else value
+                    part = shaped[extra] = value.reshape((*value.shape, *[1] * extra))
                 if isinstance(child, Tensor):
                     out.append(part)
                 else:

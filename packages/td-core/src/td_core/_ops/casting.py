@@ -98,10 +98,17 @@ class Casting(Moving):
     def detach_(self: SelfT) -> SelfT:
         """Detach the leaves from the autograd graph, in place; return self.
 
+        Raises:
+            RuntimeError: a leaf is a view of another tensor; nothing was detached.
+
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).detach_()["a"].requires_grad
         False
         """
-        for leaf in self._leaves():
+        leaves = self._leaves()
+        for leaf in leaves:
+            if leaf._is_view():
+                raise RuntimeError(f"cannot detach {where(self, leaf)} in place: it is a view; use detach()")
+        for leaf in leaves:
             leaf.detach_()
         return self
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._collection import Core
 from ..typing import NestedKey
+from .operands import LEAF_ERRORS, raise_at_entry
 
 SelfT = TypeVar("SelfT", bound="Dtypes")
 T_co = TypeVar("T_co", covariant=True)
@@ -52,8 +53,7 @@ def cast(name: str, dtype: torch.dtype) -> Cast:
     leaf = CASTS.get(dtype) or partial(Tensor.to, dtype=dtype)
 
     def method(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
-        cast_filter = self._cast_filter if cast_filter is None else cast_filter
-        return self._map(leaf) if cast_filter is None else cast_some(self, leaf, cast_filter)
+        return _cast(self, name, leaf, cast_filter)  # type: ignore[no-any-return]
 
     method.__name__ = name
     # A quantized dtype also takes a scale, which a cast does not have, so torch refuses it; it warns of complex32.
@@ -67,6 +67,16 @@ def cast(name: str, dtype: torch.dtype) -> Cast:
             cast_filter: takes the key (a tuple) and the leaf; where it is false the leaf stays as it is.
 {outcome if name != "complex32" and not name.startswith("q") else ""}"""
     return method
+
+
+def _cast(node: Any, name: str, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter | None) -> Any:
+    cast_filter = node._cast_filter if cast_filter is None else cast_filter
+    if cast_filter is not None:
+        return cast_some(node, leaf, cast_filter)
+    try:
+        return node._map(leaf)
+    except LEAF_ERRORS as error:
+        raise_at_entry(error, name, node, leaf)
 
 
 def cast_some(node: Any, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter) -> Any:
@@ -122,5 +132,4 @@ class Dtypes(Core):
         torch.int8
         """
         leaf = CASTS.get(dst_type) or methodcaller("type", dst_type)
-        cast_filter = self._cast_filter if cast_filter is None else cast_filter
-        return self._map(leaf) if cast_filter is None else cast_some(self, leaf, cast_filter)
+        return _cast(self, "type", leaf, cast_filter)  # type: ignore[no-any-return]

@@ -20,7 +20,7 @@ from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._nodes import dense
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import check_fits, copy_all, refuse_expanded, refuse_grad
+from .leaf_writes import RARELY_SCATTERED, check_fits, copy_all, refuse_expanded, refuse_grad
 
 Path = tuple[str, ...]
 
@@ -135,6 +135,12 @@ class IndexedWrite:
         if self.basic:
             target = target[self.index]
             refuse_expanded(target, path)
+        elif target.dtype in RARELY_SCATTERED:
+            nothing = torch.empty(0, dtype=target.dtype, device=target.device)
+            try:
+                nothing[torch.empty(0, dtype=torch.int64)] = nothing.clone()
+            except RuntimeError as error:
+                raise StructureError(f"cannot write {show_path(path)} at positions: {error}") from error
         self.targets.append(target)
         self.values.append(value)
 

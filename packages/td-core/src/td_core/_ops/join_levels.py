@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from .._collection import Child, check_same_keys, leaf_against_node, show_path
+from .._ragged import shown_shape
 from ..errors import StructureError
 
 
@@ -30,9 +32,12 @@ def why_not_joined(values: Sequence[Child], path: tuple[str, ...], error: Except
     for i, value in enumerate(values):
         if not isinstance(value, Tensor):
             return leaf_against_node(first, value, path)
-        if value.shape != first.shape or value.device != first.device:
-            what = "shape" if value.shape != first.shape else "device"
-            mine, theirs = (tuple(v.shape) if what == "shape" else str(v.device) for v in (first, value))
+        what = "shape"
+        mine: Any = shown_shape(first)
+        theirs: Any = shown_shape(value)
+        if mine == theirs:
+            what, mine, theirs = "device", first.device, value.device
+        if mine != theirs:
             nested = ", or densify() a lazy stack to make a nested tensor of them" if what == "shape" else ""
             return StructureError(
                 f"cannot join: {show_path(path)} has {what} {mine} in item 0 and {theirs} in item {i}; "

@@ -22,6 +22,9 @@ Path = tuple[str, ...]
 
 COPY = op("copy_", Tensor.copy_)
 
+#: What not every torch writes at positions.
+RARELY_SCATTERED = frozenset({torch.uint16, torch.uint32, torch.uint64})
+
 #: Leaves that a fused call may copy into.
 _FUSED = KnownLooks()
 
@@ -189,8 +192,8 @@ def scattered_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
     plan.check_range()
     place = Placed(plan.index)
     try:
-        shapes = {(value.shape, leaf.shape) for value, leaf in zip(values, targets)}
-        if any(theirs != (*lead, *mine[n:]) for theirs, mine in shapes):
+        looks = {(value.shape, leaf.shape, leaf.dtype) for value, leaf in zip(values, targets)}
+        if any(theirs != (*lead, *mine[n:]) or dtype in RARELY_SCATTERED for theirs, mine, dtype in looks):
             return False
         for leaf, value in zip(targets, values):
             leaf[place.on(leaf)] = value

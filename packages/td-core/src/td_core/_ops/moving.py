@@ -15,11 +15,13 @@ from torch import Tensor
 from .._attachments import attachments
 from .._collection import Core, same
 from .._devices import as_device, wait_for
+from .._foreach import Op
 from .._labels import relabel
 from .._locking import refuse_if_locked_below
 from ..typing import DeviceType, NestedKey
 from .dtypes import CASTS, Dtypes, cast_some
 from .locking import nothing, source_of
+from .operands import LEAF_ERRORS, named, raise_at_leaf, where
 from .shape import write_back
 
 SelfT = TypeVar("SelfT", bound="Moving")
@@ -238,7 +240,10 @@ class Moving(Dtypes):
                     return whole._undone_by(partial(_write_moved, weakref.ref(self)))  # type: ignore[no-any-return]
         leaves: list[Tensor] = []
         levels = source._collect(leaves)
-        moved = move(leaves, target, pin=non_blocking_pin, threads=num_threads)
+        try:
+            moved = move(leaves, target, pin=non_blocking_pin, threads=num_threads)
+        except LEAF_ERRORS as error:
+            raise_at_leaf(error, "to", source, Op(None, _call_to(goal, target.dtype, False)), leaves)
         result: Any = source._with_leaves(moved, levels)
         if inplace:
             put_back(self, result)
@@ -317,7 +322,10 @@ class Moving(Dtypes):
         (True, True)
         """
         for leaf in self._leaves():
-            leaf.share_memory_()
+            try:
+                leaf.share_memory_()
+            except RuntimeError as error:
+                raise named(error, f"cannot share {where(self, leaf)}: {error}") from error
         return self.lock_()  # type: ignore[attr-defined, no-any-return]
 
     def record_stream(self: SelfT, stream: torch.cuda.Stream) -> SelfT:

@@ -65,11 +65,14 @@ def combine(
                 if size != node.batch_size:
                     node = node.expand(size)
             operand = []
-            node._spread(other, operand)
+            if other.ndim:
+                node._spread(other, operand)
     elif isinstance(other, np.generic):
         operand = other.item()
     if not leaves:
         levels = node._collect(leaves)
+    if type(operand) is list and not operand:
+        operand = [other] * len(leaves)
     try:
         return node._with_leaves(foreach(this, leaves, operand), levels)
     except LEAF_ERRORS as error:
@@ -111,7 +114,9 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
             )
         if not is_tensor:
             other = other.expand(size)
-    if is_tensor:
+    if is_tensor and not shape:
+        operand = [other] * len(node._leaves())
+    elif is_tensor:
         node._spread(other, operand)
     else:
         other._collect_like(node, operand)
@@ -160,7 +165,8 @@ def _writable(name: str, node: Core, this: Op, leaves: list[Tensor], operands: t
     # A fused kernel asks autograd about all leaves before it writes one, and what is contiguous is not expanded.
     needs_grad = any([leaf.requires_grad for leaf in leaves])  # noqa: C419
     sealed = any(map(Tensor.is_inference, leaves)) and not torch.is_inference_mode_enabled()
-    if sealed or (needs_grad and this.fused is None) or not contiguous(leaves):
+    odd = not contiguous(leaves) or any(leaf.is_nested for leaf in leaves)
+    if sealed or odd or (needs_grad and this.fused is None):
         for i, leaf in enumerate(leaves):
             try:
                 check_writable(leaf, ())

@@ -267,7 +267,8 @@ class Pointwise(Core):
     def _spread(self, value: Tensor, out: list[Tensor]) -> None:
         """Append, for each leaf of ``_collect``, ``value`` shaped so that it broadcasts along the batch dims.
 
-        ``value`` broadcasts against the batch size. A lazy stack hands a slice of it to each member.
+        ``value`` broadcasts against the batch size. A lazy stack hands a slice of it to each member; what has no dims left
+        there gets those of the leaf, since torch promotes the dtype of a leaf less for a tensor without dims.
         """
         inner: Any = self._inner()
         if inner is not self:
@@ -275,7 +276,7 @@ class Pointwise(Core):
             return
         leaves = self._leaves()
         more = value.ndim - len(self.batch_size)
-        out.extend(wide(value, leaf.ndim + more) if value.ndim else value for leaf in leaves)
+        out.extend(wide(value, leaf.ndim + more) for leaf in leaves)
 
     abs = unary("abs", "the absolute value")
     acos = unary("acos", "the arc cosine")

@@ -7,7 +7,7 @@ With ``reduce=True`` the leaves are reduced together, to one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, show_path
-from .._foreach import foreach, op
+from .._foreach import Op, foreach, op
 from .._nodes import dense
 from .._plans import ShapePlan, wrap_dim
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, NestedKey, NoDefault
 from .dim_plans import Pair, Reduce, Scan, caller, caller_of_one, features
-from .operands import LEAF_ERRORS, named, raise_at_entry, write_out
+from .operands import LEAF_ERRORS, named, raise_at_entry, raise_at_leaf, write_out
 
 SelfT = TypeVar("SelfT", bound="Reductions")
 
@@ -209,6 +209,16 @@ def _reduce(
     return result if key_transform is None else _with_keys(result, key_transform)
 
 
+def _of_all(
+    node: Core, name: str, combine: Callable[[Iterable[Any]], bool], leaf: Callable[[Tensor], Tensor]
+) -> bool:
+    leaves = node._leaves()
+    try:
+        return combine(map(leaf, leaves))
+    except LEAF_ERRORS as error:
+        raise_at_leaf(error, name, node, Op(None, lambda value: bool(leaf(value))), leaves)
+
+
 def _planned(node: SelfT, name: str, plan: ShapePlan) -> SelfT:
     try:
         return node._transform(plan)
@@ -385,8 +395,7 @@ class Reductions(Core):
         (False, tensor(False))
         """
         if dim is None:
-            leaves = self._leaves()
-            return all(map(Tensor.all, leaves))
+            return _of_all(self, "all", all, Tensor.all)
         return _planned(self, "all", _truth_plan(self, "all", dim))
 
     def any(self, dim: int | str | None = None) -> Any:
@@ -400,8 +409,7 @@ class Reductions(Core):
         (True, tensor(True))
         """
         if dim is None:
-            leaves = self._leaves()
-            return any(map(Tensor.any, leaves))
+            return _of_all(self, "any", any, Tensor.any)
         return _planned(self, "any", _truth_plan(self, "any", dim))
 
     def norm(

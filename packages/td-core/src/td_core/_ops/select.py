@@ -268,7 +268,7 @@ def _choose(mine: Any, theirs: Any, condition: Tensor) -> Any:
         if levels is not None and not foreign:
             try:
                 return mine._with_leaves(list(map(plan.leaf, zip(left, right))), levels)
-            except RuntimeError:
+            except (RuntimeError, ValueError):
                 pass  # a join says which entry it is
         return mine._join([mine, theirs], plan)
     members, dim = stacked

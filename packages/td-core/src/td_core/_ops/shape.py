@@ -23,7 +23,7 @@ from .._foreach import Op
 from .._indexing import plan_index
 from .._locking import refuse_if_locked
 from .._nodes import dense
-from .._ragged import nested_tensor, refuse_hidden
+from .._ragged import nested_tensor, refuse_hidden, shown_shape
 from .._torch_private import base_of, functorch_level
 from .._views import holds_no_entries
 from ..errors import DepthError, StructureError
@@ -487,7 +487,7 @@ def ints_of(what: str, args: tuple[Any, ...], named: Sequence[int] | None = None
 
 
 def _shape_of(entry: Any) -> Any:
-    return entry.shape if isinstance(entry, Tensor) else None
+    return shown_shape(entry) if isinstance(entry, Tensor) else None
 
 
 def _with_gaps(key: str, members: Sequence[Core]) -> list[Tensor]:

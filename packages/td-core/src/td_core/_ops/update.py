@@ -23,7 +23,7 @@ from ..typing import NestedKey
 from .entries import NOT_GIVEN, Entries
 from .indexed_write import IndexedWrite, is_basic, settle
 from .key_trees import only, shallow, wanted_tree
-from .leaf_writes import copied_whole, scattered_whole
+from .leaf_writes import copied_whole, refuse_grad, scattered_whole
 from .member_writes import member_parts
 from .operands import write_leaves
 from .update_plan import UpdatePlan, merged_at_once
@@ -250,6 +250,7 @@ class Updating(Entries):
                 parent._set_child(path[-1], written)
             return self
         changed = entry if parent._stacked() is None else entry.clone()
+        refuse_grad(changed, path)
         try:
             if isinstance(value, Tensor) and value.device != entry.device:
                 value = value.to(entry.device, non_blocking=non_blocking)

@@ -1,0 +1,106 @@
+"""Leaves for which torch has few operations: what it refuses is refused with the key, before anything is written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map
+
+from td_core import TensorDict, lazy_stack
+from td_core.errors import StructureError
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested", "ignore:Sparse", "ignore:torch.quantize"
+)
+
+MASK = torch.tensor([True, False, True, False])
+
+
+def nested(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.arange(float(n)) for n in (2, 3, 1, 2)], layout=layout)
+
+
+def made_for_inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.zeros(4, 3)
+
+
+LEAVES = {
+    "jagged": lambda: nested(torch.jagged),
+    "nested": lambda: nested(torch.strided),
+    "sparse": lambda: torch.eye(4).to_sparse(),
+    "csr": lambda: torch.eye(4).to_sparse_csr(),
+    "conj": lambda: torch.ones(4, 3, dtype=torch.complex64).conj(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.rand(4, 3), 0.1, 0, torch.quint8),
+    "uint16": lambda: torch.zeros(4, 3, dtype=torch.uint16),
+    "uint64": lambda: torch.zeros(4, 3, dtype=torch.uint64),
+    "bfloat16": lambda: torch.zeros(4, 3, dtype=torch.bfloat16),
+    "meta": lambda: torch.empty(4, 3, device="meta"),
+    "view": lambda: torch.zeros(4, 1).expand(4, 3),
+    "inference": made_for_inference,
+    "grad": lambda: torch.zeros(4, 3, requires_grad=True),
+}
+
+REFUSED = [
+    ("jagged", lambda td: td[None]),
+    ("jagged", lambda td: td.view(2, 2)),
+    ("jagged", lambda td: td.expand(3, 4)),
+    ("jagged", lambda td: td.where(MASK, td)),
+    ("jagged", lambda td: td.numpy()),
+    ("jagged", lambda td: td.detach_()),
+    ("nested", lambda td: torch.stack([td, td])),
+    ("nested", lambda td: lazy_stack([td, td]).to_dict()),
+    ("nested", lambda td: lazy_stack([td, td]).densify()),
+    ("nested", lambda td: td.where(MASK, td)),
+    ("nested", lambda td: td.exp_()),
+    ("nested", lambda td: td.all()),
+    ("nested", lambda td: td.to("meta")),
+    ("sparse", lambda td: td.all()),
+    ("sparse", lambda td: td.share_memory_()),
+    ("csr", lambda td: td.numpy()),
+    ("conj", lambda td: td.numpy()),
+    ("quantized", lambda td: td.double()),
+    ("quantized", lambda td: td.to(torch.int32)),
+    ("quantized", lambda td: td.type(torch.float16)),
+    ("uint16", lambda td: td.__setitem__(MASK, 1)),
+    ("uint64", lambda td: td.__setitem__(MASK, td[MASK].clone())),
+    ("uint16", lambda td: td.__setitem__([0, 2], {"x": torch.ones(2, 3), "n": {"y": 5}})),
+    ("bfloat16", lambda td: td.numpy()),
+    ("meta", lambda td: td.to("cpu")),
+    ("meta", lambda td: td.numpy()),
+    ("view", lambda td: td.detach_()),
+    ("inference", lambda td: td.set_at_(("n", "y"), 1, 0)),
+    ("grad", lambda td: td.set_at_(("n", "y"), 1, 0)),
+    ("grad", lambda td: td.numpy()),
+]
+
+
+@pytest.mark.parametrize(("leaf", "do"), REFUSED)
+def test_what_torch_refuses_names_the_key_and_changes_nothing(leaf, do):
+    x, y = torch.rand(4, 3, requires_grad=True) * 2, LEAVES[leaf]()
+    td = TensorDict({"x": x.detach(), "n": {"y": y}}, [4])
+    before = x.tolist(), td["n", "y"]._version if leaf != "inference" else 0, repr(y)
+    with pytest.raises((RuntimeError, TypeError), match="'y'"):
+        do(td)
+    assert (td["x"].tolist(), y._version if leaf != "inference" else 0, repr(td["n", "y"])) == before
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_every_leaf_goes_through_a_pytree(leaf):
+    td = TensorDict({"n": {"y": LEAVES[leaf]()}}, [4])
+    seen = []
+    result = tree_map(lambda value: seen.append(value) or value, td)
+    assert result.batch_size == result["n"].batch_size == (4,)
+    assert len(seen) == 1 and seen[0] is td["n", "y"] is result["n", "y"]
+
+
+def test_detach_in_place_detaches_nothing_where_one_leaf_is_a_view():
+    td = TensorDict({"a": torch.ones(2, requires_grad=True) * 2, "b": torch.ones(3)[1:]})
+    with pytest.raises(RuntimeError, match="key 'b' in place: it is a view"):
+        td.detach_()
+    assert td["a"].requires_grad
+
+
+def test_the_error_of_a_nested_leaf_is_that_of_a_structure():
+    with pytest.raises(StructureError, match=r"key 'y': a nested tensor has one batch dim"):
+        TensorDict({"y": nested(torch.jagged)}, [4]).unsqueeze(0)
