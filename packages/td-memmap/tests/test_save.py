@@ -529,6 +529,37 @@ def test_out_and_in_place_loading(nest: Any, prefix: Path, same: Any) -> None:
     assert torch.equal(leaf, nest["a"])
 
 
+@pytest.mark.parametrize("method", ["load_memmap_", "load_"])
+@pytest.mark.parametrize("as_module", [False, True])
+def test_loading_into_parameters_writes_them_in_place(prefix: Path, method: str, as_module: bool) -> None:
+    model = torch.nn.Linear(2, 3)
+    params = TensorDict.from_module(model, as_module=as_module)
+    wanted = params.data * 2
+    wanted.memmap(prefix)
+    weight = model.weight
+    getattr(params, method)(prefix)
+    assert model.weight is weight is params["weight"]
+    assert weight.requires_grad and weight.is_leaf
+    assert torch.equal(weight, wanted["weight"])
+
+
+@pytest.mark.parametrize("method", ["load_memmap_", "load_"])
+def test_loading_into_a_collection_adds_what_it_lacks(
+    nest: Any, prefix: Path, same: Any, method: str
+) -> None:
+    nest.memmap(prefix)
+    same(getattr(TensorDict(batch_size=nest.batch_size), method)(prefix), nest)
+    target = nest.clone().zero_()
+    target["n"].del_(list(target["n"].keys())[-1])
+    leaf = target["a"]
+    same(getattr(target, method)(prefix), nest)
+    assert target["a"] is leaf
+    empty = TensorDict(batch_size=nest.batch_size).lock_()
+    with pytest.raises(LockedError, match="cannot set key"):
+        getattr(empty, method)(prefix)
+    assert not list(empty.keys())
+
+
 def test_subpaths(nest: Any, prefix: Path, same: Any) -> None:
     nest["n", "a/b"] = TensorDict({"c": torch.ones(3)}, batch_size=[3])
     nest.memmap(prefix)

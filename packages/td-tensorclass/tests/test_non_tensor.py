@@ -269,6 +269,18 @@ class TestWriting:
             NonTensorData("a").update(TensorDict())
         assert node.update(NonTensorData("g"), ignore_lock=True).data == "g"
 
+    @pytest.mark.parametrize(
+        ("node", "new"),
+        [(NonTensorData("a"), NonTensorData("b")), (NonTensorStack("a", "c"), NonTensorStack("b", "d"))],
+        ids=repr,
+    )
+    def test_a_locked_one_is_updated_in_place_only(self, node: Any, new: Any) -> None:
+        td = TensorDict({"v": node}, batch_size=node.batch_size).lock_()
+        with pytest.raises(LockedError, match="cannot replace the values"):
+            td.get("v").update(new)
+        assert td.get("v").update(new, inplace=True) is td.get("v")
+        assert td["v"] == new._unwrap()
+
     @pytest.mark.parametrize("node", [NonTensorData("a"), NonTensorStack("a")], ids=repr)
     @pytest.mark.parametrize("method", ["update", "update_"])
     def test_entries_by_keyword_are_refused(self, node: Any, method: str) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import torch
+
 from ._collection import Core
 from ._missing import UNAVAILABLE, missing_package
 from .errors import FormatError, MissingPluginError, PluginError, TensorDictError
@@ -66,8 +68,9 @@ class Serializer(ABC):
         """Tell whether ``path`` holds a save of this format; never raise for one of another format."""
 
     def load_(self, data: Any, path: Any, **options: Any) -> Any:
-        """Copy what is saved at ``path`` into ``data``, in place, and return ``data``."""
-        return data.update_(self.load(path, **options))
+        """Copy what is saved at ``path`` into ``data``, in place, add what it lacks, and return ``data``."""
+        with torch.no_grad():  # what comes from a file has no past
+            return data.update(self.load(path, **options), inplace=True)
 
 
 class Serializers:

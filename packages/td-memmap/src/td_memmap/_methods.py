@@ -236,7 +236,7 @@ def load_memmap_(
     strict: bool = True,
     progress: Progress = False,
 ) -> Any:
-    """Copy the content of the save at ``prefix`` into this collection, in place.
+    """Copy the content of the save at ``prefix`` into this collection, in place; add the entries that it lacks.
 
     The arguments are those of :meth:`load_memmap`.
 
@@ -253,7 +253,8 @@ def load_memmap_(
         strict=strict,
         progress=progress,
     )
-    return data.update_(loaded)
+    with torch.no_grad():  # what comes from a file has no past
+        return data.update(loaded, inplace=True)
 
 
 def memmap_refresh_(data: Any, *, allow_pickle: bool | None = None) -> Any:

@@ -157,7 +157,7 @@ class ValueNode(OpaqueNode):
         """Take what other non-tensor data holds; options that concern entries make no difference.
 
         Raises:
-            LockedError: this node is locked, and ``ignore_lock`` is False.
+            LockedError: this node is locked, and neither ``inplace`` nor ``ignore_lock`` is True.
             StructureError: the source is no non-tensor data.
             TypeError: there are other keywords, which would be entries.
 
@@ -165,7 +165,7 @@ class ValueNode(OpaqueNode):
         >>> NonTensorData("a").update(NonTensorData("b")).data
         'b'
         """
-        if not ignore_lock:
+        if not (inplace or ignore_lock):
             refuse_if_locked(self, "replace the values")
         return self.update_(input_dict_or_td, **kwargs)
 

@@ -269,7 +269,7 @@ class SiblingMethods:
         strict: bool = True,
         progress: bool = False,
     ) -> Self:
-        """Copy the content of the save at ``prefix`` into this collection, in place.
+        """Copy the content of the save at ``prefix`` into this collection, in place; add the entries that it lacks.
 
         The arguments are those of :meth:`load_memmap`.
         """
