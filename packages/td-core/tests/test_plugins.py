@@ -559,7 +559,19 @@ def test_a_package_that_imports_its_plugin_too_early_is_told_so(fakes: Fakes) ->
     (fakes.folder / "early_plugin.py").write_text("from early import word\n")
     done = fakes.python("import early", TD_PLUGINS="early")
     assert done.returncode == 0
-    assert "; its modules must import td_core before they import each other; update it" in done.stderr
+    assert "; import td_core before any of its modules, or first in its __init__.py; update it" in done.stderr
+
+
+def test_a_plugin_module_that_is_imported_before_td_core_is_told_so(fakes: Fakes) -> None:
+    fakes.add("early", GOOD.format(name="is_early"))
+    code = "import early, td_core; print([each.state for each in td_core.plugins() if each.id == 'early'])"
+    done = fakes.python(code, TD_PLUGINS="early")
+    assert (done.returncode, done.stdout) == (0, "['failed']\n")
+    assert (
+        "no hooks yet in the partially initialized module 'early'; import td_core before any" in done.stderr
+    )
+    done = fakes.python(f"import td_core, {code.removeprefix('import ')}", TD_PLUGINS="early")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['active']\n", "")
 
 
 def test_the_time_of_the_hooks_counts(manager: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:

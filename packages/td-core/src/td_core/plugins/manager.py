@@ -157,7 +157,11 @@ class PluginManager:
         """Import and register one plugin; return the warning that a broken one deserves."""
         start = time.perf_counter()
         try:
-            self.register(point.load(), record, start=start)
+            plugin = point.load()
+            if getattr(getattr(sys.modules.get(point.module), "__spec__", None), "_initializing", False):
+                # It imports td_core itself, and has no hooks yet.
+                raise ImportError(f"no hooks yet in the partially initialized module {point.module!r}")
+            self.register(plugin, record, start=start)
         except (Exception, SystemExit) as error:
             # A plugin can fail in any way while it is imported or asked; what does not need it must go on.
             reason = f"{type(error).__name__}: {error}"
@@ -173,7 +177,7 @@ class PluginManager:
                 raise PluginError(f"{record} is broken: {reason}; reinstall {record.distribution}") from error
             advice = f"update it, or leave it out with TD_PLUGINS=-{record.id}"
             if "partially initialized module" in reason:
-                advice = f"its modules must import td_core before they import each other; {advice}"
+                advice = f"import td_core before any of its modules, or first in its __init__.py; {advice}"
             return f"{record} was not registered: {reason}; {advice}"
         return None
 
