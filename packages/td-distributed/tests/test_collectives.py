@@ -467,10 +467,10 @@ def test_scatter_needs_one_item_for_each_rank(two: Any) -> None:
     assert other.endswith(f"so no rank did: {own}")
 
 
-def remote(rank: int, name: str, use_broadcast: bool, parts: bool) -> None:
+def remote(rank: int, name: str, use_broadcast: bool, parts: bool, dst: int | None = 1) -> None:
     with apart(parts):
         if rank == 0:
-            return TREES[name](5).init_remote(None if use_broadcast else 1, use_broadcast=use_broadcast)
+            return TREES[name](5).init_remote(dst, use_broadcast=use_broadcast)
         found = TensorDict.from_remote_init(0, use_broadcast=use_broadcast)
     return same(found, TREES[name](5))
 
@@ -480,6 +480,19 @@ def remote(rank: int, name: str, use_broadcast: bool, parts: bool) -> None:
 @pytest.mark.parametrize("name", TREES)
 def test_a_receiver_that_knows_nothing(two: Any, name: str, use_broadcast: bool, parts: bool) -> None:
     assert two.run(remote, name, use_broadcast, parts) == [None, None]
+
+
+@pytest.mark.parametrize("dst", [None, 0])
+def test_the_rank_that_a_message_for_all_names_makes_no_difference(two: Any, dst: int | None) -> None:
+    assert two.run(remote, "nested", True, False, dst) == [None, None]
+
+
+def no_such_rank(rank: int) -> Any:
+    return caught(lambda: nested(0).init_remote(9, use_broadcast=True))
+
+
+def test_a_message_for_all_names_a_rank_of_the_group(two: Any) -> None:
+    assert two.run(no_such_rank) == ["ValueError: there is no rank 9 in a group of 2"] * 2
 
 
 def saves_what_arrives(rank: int) -> list[float]:

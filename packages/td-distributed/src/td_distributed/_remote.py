@@ -34,13 +34,14 @@ def init_remote(
 
     Args:
         self: the collection.
-        dst: rank of the receiver in the global group; not with ``use_broadcast``.
+        dst: rank of the receiver in the global group; with ``use_broadcast`` any of the receivers, or None.
         group: the process group; None is the global one.
         device: move the collection there first.
         use_broadcast: send to all other ranks of the group, which all call :func:`from_remote_init`.
 
     Raises:
         StructureError: a leaf cannot be sent, or the receiver refused the size.
+        ValueError: there is no such rank in the group.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> TensorDict({"a": torch.arange(3)}).init_remote(use_broadcast=True)  # to no other rank
@@ -131,10 +132,8 @@ class _Link:
     def __init__(self, group: Any, peer: int | None, use_broadcast: bool, src: int) -> None:
         self.group = Group(group)
         self.src = src
-        if use_broadcast and src == dist.get_rank() and peer not in (None, src):
-            raise ValueError(
-                f"use_broadcast sends to every rank of the group, so there is no dst; got {peer}"
-            )
+        if use_broadcast and peer is not None:
+            self.group.rank_of(peer)
         self.peer = None if use_broadcast else Peer(peer, group, None, iter(range(1 << 30)))
 
     def send(self, *messages: Tensor) -> None:
