@@ -109,6 +109,22 @@ def test_cast_filter_gets_keys_and_leaves(td: TensorDict) -> None:
     assert td.type(torch.int8, cast_filter=only_a)["a"].dtype == torch.int8
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_to_a_dtype_takes_a_cast_filter(td: TensorDict, inplace: bool) -> None:
+    seen: list[object] = []
+
+    def accepts(key: object, leaf: Tensor) -> bool:
+        seen.append(key)
+        return key[-1] == "a" and "n" not in key
+
+    names = {key for key in entries(td) if "a" in key}
+    result = td.to("cpu", torch.float64, cast_filter=accepts, inplace=inplace)
+    assert all(isinstance(key, tuple) for key in seen)
+    assert {key for key, leaf in entries(result).items() if leaf.dtype == torch.float64} == names
+    assert (result is td, result.device.type) == (inplace, "cpu")
+    assert td.to(torch.float16, cast_filter=None).dtype == torch.float16
+
+
 def test_clone_copies_leaves_and_keeps_everything_else(td: TensorDict) -> None:
     result = td.lock_().clone()
     check(result, entries(td))

@@ -18,8 +18,8 @@ from .._devices import as_device, wait_for
 from .._foreach import Op
 from .._labels import relabel
 from .._locking import refuse_if_locked_below
-from ..typing import DeviceType, NestedKey
-from .dtypes import CASTS, Dtypes, cast_some
+from ..typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
+from .dtypes import CASTS, CastFilter, Dtypes, cast_some
 from .locking import nothing, source_of
 from .operands import LEAF_ERRORS, named, raise_at_leaf, where
 from .shape import write_back
@@ -197,6 +197,7 @@ class Moving(Dtypes):
         inplace: bool = False,
         non_blocking_pin: bool = False,
         num_threads: int | None = None,
+        cast_filter: CastFilter | NoDefault | None = NO_DEFAULT,
     ) -> SelfT:
         """Return the collection on another device or with another dtype; itself where nothing changes.
 
@@ -214,6 +215,8 @@ class Moving(Dtypes):
             inplace: replace the leaves of this collection instead of returning another.
             non_blocking_pin: copy leaves of the host to pinned memory first.
             num_threads: how many are pinned at a time.
+            cast_filter: takes the key (a tuple) and the leaf; where it is false the leaf keeps its dtype. None casts all, also
+                those of a class that declares a filter.
 
         Raises:
             TypeError: an argument that is none of these.
@@ -225,8 +228,9 @@ class Moving(Dtypes):
         target = parse_target(args, device, dtype, other, non_blocking, memory_format)
         goal = target.device
         source: Any = self
-        if target.dtype is not None and self._cast_filter is not None:
-            source = cast_some(self, methodcaller("to", target.dtype), self._cast_filter)
+        accepts = self._cast_filter if cast_filter is NO_DEFAULT else cast_filter
+        if target.dtype is not None and accepts is not None:
+            source = cast_some(self, methodcaller("to", target.dtype), accepts)
             target = target._replace(dtype=None)
         elif target.dtype is None and target.memory_format is None and (goal is None or goal == self.device):
             if batch_size is not None:
