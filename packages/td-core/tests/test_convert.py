@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -420,3 +420,62 @@ def test_a_list_of_tensors_and_numbers_keeps_dtype_and_graph(value: Callable[[An
     assert grad == str(value(3.0)).count("3.0")
     mapped = torch.vmap(lambda x: TensorDict({"a": value(x)})["a"])(torch.tensor([3.0, 3.0]))
     assert torch.equal(mapped[1], made)
+
+
+@pytest.mark.parametrize("name", ["max", "sort", "topk"])
+def test_what_torch_returns_is_a_named_tuple(name: str) -> None:
+    given = (
+        torch.topk(torch.tensor([3, 1, 2]), 2)
+        if name == "topk"
+        else getattr(torch.tensor([3, 1, 2]), name)(0)
+    )
+    td = td_core.from_namedtuple(given)
+    assert list(td.keys()) == ["values", "indices"]
+    assert torch.equal(td["values"], given.values) and torch.equal(td["indices"], given.indices)
+
+
+def test_named_tuples_of_the_same_fields_are_of_one_class() -> None:
+    cls = namedtuple("Pair", "x y")
+    made = TensorDict({"x": 1, "y": {"x": 2, "y": {"z": 3}}}).to_namedtuple(cls)
+    assert (type(made), type(made.y)) == (cls, cls)
+    assert made.y.y.z == 3 and type(made.y.y) is not cls
+
+
+def test_a_structured_array_and_its_collection_share_memory() -> None:
+    dtype = [("a", "f4", (2,)), ("n", [("b", "i4"), ("c", "?", (4,))]), ("s", "U3")]
+    array = np.zeros((2, 3), dtype=dtype)
+    td = td_core.from_struct_array(array)
+    array["n"]["b"] = 7
+    array["a"][0, 0] = 5
+    assert (td["n", "b"] == 7).all() and td["a"][0, 0].tolist() == [5, 5]
+    td["n", "c"].fill_(True)
+    assert array["n"]["c"].all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda array: array, lambda array: array[::-1], lambda array: array[::2]],
+    ids=["packed", "back", "step"],
+)
+def test_fields_that_no_tensor_can_express_are_copied(make: Any) -> None:
+    array = np.zeros(4, dtype=[("a", "i8"), ("b", "f4")])
+    array["a"], array["b"] = range(4), range(4)
+    td = td_core.from_struct_array(make(array))
+    assert td["a"].tolist() == td["b"].tolist() == make(array)["a"].tolist()
+    array.flags.writeable = False
+    assert td_core.from_struct_array(array)["b"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_defaultdict_comes_back_from_a_pytree() -> None:
+    tree = defaultdict(list, a=torch.ones(1), b=defaultdict(int, c=torch.zeros(1)))
+    back = td_core.from_pytree(tree).to_pytree()
+    assert type(back) is type(back["b"]) is defaultdict
+    assert (back["a"], back["b"]["c"]) == (tree["a"], tree["b"]["c"])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_a_nested_tensor_is_a_tuple_of_arrays(layout: torch.layout) -> None:
+    leaf = torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(3, 2)], layout=layout)
+    arrays = TensorDict({"n": {"a": leaf}}).numpy()["n"]["a"]
+    assert [array.shape for array in arrays] == [(1, 2), (3, 2)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
@@ -211,7 +211,7 @@ class Converting(Core):
         return LinkedList(items, td=self) if as_linked_list else items
 
     def numpy(self) -> dict[str, Any]:
-        """Return the entries as nested dicts of arrays, which share memory with the leaves.
+        """Return the entries as nested dicts of arrays, which share memory with the leaves; a nested tensor is a tuple of them.
 
         >>> TensorDict({"a": [1, 2]}).numpy()
         {'a': array([1, 2])}
@@ -222,7 +222,7 @@ class Converting(Core):
         """Return the entries as nested named tuples.
 
         Args:
-            dest_cls: the class of the outermost one; a generic one if not given.
+            dest_cls: the class of the outermost one, and of those with the same fields; a generic one if not given.
 
         Raises:
             ValueError: a key is no Python identifier.
@@ -240,7 +240,10 @@ class Converting(Core):
                         levels.append((child, {}, out, key))
         result: Any = None
         for _, out, parent, key in reversed(levels):
-            cls = _namedtuple_of(tuple(out)) if parent is not None or dest_cls is None else dest_cls
+            wanted = dest_cls is not None and (
+                parent is None or {*out} == {*getattr(dest_cls, "_fields", ())}
+            )
+            cls: Any = dest_cls if wanted else _namedtuple_of(tuple(out))
             result = cls(**out)
             if parent is not None:
                 parent[key] = result
@@ -328,6 +331,10 @@ class Converting(Core):
         return root
 
 
+def _as_array(leaf: Tensor) -> Any:
+    return tuple([part.numpy() for part in leaf.unbind()]) if leaf.is_nested else leaf.numpy()
+
+
 @lru_cache(maxsize=256)
 def _namedtuple_of(fields: tuple[str, ...]) -> type:
     return namedtuple("GenericDict", fields)
@@ -339,15 +346,15 @@ def _container(entries: dict[str, Any]) -> Any:
     if cls is None:
         return (entries["key"], entries["value"])
     if issubclass(cls, Mapping):
-        return cls(
-            value if key.startswith(NON_STRING_KEY) else (key, value) for key, value in entries.items()
-        )
+        pairs = [value if key.startswith(NON_STRING_KEY) else (key, value) for key, value in entries.items()]
+        # What makes missing entries is no entry, so it is not kept.
+        return cls(None, pairs) if issubclass(cls, defaultdict) else cls(pairs)
     return cls(**entries) if hasattr(cls, "_fields") else cls(entries.values())
 
 
 def _converted(root: Core, leaf: Tensor, form: ConvertTensors) -> Any:
     try:
-        return leaf.numpy() if form == "numpy" else leaf.tolist()
+        return _as_array(leaf) if form == "numpy" else leaf.tolist()
     except (RuntimeError, TypeError) as error:
         raise named(error, f"cannot convert {where(root, leaf)}: {error}") from error
 

@@ -140,15 +140,21 @@ def from_namedtuple(
     device: DeviceType | None = None,
     batch_size: BatchSize | None = None,
 ) -> Any:
-    """Return a named tuple as a collection with its fields as keys; arguments as for :func:`from_any`.
+    """Return a named tuple, or what functions as ``torch.max`` return, as a collection with its fields as keys.
+
+    Arguments as for :func:`from_any`.
 
     >>> from collections import namedtuple
     >>> from_namedtuple(namedtuple("Point", "x y")(1, 2))
     TensorDict(batch_size=[], fields={x: i64[], y: i64[]})
     """
-    if not (isinstance(named_tuple, tuple) and hasattr(named_tuple, "_fields")):
-        raise TypeError(f"from_namedtuple takes a named tuple; got {type(named_tuple).__name__}")
-    return _build(_content(named_tuple), batch_size, device, None, auto_batch_size, batch_dims)
+    kind = type(named_tuple)
+    # The classes of torch.return_types are made in C: their fields have names, but no _fields.
+    fields = getattr(kind, "_fields", None) or (hasattr(kind, "n_fields") and kind.__match_args__)
+    if not (isinstance(named_tuple, tuple) and fields):
+        raise TypeError(f"from_namedtuple takes a named tuple; got {kind.__name__}")
+    content = dict(zip(fields, named_tuple, strict=True))
+    return _build(content, batch_size, device, None, auto_batch_size, batch_dims)
 
 
 def from_struct_array(
@@ -159,10 +165,11 @@ def from_struct_array(
     device: DeviceType | None = None,
     batch_size: BatchSize | None = None,
 ) -> Any:
-    """Return a structured array as a collection with its fields as keys.
+    """Return a structured array as a collection with its fields as keys, which share its memory.
 
     Args:
-        struct_array: the array; fields of strings become non-tensor data.
+        struct_array: the array; fields of strings become non-tensor data. Fields that no tensor can express, because the
+            size of a record is no multiple of theirs, are copied.
         auto_batch_size: as for :func:`from_any`.
         batch_dims: as for :func:`from_any`.
         device: where entries are moved.
@@ -463,8 +470,11 @@ def _field(value: Any) -> Any:
     """Return a field of a structured array as a list of strings or objects, or as an array that torch can read."""
     if value.dtype.names is not None:
         return value
-    # The items of a field lie a whole record apart, which no tensor can express.
-    return value.tolist() if value.dtype.kind in "USO" else np.array(value)
+    if value.dtype.kind in "USO":
+        return value.tolist()
+    # The items of a field lie a whole record apart, which a tensor counts in items.
+    shared = all(step >= 0 and step % value.dtype.itemsize == 0 for step in value.strides)
+    return value if shared and value.flags.writeable and value.flags.aligned else np.array(value)
 
 
 def _holds_itself(mapping: Any) -> bool:
