@@ -97,6 +97,7 @@ def test_entries_of_stacks_of_stacks_are_read_in_every_form(path, dim):
         stack.get(path, as_nested_tensor=True)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_form_of_an_entry_that_is_in_no_stack():
     td = TensorDict(
         {"a": torch.ones(2, 3), "r": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, [2]
@@ -842,3 +843,33 @@ def test_a_jagged_member_refuses_a_plain_value_before_the_others_are_written():
     ):
         stack.set_("a", torch.ones(2, 2))
     assert not leaves[0].any()
+
+
+@pytest.mark.parametrize(
+    ("size", "dim", "expected"),
+    [
+        (None, 0, [0]), ([], 0, [0]), ([3], 0, [0, 3]), ([3], 1, [3, 0]), ([3], -1, [3, 0]), ([3, 4], 1, [3, 0, 4]),
+        ([0, 3], 0, [0, 3]), ([3, 0], -1, [3, 0]), ([3, 0, 4], 1, [3, 0, 4]),
+    ],
+)  # fmt: skip
+def test_an_empty_stack_has_no_element_along_its_dim(size, dim, expected):
+    stack = LazyStackedTensorDict(batch_size=size, stack_dim=dim)
+    assert list(stack.batch_size) == expected and stack.batch_size[stack.stack_dim] == 0
+    member = [n for at, n in enumerate(expected) if at != stack.stack_dim]
+    stack.append(TensorDict(batch_size=member))
+    assert stack.batch_size[stack.stack_dim] == 1
+
+
+@pytest.mark.parametrize(
+    "call", [lambda td: td.reshape(-1), lambda td: td.flatten(), lambda td: td.flatten(0, -1)]
+)
+def test_the_elements_of_a_ragged_batch_stand_in_one_row(call):
+    members = [TensorDict({"a": torch.arange(n * 2).view(n, 2) + 10 * n}, [n, 2]) for n in (1, 3)]
+    ragged = LazyStackedTensorDict(*members)
+    rows = call(ragged)
+    assert rows.batch_size == (8,)
+    assert rows["a"].tolist() == torch.cat([member["a"].flatten() for member in members]).tolist()
+    rows[0]["a"].zero_()
+    assert members[0]["a"][0, 0] == 0
+    stacks = LazyStackedTensorDict(ragged, ragged)
+    assert call(stacks)["a"].tolist() == rows["a"].tolist() * 2

@@ -535,3 +535,10 @@ def test_expand_as_a_collection_of_other_keys_expands_the_batch() -> None:
     assert (result["a"].shape, result["b", "c"].shape) == ((2, 3, 4), (2, 3))
     with pytest.raises(RuntimeError, match=r"key 'a'.*expanded size"):
         td.expand_as(TensorDict({"a": torch.rand(3, 5)}, [3]))
+
+
+def test_reshape_in_place() -> None:
+    td = TensorDict({"a": torch.arange(12).view(3, 4), "n": {"b": torch.zeros(3, 4, 5)}}, [3, 4])
+    assert td.reshape(2, -1, inplace=True) is td
+    assert td.batch_size == td["n"].batch_size == (2, 6)
+    assert td["a"].tolist() == torch.arange(12).view(2, 6).tolist()

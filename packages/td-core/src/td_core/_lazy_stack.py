@@ -26,7 +26,7 @@ from ._ops.uneven import nothing_of, uneven_index
 from ._ops.update_plan import UpdatePlan
 from ._plans import coordinates, without
 from ._ragged import distinct_members, entry_in, in_form, ragged_error, refuse_hidden
-from ._shape_plans import stack_plan
+from ._shape_plans import Reshape, stack_plan
 from ._views import StackedEntries
 from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
@@ -42,7 +42,8 @@ class LazyStackedTensorDict(TensorDictBase):
         stack_dim: where the new dim stands in the batch size.
         hook_out: applied to each stacked entry that is read.
         hook_in: applied to each value that is written.
-        batch_size: checked against what the members give; for an empty stack, its batch size.
+        batch_size: checked against what the members give; for an empty stack, that of the members to come, or its own,
+            which is 0 at ``stack_dim``.
         device: moves every member there; for an empty stack, its device.
         names: a name or None for each batch dim.
         stack_dim_name: the name of the stack dim alone.
@@ -79,6 +80,10 @@ class LazyStackedTensorDict(TensorDictBase):
                 raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")
         members = [item.to(device) if device is not None else item for item in tensordicts]
         ndim = len(members[0].batch_size) if members else len(batch_size or (0,)) - 1
+        if batch_size and not members and 0 not in batch_size[stack_dim : stack_dim + 1 or None]:
+            ndim += 1  # the batch size of the members to come
+            at = stack_dim + ndim + 1 if stack_dim < 0 else stack_dim
+            batch_size = (*batch_size[:at], 0, *batch_size[at:])
         dim = stack_dim + ndim + 1 if stack_dim < 0 else stack_dim
         if not 0 <= dim <= ndim:
             raise CollectionIndexError(
@@ -95,7 +100,9 @@ class LazyStackedTensorDict(TensorDictBase):
                     f"cannot stack: item 0 has batch size {list(members[0].batch_size)}, "
                     f"item {i} has {list(member.batch_size)}"
                 )
-        if batch_size is not None and tuple(self.batch_size) != tuple(batch_size):
+        if batch_size is not None and tuple(self.batch_size) != (
+            tuple(batch_size) if members else self._empty_size
+        ):
             raise BatchSizeError(
                 f"batch_size {list(batch_size)} was given, the members make {list(self.batch_size)}"
             )
@@ -470,6 +477,14 @@ class LazyStackedTensorDict(TensorDictBase):
             try:
                 return self._densified()._transform(plan)
             except StructureError:
+                if (
+                    isinstance(plan, Reshape)
+                    and -1 in self.batch_size
+                    and not self._stack_dim
+                    and len(plan.lead) == 1
+                ):
+                    # The elements of a ragged batch are in one order, whatever its shape is.
+                    return self._of([row for one in self._members for row in one.reshape(-1).unbind(0)], 0)
                 # Elements can be put side by side only where the plan moves those of the stack dim, and no others.
                 if not self._members or -1 in self.batch_size or plan.n <= self._stack_dim or plan.invents:
                     raise

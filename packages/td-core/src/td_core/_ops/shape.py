@@ -79,12 +79,13 @@ class Shaping(Entries, Locking):
         result = self._transform(shapes.view_plan(self.batch_size, shape))
         return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
 
-    def reshape(self: SelfT, *args: Any, size: Sequence[int] | None = None) -> SelfT:
+    def reshape(self: SelfT, *args: Any, size: Sequence[int] | None = None, inplace: bool = False) -> SelfT:
         """Return other batch dims around the same elements, as a view where possible.
 
         Args:
             *args: the new batch dims, as ints or one sequence; one may be -1.
             size: the same by keyword.
+            inplace: change this collection instead of returning a new one.
 
         Raises:
             BatchSizeError: the batch has another number of elements.
@@ -93,7 +94,8 @@ class Shaping(Entries, Locking):
         torch.Size([3, 2, 4])
         """
         shape = ints_of("reshape", args, size)
-        return self._transform(shapes.reshape_plan(self.batch_size, shape))
+        result: SelfT = self._transform(shapes.reshape_plan(self.batch_size, shape))
+        return self._become(result, "reshape") if inplace else result
 
     def flatten(
         self: SelfT, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
