@@ -305,3 +305,28 @@ def test_stacking_compiles_without_breaks() -> None:
     torch._dynamo.reset()
     x = torch.arange(6.0).view(2, 3)
     assert torch.equal(torch.compile(run, fullgraph=True, backend="eager")(x), run(x))
+
+
+def test_maybe_dense_stack_can_insist_on_the_keys_of_out() -> None:
+    items = [TensorDict({"a": torch.zeros(3)}, [3]), TensorDict({"a": torch.ones(3)}, [3])]
+    for out in (
+        TensorDict(batch_size=[2, 3]),
+        TensorDict({"a": torch.ones(2, 3), "b": torch.ones(2, 3)}, [2, 3]),
+    ):
+        with pytest.raises(KeyMismatchError, match="out= has not the keys of the collections: missing"):
+            maybe_dense_stack(items, out=out, strict=True)
+    out = TensorDict({"a": torch.ones(2, 3)}, [2, 3])
+    assert maybe_dense_stack(items, out=out, strict=True) is out
+    assert not out["a"][0].any()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_lazy_stack_puts_tensors_together_in_the_form_that_is_asked_for() -> None:
+    leaves = [torch.ones(1), torch.ones(2)]
+    assert lazy_stack(leaves, as_padded_tensor=True, padding_value=5).tolist() == [[1, 5], [1, 1]]
+    assert [one is other for one, other in zip(lazy_stack(leaves, as_list=True), leaves, strict=True)] == [
+        True,
+        True,
+    ]
+    nested = lazy_stack(leaves, as_nested_tensor=True, layout=torch.strided)
+    assert nested.is_nested and nested.layout is torch.strided

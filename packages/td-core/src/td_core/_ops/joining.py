@@ -16,6 +16,7 @@ from .._collection import Core, leaf_against_node, show_path
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._plans import wrap_dim
+from .._ragged import in_form
 from .._shape_plans import Join, cat_plan, stack_plan
 from ..errors import BatchSizeError, KeyMismatchError, StructureError
 from ..typing import NestedKey
@@ -104,7 +105,8 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
     """Return a lazy stack: it keeps the collections as its members, and stacks an entry when it is read.
 
     Args:
-        input: the collections, with as many batch dims each; tensors are stacked.
+        input: the collections, with as many batch dims each; tensors are stacked, or put together as
+            ``as_padded_tensor``, ``as_nested_tensor`` or ``as_list`` say, see :meth:`TensorDict.get`.
         dim: the place of the new dim.
         out: a collection of the resulting batch size to write into, instead of making a stack.
         **kwargs: ``strict_shape=True`` refuses members of different batch sizes; ``stack_dim_name=`` names the
@@ -118,8 +120,10 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
     >>> both["a"], list(both.keys())
     (tensor([0, 1]), ['a'])
     """
-    strict, name = _options("lazy_stack", **kwargs)
     items = list(input)
+    if items and isinstance(items[0], Tensor) and any(option.startswith("as_") for option in kwargs):
+        return in_form("of the list", _tensors(items, "stack"), dim, None, **kwargs)
+    strict, name = _options("lazy_stack", **kwargs)
     if items and isinstance(items[0], Tensor):
         return torch.stack(_tensors(items, "stack"), dim, out=out)
     sizes = _batch_sizes(items, "stack")
@@ -151,14 +155,20 @@ def _named(result: Any, dim: int, name: str | None) -> Any:
     return result
 
 
-def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+def maybe_dense_stack(
+    input: Iterable[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **kwargs: Any
+) -> Any:
     """Return :func:`stack` where structures and shapes agree, else :func:`lazy_stack`.
 
     Args:
         input: the collections, with as many batch dims each.
         dim: the place of the new dim.
         out: a collection of the resulting batch size to write into.
+        strict: refuse an ``out`` that has not the keys of the collections.
         **kwargs: as for :func:`lazy_stack`.
+
+    Raises:
+        KeyMismatchError: ``out`` has other keys, and ``strict`` is set.
 
     >>> zero, one, other = TensorDict({"a": 0}), TensorDict({"a": 1}), TensorDict({"b": 0})
     >>> type(maybe_dense_stack([zero, one])).__name__, type(maybe_dense_stack([zero, other])).__name__
@@ -166,6 +176,13 @@ def maybe_dense_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **
     """
     items = list(input)
     _, name = _options("maybe_dense_stack", **kwargs)
+    if strict and isinstance(out, Core):
+        wanted, found = {*items[0].keys(True)}, {*out.keys(True)}  # type: ignore[attr-defined]
+        if wanted != found:
+            raise KeyMismatchError(
+                f"out= has not the keys of the collections: missing {sorted(map(str, wanted - found))}, "
+                f"extra {sorted(map(str, found - wanted))}"
+            )
     try:
         return _named(stack(items, dim, out=out), dim, name)
     except (StructureError, BatchSizeError):
