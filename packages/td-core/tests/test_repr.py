@@ -370,6 +370,11 @@ class TestParse:
             parsed = parse_tensor_dict_string(repr(td))
         assert repr(parsed) == repr(td)
         assert all(
+            level.device == parsed.device
+            for level in parsed.values(True)
+            if not isinstance(level, torch.Tensor)
+        )
+        assert all(
             (not leaf.is_meta and not leaf.any()) or leaf.is_meta for leaf in parsed.values(True, True)
         )
 

@@ -323,6 +323,7 @@ def test_ragged_entries_are_padded_wherever_they_are() -> None:
     assert TensorDict({"x": nested}).to_padded_tensor(5.0)["x"].tolist() == [[1, 5], [1, 1]]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
 def test_padding_gives_a_ragged_batch_its_size(layout: torch.layout) -> None:
     members = [TensorDict({"n": {"a": torch.ones(n, 2)}}, [n]) for n in (1, 3)]

@@ -59,7 +59,7 @@ def parse_tensor_dict_string(s: str) -> Any:
         entries, size, key = stack[-1]
         if _blank(text, position) == "}":
             position = text.index("}", position)
-            device = None if head is None or len(stack) > 1 else head[2]
+            device = None if head is None else head[2]
             if long:
                 tail = _LONG_TAIL.match(text, position)
                 if tail is None:
