@@ -18,6 +18,7 @@ from .._foreach import foreach, op
 from .._labels import relabel
 from .._nodes import dense
 from .._plans import Along, Shape, ShapePlan
+from .._torch_private import base_of
 from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, NoDefault
 from .leaf_writes import is_sealed
@@ -106,7 +107,7 @@ class Casting(Moving):
         """
         leaves = self._leaves()
         for leaf in leaves:
-            if leaf._is_view():
+            if base_of(leaf) is not None:
                 raise RuntimeError(f"cannot detach {where(self, leaf)} in place: it is a view; use detach()")
         for leaf in leaves:
             leaf.detach_()

@@ -18,6 +18,7 @@ from .._devices import as_device
 from .._keys import join_key
 from .._locking import refuse_if_locked
 from .._names import check_names
+from .._torch_private import base_of
 from .._views import IsLeaf
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
 from .batch_size import as_batch_size
@@ -354,7 +355,7 @@ class _Walk:
         for node, key, child, value, path in self.writes:
             if isinstance(child, Tensor) and isinstance(value, Tensor):
                 check_copied(child, path, value)
-                if (value._is_view() or child._is_view()) and share_storage(child, value):
+                if (base_of(value) is not None or base_of(child) is not None) and share_storage(child, value):
                     value = value.clone()  # torch copies nothing that overlaps
                 targets.append(child)
                 values.append(value)
