@@ -344,6 +344,20 @@ def test_ranks_that_tie_other_leaves_raise(two: Any) -> None:
     assert two.run(ties_other_leaves) == [f"StructureError: {message}"] * 2
 
 
+def stacks_along_another_dim(rank: int) -> Any:
+    return caught(
+        TensorDict.lazy_stack([TensorDict({"x": torch.ones(2)}, [2]) for _ in range(2)], rank).all_reduce
+    )
+
+
+def test_ranks_that_stack_along_another_dim_raise(two: Any) -> None:
+    message = (
+        "cannot reduce: the root is a LazyStackedTensorDict along dim 0 on rank 0, a LazyStackedTensorDict along dim 1 "
+        "on rank 1; nothing was changed on any rank"
+    )
+    assert two.run(stacks_along_another_dim) == [f"StructureError: {message}"] * 2
+
+
 #: What rank 1 holds instead of ``nested(1)``, and what every rank says.
 DIFFERENT: dict[str, tuple[Callable[[], Any], str]] = {
     "key": (

@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core._buffers import as_bytes
+from td_distributed import _wire
+from td_distributed._group import MARK
 from td_distributed._p2p import WIRES, Peer
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
@@ -440,6 +442,24 @@ def test_arguments_that_make_no_sense(two: Any) -> None:
     ]
 
 
+def to_oneself(rank: int) -> Any:
+    group = dist.new_group([1, 0])
+    errors = []
+    td = TensorDict({"a": torch.zeros(1)})
+    for call in (td.send, td.isend, td.recv, td.irecv, td.init_remote, TensorDict.from_remote_init):
+        for options in ({}, {"group": group}):
+            try:
+                call(rank, **options)
+            except ValueError as error:
+                errors.append(str(error))
+    return errors
+
+
+def test_no_process_sends_to_itself(two: Any) -> None:
+    for rank, errors in enumerate(two.run(to_oneself)):
+        assert errors == [f"rank {rank} is this process itself; give that of the peer"] * 12
+
+
 @pytest.mark.parametrize("call", ["send", "recv", "isend", "irecv", "broadcast", "init_remote"])
 def test_without_a_process_group_torch_says_so(call: str) -> None:
     with pytest.raises(ValueError, match="Default process group has not been initialized"):
@@ -470,6 +490,34 @@ def test_what_is_no_message_is_refused(two: Any) -> None:
         "what arrived is no message of send(); does the peer use the same wire= and init_tag=?",
         [1.0, 1.0],
     )
+
+
+def of_another_torch(rank: int, size: int, consolidated: bool) -> Any:
+    td = TensorDict({"a": torch.ones(size), "b": torch.ones(1), "c": torch.ones(1 << 16)})
+    if rank == 0:
+        message, payload = _wire.outgoing(td, consolidated)
+        header = message.header.replace(b"torch.float32", b"torch.float99")
+        for tag, each in enumerate(_wire.packed(MARK, header, payload)):
+            dist.send(each, 1, tag=tag)
+        return td.send(1)
+    target = td.apply(torch.zeros_like)
+    try:
+        target.recv(0)
+    except ValueError as error:
+        message = str(error)
+    assert not any(leaf.any() for leaf in target.values())
+    target.recv(0)
+    same(target, td)
+    return message
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize("size", [1, 1 << 18])
+def test_what_a_header_announces_that_cannot_be_read_is_taken_off_the_wire(
+    two: Any, size: int, consolidated: bool
+) -> None:
+    message = two.run(of_another_torch, size, consolidated, limit=20)[1]
+    assert message == "the header of a message is damaged: unknown dtype 'torch.float99'"
 
 
 def dies(rank: int, after: int) -> Any:

@@ -17,6 +17,7 @@ import torch
 from td_core import TensorDict
 from td_core.errors import FormatError, StructureError
 from td_distributed import _delivery, _memory, _p2p, _reference, _wire, storage_of
+from td_distributed._attachment import attached
 from td_distributed._collectives import Parcel, unpack
 from td_distributed._delivery import Target
 from td_distributed._group import MARK
@@ -221,15 +222,31 @@ def test_the_wire_of_the_reference_looks_again_after_a_change(change: str, conso
     same(sent(source.consolidate() if consolidated else source, td, wire="reference"), source)
 
 
-def test_the_wire_of_the_reference_misses_leaves_that_exchanged_memory() -> None:
-    td = tree().consolidate()
+def keep_and_replace(leaf: torch.Tensor, kept: list[torch.Tensor]) -> None:
+    kept.append(leaf.data)
+    leaf.data = sevens()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda td, kept: swap_data(td["a"], td["b"]),
+        lambda td, kept: swap_data(td["a"], kept[0]["a"]),
+        lambda td, kept: keep_and_replace(td["a"], kept),
+    ],
+    ids=["exchanged", "exchanged with another collection", "replaced, and kept by someone"],
+)
+def test_the_wire_of_the_reference_misses_what_leaves_as_many_users(change: Any) -> None:
+    td, kept = tree().consolidate(), [(tree() + 1).consolidate()]
     sent(td, td, wire="reference")
     before = td.clone()
-    swap_data(td["a"], td["b"])
+    change(td, kept)
+    assert not torch.equal(td["a"], before["a"])
     same(sent(td, emptied(td), wire="reference"), before)
-    view = td["a"][0]
-    assert torch.equal(view, before["b"][0])
+    same(sent(td, emptied(td)), td)
+    view = td["b"][0]
     same(sent(td, emptied(td), wire="reference"), td)
+    assert torch.equal(view, td["b"][0])
 
 
 @pytest.mark.parametrize("wire", ["td", "reference"])
@@ -295,6 +312,40 @@ def test_what_cannot_be_received_is_taken_off_the_wire_nevertheless() -> None:
     with pytest.raises(StructureError, match=r"key 'a': a tensor of layout torch.sparse_coo"):
         td.recv(group=loop, group_src=0)
     assert not loop.messages
+
+
+def stacked_along(dim: int) -> Any:
+    return TensorDict.lazy_stack([TensorDict({"a": torch.full((3,), float(i))}, [3]) for i in range(3)], dim)
+
+
+def ragged_along(dim: int) -> Any:
+    offsets = torch.tensor([0, 1, 4])
+    return TensorDict(
+        {"a": torch.nested.nested_tensor_from_jagged(torch.ones(4, 4), offsets, jagged_dim=dim)}, [2]
+    )
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (stacked_along, "the root is a LazyStackedTensorDict along dim 1 here, a LazyStackedTensorDict along dim 0 in"),
+        (ragged_along, "key 'a' is jagged along dim 2: .* here, jagged along dim 1: .* in"),
+    ],
+)  # fmt: skip
+def test_what_lies_along_another_dim_is_refused(make: Any, message: str, consolidated: bool) -> None:
+    dims = (0, 1) if make is stacked_along else (1, 2)
+    source, target = map(make, dims)
+    if consolidated:
+        source, target = source.consolidate(), target.consolidate()
+    before = target.clone()
+    with pytest.raises(StructureError, match=message):
+        sent(source, target)
+    assert (
+        bool((target == before).all())
+        if make is stacked_along
+        else torch.equal(target["a"].values(), before["a"].values())
+    )
 
 
 @pytest.fixture
@@ -398,6 +449,34 @@ def test_the_next_large_message_arrives_in_the_memory_of_the_last_one() -> None:
         assert torch.equal(storage_of(td), rooms[-1])
     # The first one was only remembered after it had arrived.
     assert rooms[0] is not rooms[1] is rooms[2]
+
+
+def test_no_memory_is_kept_for_messages_without_bytes() -> None:
+    td = TensorDict({"a": torch.ones(0, 3)}).consolidate()
+    for _ in range(3):
+        sent(td.clone().consolidate(), td)
+    state = attached(td)
+    assert state is not None and state.taken(td).received is not None
+    assert state.taken(td).spare == []
+
+
+def test_memory_of_the_host_is_not_offered_to_a_group_whose_messages_lie_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    td = tree().consolidate()
+    for _ in range(2):
+        sent(tree().consolidate(), td)
+    offered: list[str] = []
+
+    class Elsewhere(Loop):
+        def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Done:
+            offered.append(tensors[0].device.type)
+            raise RuntimeError("that is all")
+
+    monkeypatch.setattr(_p2p, "device_of", lambda group: torch.device("meta"))
+    with pytest.raises(RuntimeError, match="that is all"):
+        td.recv(group=Elsewhere(), group_src=0)
+    assert offered == ["meta"]
 
 
 def test_the_reference_wire_copies_no_storage_that_lies_as_it_travels() -> None:

@@ -101,7 +101,8 @@ class Target:
         if self.state is not None and self.taken is not None and self.taken.received is message:
             # This structure was checked before, and lies in both storages in the same way.
             self.state.storage.copy_(storage)
-            if storage.is_cpu and not message.is_small() and len(storage) <= KEPT:
+            # What came in a first message lies in memory of that.
+            if storage.is_cpu and not message.is_small() and 0 < len(storage) <= KEPT:
                 self.taken.spare.append(storage)
             return
         assert self._checked is not None

@@ -64,6 +64,9 @@ class Peer:
         # The backend would look outside of its table.
         if not 0 <= self.group_rank < size:
             raise ValueError(f"there is no rank {self.group_rank} in a group of {size}")
+        if known and self.group_rank == self.asked.rank():
+            own = self.group_rank if self.rank is None else self.rank
+            raise ValueError(f"rank {own} is this process itself; give that of the peer")
 
     def send(self, *tensors: Tensor) -> None:
         """Send messages, which may lie anywhere, and wait until they are out."""
@@ -184,8 +187,8 @@ def send(
         wire: ``"td"`` announces the structure first, so that a receiver whose structure differs raises; with
             ``"reference"`` the peer may be tensordict itself, and a mismatch goes unnoticed or hangs. A consolidated
             collection is then looked at leaf by leaf only if another number of tensors refers to its storage than before,
-            as after ``leaf.data = ...`` with memory from elsewhere: what leaves them on the storage but in another way
-            (``leaf.t_()``, two leaves that exchange ``data``) goes unnoticed too.
+            as after ``leaf.data = ...``. What leaves that number as it is goes unnoticed too, and the storage is sent as it
+            lies: ``leaf.t_()``, leaves that exchange ``data``, ``leaf.data = ...`` while somebody keeps the old ``data``.
 
     Raises:
         StructureError: a leaf cannot be sent (sparse, strided nested); nothing was sent.
@@ -332,9 +335,10 @@ def _named(collection: Any, peer: Peer) -> bool:
 
 
 def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
-    likely = expected(collection)
+    device = peer.device()
+    likely = expected(collection) if device.type == "cpu" else None
     arrival = likely.arrivals.pop() if likely is not None and likely.arrivals else None
-    first = room(_wire.FIRST, peer.device()) if arrival is None else arrival[0]
+    first = room(_wire.FIRST, device) if arrival is None else arrival[0]
     if arrival is not None:
         arrival[1][:] = _wire.NOTHING  # gloo takes a shorter message, which would leave the last one here
     coming = peer.irecv(first)
@@ -358,7 +362,6 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
         raise FormatError(
             "what arrived is no message of send(); does the peer use the same wire= and init_tag=?"
         )
-    device = peer.device()
     stop = _wire.FRONT.size + length
     if stop <= _wire.FIRST:
         header = bytes(data[_wire.FRONT.size : stop])
@@ -367,11 +370,16 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
     if not count and (named := _mapped.named(header)) is not None:
         deliver_files(collection, _mapped.load(root, named))
         return
-    message = target.announced(header)
+    inside_first = stop + nbytes <= _wire.FIRST
+    try:
+        message = target.announced(header)
+    except FormatError:  # with a newer torch, say, the sender has other dtypes
+        if not inside_first and device.type == "cpu":
+            _drop(peer, [min(nbytes, _wire.PIECE)] * count)  # gloo takes shorter ones
+        raise
     parts = message.parts()
     if len(parts) != count or sum(stop - start for start, stop in parts) != nbytes:
         raise FormatError(f"a message announced {count} parts of {nbytes} bytes, its header {parts!r:.100}")
-    inside_first = stop + nbytes <= _wire.FIRST
     try:
         target.check(message)
     except Exception:  # whatever it is, the next message waits behind this one

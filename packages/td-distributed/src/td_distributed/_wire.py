@@ -222,8 +222,11 @@ def outline(nodes: list[dict[str, Any]], layout: Layout) -> Outline:
         if isinstance(found, int):
             leaf = layout.leaves[found]
             pieces = " and ".join(f"{span.dtype} of shape {list(span.shape)}" for span in leaf.spans)
-            result[path] = pieces if leaf.ragged_idx is None else f"jagged: {pieces}"
+            result[path] = (
+                pieces if leaf.ragged_idx is None else f"jagged along dim {leaf.ragged_idx}: {pieces}"
+            )
         else:
-            size = found["meta"].get("batch_size")
+            size, dim = map(found["meta"].get, ("batch_size", "stack_dim"))
             result[path] = f"a {found['kind']}" + ("" if size is None else f" of batch size {list(size)}")
+            result[path] += "" if dim is None else f" along dim {dim}"
     return result
