@@ -36,7 +36,8 @@ _HOMES = {
 }
 _HOMES["install_as_tensordict"] = "td._alias"
 
-__all__ = sorted(_HOMES)
+if not TYPE_CHECKING:  # a checker knows the names from the imports above, and could not read this list
+    __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
@@ -49,4 +50,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(_HOMES)

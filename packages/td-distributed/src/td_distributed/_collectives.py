@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from td_core.errors import FormatError
+from td_core.typing import DeviceType
 
 from . import _wire
 from ._group import FAILED, MARK, Group, check_mark, failed, text_to_bytes
@@ -101,7 +102,7 @@ def to_all(src: int, group: Any, *messages: Tensor) -> None:
 
 
 def broadcast(
-    self: Any, src: int, *, group: dist.ProcessGroup | None = None, device: torch.device | str | None = None
+    self: Any, src: int, *, group: dist.ProcessGroup | None = None, device: DeviceType | None = None
 ) -> Any:
     """Return the collection of the rank ``src`` on every rank.
 
@@ -140,7 +141,7 @@ def scatter(
     tensordicts: list[Any] | None = None,
     *,
     group: dist.ProcessGroup | None = None,
-    device: torch.device | str | None = None,
+    device: DeviceType | None = None,
 ) -> Any:
     """Return on each rank its item of the list that the rank ``src`` has.
 

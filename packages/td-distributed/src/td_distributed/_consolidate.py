@@ -22,6 +22,7 @@ from td_core._locking import refuse_if_locked_below
 from td_core._nodes import Encoded
 from td_core._ops.moving import put_back
 from td_core.errors import StructureError
+from td_core.typing import DeviceType
 
 from . import _file, _storage
 from ._attachment import Consolidated, attach, attached
@@ -33,7 +34,7 @@ def consolidate(
     filename: Path | str | None = None,
     *,
     num_threads: int = 0,
-    device: torch.device | None = None,
+    device: DeviceType | None = None,
     non_blocking: bool = False,
     inplace: bool = False,
     return_early: bool = False,

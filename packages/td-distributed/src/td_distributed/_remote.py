@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from td_core.errors import FormatError, StructureError
+from td_core.typing import DeviceType
 
 from . import _mapped, _wire
 from ._collectives import Parcel, receive, to_all
@@ -25,7 +26,7 @@ def init_remote(
     self: Any,
     dst: int | None = None,
     group: dist.ProcessGroup | None = None,
-    device: torch.device | None = None,
+    device: DeviceType | None = None,
     use_broadcast: bool = False,
 ) -> None:
     """Send structure and content to a process that calls :func:`from_remote_init`.
@@ -69,7 +70,7 @@ def init_remote(
 def from_remote_init(
     src: int,
     group: dist.ProcessGroup | None = None,
-    device: torch.device | None = None,
+    device: DeviceType | None = None,
     use_broadcast: bool = False,
     limit: int = LIMIT,
     *,

@@ -6,7 +6,7 @@ This module is imported with td-core, so it imports nothing of the project: the 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from td_core.typing import NestedKey
+    from td_core.typing import DeviceType, NestedKey
 
     from ._progress import Progress
     from ._save import Options
@@ -149,7 +149,7 @@ def memmap_like(
 
 def load_memmap(
     prefix: str | Path,
-    device: torch.device | None = None,
+    device: DeviceType | None = None,
     non_blocking: bool = False,
     *,
     out: Any = None,
@@ -276,7 +276,7 @@ def memmap_refresh_(data: Any, *, allow_pickle: bool | None = None) -> Any:
 def make_memmap(
     data: Any,
     key: NestedKey,
-    shape: torch.Size | Tensor,
+    shape: Sequence[int] | Tensor,
     *,
     dtype: torch.dtype | None = None,
     robust_key: bool | None = True,
@@ -298,7 +298,7 @@ def make_memmap_from_storage(
     data: Any,
     key: NestedKey,
     storage: torch.UntypedStorage,
-    shape: torch.Size | Tensor,
+    shape: Sequence[int] | Tensor,
     *,
     dtype: torch.dtype | None = None,
     robust_key: bool | None = True,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from td_core._keys import unravel_key_to_tuple
-from td_core.typing import NO_DEFAULT, NestedKey
+from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
 from ._attrs import attrs_of
 from ._from_dataclass import collection_for
@@ -102,8 +100,8 @@ class NonTensorMethods:
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         as_tensorclass: bool = False,
-        device: torch.device | None = None,
-        batch_size: torch.Size | None = None,
+        device: DeviceType | None = None,
+        batch_size: BatchSize | None = None,
     ) -> Any:
         """Return a collection of the fields of a dataclass instance; dataclasses in them become nested collections.
 

@@ -19,7 +19,7 @@ import torch
 
 from .._missing import missing_package
 from ..errors import MissingPluginError, PluginError
-from ..typing import NO_DEFAULT, NestedKey
+from ..typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,7 +242,7 @@ class SiblingMethods:
     def load_memmap(
         cls,
         prefix: str | Path,
-        device: torch.device | None = None,
+        device: DeviceType | None = None,
         non_blocking: bool = False,
         *,
         out: Any = None,
@@ -282,7 +282,7 @@ class SiblingMethods:
     def make_memmap(
         self,
         key: NestedKey,
-        shape: torch.Size | Tensor,
+        shape: Sequence[int] | Tensor,
         *,
         dtype: torch.dtype | None = None,
         robust_key: bool | None = True,
@@ -294,7 +294,7 @@ class SiblingMethods:
         self,
         key: NestedKey,
         storage: torch.UntypedStorage,
-        shape: torch.Size | Tensor,
+        shape: Sequence[int] | Tensor,
         *,
         dtype: torch.dtype | None = None,
         robust_key: bool | None = True,
@@ -358,8 +358,8 @@ class SiblingMethods:
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         as_tensorclass: bool = False,
-        device: torch.device | None = None,
-        batch_size: torch.Size | None = None,
+        device: DeviceType | None = None,
+        batch_size: BatchSize | None = None,
     ) -> Self:
         """Return a collection of the fields of a dataclass instance; see :func:`td_tensorclass.from_dataclass`."""
 
@@ -369,7 +369,7 @@ class SiblingMethods:
         filename: Path | str | None = None,
         *,
         num_threads: int = 0,
-        device: torch.device | None = None,
+        device: DeviceType | None = None,
         non_blocking: bool = False,
         inplace: bool = False,
         return_early: bool = False,
@@ -458,7 +458,7 @@ class SiblingMethods:
         self,
         dst: int | None = None,
         group: ProcessGroup | None = None,
-        device: torch.device | None = None,
+        device: DeviceType | None = None,
         use_broadcast: bool = False,
     ) -> None:
         """Send structure and content to a process that calls :meth:`from_remote_init`.
@@ -472,7 +472,7 @@ class SiblingMethods:
         cls,
         src: int,
         group: ProcessGroup | None = None,
-        device: torch.device | None = None,
+        device: DeviceType | None = None,
         use_broadcast: bool = False,
         limit: int = 1 << 36,
         *,
@@ -485,7 +485,7 @@ class SiblingMethods:
 
     @provided_by("td-distributed")
     def broadcast(
-        self, src: int, *, group: ProcessGroup | None = None, device: torch.device | str | None = None
+        self, src: int, *, group: ProcessGroup | None = None, device: DeviceType | None = None
     ) -> Self:
         """Return the collection of the process ``src`` on every process; structures may differ before.
 
@@ -499,7 +499,7 @@ class SiblingMethods:
         tensordicts: list[Any] | None = None,
         *,
         group: ProcessGroup | None = None,
-        device: torch.device | str | None = None,
+        device: DeviceType | None = None,
     ) -> Self:
         """Return this process's item of the list ``tensordicts`` of the process ``src``."""
 
