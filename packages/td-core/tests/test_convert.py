@@ -315,6 +315,8 @@ class TestToList:
         items[1] = {"a": 7}
         assert td["a"].tolist() == [0, 7, 2]
         assert items[1] == {"a": 7}
+        nested = LinkedList([LinkedList([1]), 2], td=items._td).tolist()
+        assert nested == [[1], 2] and type(nested) is type(nested[0]) is list
         alone = LinkedList([1])
         alone[:] = [2, 3]
         assert repr(alone) == "LinkedList([2, 3])"

@@ -54,5 +54,13 @@ class LinkedList(list[Any]):
         else:
             super().__setitem__(index, value)
 
+    def tolist(self) -> list[Any]:
+        """Return the items as plain lists, which write nothing back.
+
+        >>> type(LinkedList([1, 2]).tolist())
+        <class 'list'>
+        """
+        return [item.tolist() if isinstance(item, LinkedList) else item for item in self]
+
     def __repr__(self) -> str:
         return f"LinkedList({super().__repr__()})"
