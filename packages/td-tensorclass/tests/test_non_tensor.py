@@ -690,3 +690,13 @@ def test_a_value_whose_dotted_key_is_that_of_a_level_is_not_lost() -> None:
     target = TensorDict({"": "y", "a": torch.zeros(2)})
     target.load_state_dict(td.state_dict(flatten=False))
     assert target[""] == "x"
+
+
+def test_a_collection_of_functions_is_applied_leaf_by_leaf() -> None:
+    td = TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(3)}}, batch_size=[3])
+    functions = TensorDict({"a": torch.neg, "n": {"b": lambda leaf: leaf * 2}}, batch_size=[3])
+    for target in (td, TensorDict.lazy_stack(list(td.unbind(0)))):
+        result = target.apply(lambda leaf, function: function(leaf), functions)
+        assert (result["a"] == -1).all() and (result["n", "b"] == 2).all()
+    with pytest.raises(TypeError, match="not callable"):
+        NonTensorData("a")()

@@ -199,6 +199,14 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         refuse_if_locked(self, "replace the value")
         self._hold(value)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the value, as a collection of functions does through ``td.apply(lambda leaf, fn: fn(leaf), functions)``.
+
+        >>> NonTensorData(str.upper)("a")
+        'A'
+        """
+        return self.data(*args, **kwargs)
+
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         self._names = fit_names(self._names, len(batch_size))
         self._batch_size = batch_size
