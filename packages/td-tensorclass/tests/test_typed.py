@@ -122,6 +122,11 @@ def test_attrs() -> None:
         assert attrs["a"].tgt_device == torch.device("cpu")
         assert attrs["b", "s"] == "x"
     assert td.attrs(fields=["shape"])["a"].tgt_dtype is None
+    for target in (td.to(torch.float64), TensorDict.lazy_stack(list(td.to(torch.float64).unbind(0)))):
+        cast = target.to(td.attrs(fields=["dtype"]).exclude("a"))
+        assert (cast["a"].dtype, cast["b", "c"].dtype) == (torch.float64, torch.int32)
+        assert cast["b", "s"] == target["b", "s"]
+        assert (cast.batch_size, type(cast)) == (target.batch_size, type(target))
     first = TensorDict({"n": {"m": {"c": torch.ones(1)}, "b": torch.ones(2)}, "a": torch.ones(3)}).attrs()
     assert [first[key].tgt_shape for key in (("n", "m", "c"), ("n", "b"), "a")] == [(1,), (2,), (3,)]
     with pytest.raises(

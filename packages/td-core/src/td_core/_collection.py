@@ -158,6 +158,10 @@ class Core(ABC):
         """Return this node with everything in it on a device; the casting mixin provides it."""
         raise NotImplementedError
 
+    def _as_described(self, leaf: Tensor) -> Tensor:
+        """Return a leaf with the device and dtype that this node tells of; most kinds tell of none."""
+        return leaf
+
     def _index(self, index: Any) -> Any:
         """Return all entries at an index; the shape mixin provides it."""
         raise NotImplementedError

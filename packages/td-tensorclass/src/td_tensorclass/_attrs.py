@@ -54,6 +54,9 @@ class TensorAttrs(TensorClass, autocast=True):
             raise ValueError(f"attributes of a tensor are {list(KNOWN)}; got {unknown}")
         return cls(**{f"tgt_{name}": getattr(tensor, name) for name in fields})
 
+    def _as_described(self, leaf: Tensor) -> Tensor:
+        return leaf.to(self.tgt_device or leaf.device, self.tgt_dtype or leaf.dtype)
+
 
 def attrs_of(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
     """Return the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""

@@ -204,7 +204,8 @@ class Moving(Dtypes):
         As a context (``with td.to(device) as there:``) it moves what was written back on exit, in the dtypes of the entries.
 
         Args:
-            *args: ``(device)``, ``(dtype)``, ``(device, dtype)`` or ``(other)``, then ``non_blocking``.
+            *args: ``(device)``, ``(dtype)``, ``(device, dtype)`` or ``(other)``, then ``non_blocking``; or what
+                :meth:`attrs` returns, for the device and dtype of each leaf under its key.
             device: where every leaf goes; it becomes the device of the collection.
             dtype: what every leaf becomes.
             other: a tensor or collection whose device and dtype are taken (those that it has).
@@ -233,6 +234,14 @@ class Moving(Dtypes):
             source = cast_some(self, methodcaller("to", target.dtype), accepts)
             target = target._replace(dtype=None)
         elif target.dtype is None and target.memory_format is None and (goal is None or goal == self.device):
+            if (
+                goal is None
+                and args
+                and isinstance(args[0], Core)
+                and args[0]._children()
+                and not args[0]._leaves()
+            ):
+                return self._described_by(args[0])
             if batch_size is not None:
                 return self._resized(batch_size)
             return self if torch.compiler.is_compiling() else self._undone_by(nothing)  # type: ignore[attr-defined]
@@ -257,6 +266,19 @@ class Moving(Dtypes):
         if batch_size is not None:
             result.batch_size = batch_size
         return result._undone_by(nothing if inplace else partial(_write_moved, weakref.ref(self)))  # type: ignore[no-any-return]
+
+    def _described_by(self: SelfT, attrs: Any) -> SelfT:
+        """Return the collection with each leaf as an entry without tensors says; those that it has not stay as they are."""
+
+        def described(key: NestedKey, leaf: Tensor) -> Tensor:
+            told = attrs.get(key, None)
+            return told._as_described(leaf) if isinstance(told, Core) else leaf
+
+        apply: Any = self.named_apply  # type: ignore[attr-defined]
+        result = apply(described, nested_keys=True, device=None, filter_empty=False)
+        if self.device is not None and all(leaf.device == self.device for leaf in result._leaves()):
+            relabel(result, self.device)
+        return result._undone_by(partial(_write_moved, weakref.ref(self)))  # type: ignore[no-any-return]
 
     def _resized(self: SelfT, batch_size: Any) -> SelfT:
         result: Any = self._shallow()
