@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from dataclasses import FrozenInstanceError, InitVar, dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, Optional, Protocol, TypedDict, TypeVar, Union
+from typing import Any, ClassVar, Generic, Optional, Protocol, TypedDict, TypeVar, Union
 
 import numpy as np
 import pytest
@@ -606,54 +606,6 @@ class TestOptions:
         point = cls(torch.zeros(2), torch.zeros(2))
         for result in (point.double(), point.to(torch.float64), point.type(torch.float64)):
             assert (result.x.dtype, result.y.dtype) == (torch.float32, torch.float64)
-
-
-class Place(NamedTuple):
-    x: Any
-    y: Any
-
-
-@dataclass
-class Spot:
-    x: Any
-    y: Any
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda cls, x, y: cls.from_any({"x": x, "y": y}, auto_batch_size=True, batch_dims=1),
-        lambda cls, x, y: cls.from_any(Place(x, y), batch_size=[3]),
-        lambda cls, x, y: cls.from_any(Spot(x, y), batch_size=[3]),
-        lambda cls, x, y: cls.from_any(TensorDict({"x": x, "y": y}, [3]).lock_()),
-        lambda cls, x, y: cls.from_namedtuple(Place(x, y), batch_size=[3]),
-        lambda cls, x, y: cls.from_dataclass(Spot(x, y), batch_size=[3]),
-        lambda cls, x, y: cls.from_dataclass(Spot(x, y), auto_batch_size=True, batch_dims=1),
-        lambda cls, x, y: cls.from_dict({"x": x, "y": y}, batch_size=[3]),
-    ],
-)
-def test_conversions_of_the_class_give_instances(make: Any) -> None:
-    class Inner(TensorClass):
-        a: Tensor
-
-    class Outer(TensorClass):
-        x: Tensor
-        y: Inner
-
-    entries = TensorDict({"a": torch.zeros(3)}, [3])
-    outer = make(Outer, torch.ones(3), entries)
-    assert (type(outer), type(outer.y), outer.batch_size) == (Outer, Inner, (3,))
-    assert outer.x.equal(torch.ones(3))
-    with pytest.raises(UnknownFieldError, match="Inner has no field 'x', 'y'"):
-        make(Inner, torch.ones(3), entries)
-
-
-@pytest.mark.parametrize("value", [torch.zeros(3), "s", 3, ["a", "b"]])
-def test_from_any_leaves_what_is_no_level_alone(value: Any) -> None:
-    result = declare({"x": Any}, False).from_any(value)
-    assert result is value or result.tolist() == value
-    point = declare({"x": Any}, True)(1)
-    assert type(point).from_any(point) is point
 
 
 @both

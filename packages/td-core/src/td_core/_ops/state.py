@@ -294,7 +294,8 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
         device = level.meta.get("device")
         if device is not None and node.device is not None and torch.device(device) != node.device:
             wrong.append(f"{show_path(path)} is on {node.device}, in the state dict on {device}")
-        entries = _entries(node)
+        record = _record(node)
+        entries = dict(node._children()) if record is None else record.entries
         size = tuple(level.meta.get("batch_size", node.batch_size if -1 not in node.batch_size else ()))
         for key, entry in {**entries, **level.entries}.items():
             if isinstance(entry, Tensor) and isinstance(entries.get(key, entry), Tensor):
@@ -335,13 +336,14 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
         if not strict:
             node._check_keys(level.entries)
         for key, given in level.entries.items():
-            if key not in entries and (isinstance(given, Tensor) or not _is_empty(given)):
+            # In the legacy form a value of a class is a level of its own.
+            if record is not None and key in record.values and "data" in _values(given):
+                steps.append((node, key, (_values(given)["data"],)))
+            elif key not in entries and (isinstance(given, Tensor) or not _is_empty(given)):
                 unexpected.extend(_leaf_names(given, (*path, key)))
                 steps.append((node, key, given))
         if not node._opaque:
-            steps.extend(
-                (node, key, (value,)) for key, value in (level.meta.get("_non_tensor") or {}).items()
-            )
+            steps.extend((node, key, (value,)) for key, value in _values(level).items())
     problems = list(wrong)
     if strict and missing:
         problems.insert(0, f"missing keys: {missing}")
@@ -354,6 +356,11 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
     if assign or unexpected:
         refuse_if_locked(target, "load a state dict with assign=True or extra keys")
     return steps
+
+
+def _values(given: Any) -> Mapping[str, Any]:
+    """Return what a level says that is no tensor."""
+    return (given.meta.get("_non_tensor") or {}) if isinstance(given, _Level) else {}
 
 
 def _check_writable(root: Core, path: tuple[str, ...], value: Tensor) -> None:

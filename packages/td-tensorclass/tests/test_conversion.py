@@ -1,0 +1,127 @@
+"""What the constructors ``from_...`` of a class give, and what state dicts of old releases load."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from td_core import TensorDict
+from td_tensorclass import TensorClass, UnknownFieldError
+
+
+class Place(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass
+class Spot:
+    x: Any
+    y: Any
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda cls, x, y: cls.from_any({"x": x, "y": y}, auto_batch_size=True, batch_dims=1),
+        lambda cls, x, y: cls.from_any(Place(x, y), batch_size=[3]),
+        lambda cls, x, y: cls.from_any(Spot(x, y), batch_size=[3]),
+        lambda cls, x, y: cls.from_any(TensorDict({"x": x, "y": y}, [3]).lock_()),
+        lambda cls, x, y: cls.from_namedtuple(Place(x, y), batch_size=[3]),
+        lambda cls, x, y: cls.from_dataclass(Spot(x, y), batch_size=[3]),
+        lambda cls, x, y: cls.from_dataclass(Spot(x, y), auto_batch_size=True, batch_dims=1),
+        lambda cls, x, y: cls.from_dict({"x": x, "y": y}, batch_size=[3]),
+    ],
+)
+def test_conversions_of_the_class_give_instances(make: Any) -> None:
+    class Inner(TensorClass):
+        a: Tensor
+
+    class Outer(TensorClass):
+        x: Tensor
+        y: Inner
+
+    entries = TensorDict({"a": torch.zeros(3)}, [3])
+    outer = make(Outer, torch.ones(3), entries)
+    assert (type(outer), type(outer.y), outer.batch_size) == (Outer, Inner, (3,))
+    assert outer.x.equal(torch.ones(3))
+    with pytest.raises(UnknownFieldError, match="Inner has no field 'x', 'y'"):
+        make(Inner, torch.ones(3), entries)
+
+
+class Held(TensorClass):
+    x: Any
+
+
+@pytest.mark.parametrize("value", [torch.zeros(3), "s", 3, ["a", "b"]])
+def test_from_any_leaves_what_is_no_level_alone(value: Any) -> None:
+    result = Held.from_any(value)
+    assert result is value or result.tolist() == value
+    held = Held(1)
+    assert Held.from_any(held) is held
+
+
+class Inner(TensorClass):
+    a: Tensor
+    word: str = "none"
+
+
+class Outer(TensorClass):
+    x: Tensor
+    inner: Inner
+    tag: str = "none"
+    y: Any = None
+
+
+def legacy(entries: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the state dict of a tensorclass as releases 0.1 to 0.11 wrote it."""
+    level = OrderedDict(entries, __batch_size=torch.Size([3]), __device=None)
+    return {"_tensordict": level, "_non_tensordict": values}
+
+
+def value(data: Any, **more: Any) -> dict[str, Any]:
+    """Return a value in a tensorclass as releases 0.5 to 0.11 wrote it."""
+    return legacy({}, {"data": data, "_metadata": None, **more})
+
+
+STATES = {
+    "0.1": lambda x: legacy(
+        {"x": x, "inner": legacy({"a": x}, {"word": "deep"})}, {"tag": "hello", "y": None}
+    ),
+    "0.5": lambda x: legacy(
+        {"x": x, "inner": legacy({"a": x, "word": value("deep")}, {}), "tag": value("hello")}, {"y": None}
+    ),
+    "0.11": lambda x: legacy(
+        {
+            "x": x,
+            "inner": legacy({"a": x, "word": value("deep", _is_non_tensor=True)}, {}),
+            "tag": value("hello", _is_non_tensor=True),
+        },
+        {"y": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("assign", [True, False])
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("release", STATES)
+def test_state_dicts_of_old_releases_have_the_values_of_fields(
+    release: str, nested: bool, assign: bool, strict: bool
+) -> None:
+    wanted = torch.arange(3.0)
+    outer: Any = Outer(torch.zeros(3), Inner(torch.zeros(3), batch_size=[3]), batch_size=[3])
+    state: Any = STATES[release](wanted)
+    if nested:
+        target = TensorDict({"p": outer}, [3])
+        target.load_state_dict(OrderedDict(p=state, __batch_size=torch.Size([3])), strict, assign)
+        outer = target["p"]
+    else:
+        outer.load_state_dict(state, strict, assign)
+    assert (outer.tag, outer.inner.word, outer.y) == ("hello", "deep", None)
+    assert outer.x.equal(wanted) and outer.inner.a.equal(wanted)
