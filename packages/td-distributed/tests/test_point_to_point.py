@@ -231,6 +231,96 @@ def test_two_ranks_send_to_each_other_at_once(two: Any, consolidated: bool) -> N
     assert two.run(crosswise, consolidated) == [None, None]
 
 
+def awaited(rank: int, size: int, options: dict[str, Any]) -> Any:
+    mine, theirs = (TensorDict({"a": torch.full((size,), i), "b": torch.ones(3)}) for i in (rank, 1 - rank))
+    target = blank(theirs)
+    (coming,) = target.irecv(1 - rank, return_premature=True, **options)
+    mine.send(1 - rank, **options)
+    written = target["b"].sum().item() if options.get("wire") is None else 0
+    coming.wait()
+    assert coming.is_completed()
+    same(target, theirs)
+    coming.wait()  # once more changes nothing
+    return written
+
+
+@pytest.mark.parametrize("options", [{}, {"consolidated": True}, {"wire": "reference"}])
+@pytest.mark.parametrize("size", [2, 1 << 20])
+def test_each_rank_may_wait_for_a_message_before_it_sends_one(
+    two: Any, size: int, options: dict[str, Any]
+) -> None:
+    assert two.run(awaited, size, options, limit=20) == [0, 0]
+
+
+def in_turn(rank: int, last: str) -> Any:
+    trees = [TensorDict({"a": torch.full((1 << 18,), i), "b": torch.ones(i + 1)}) for i in range(4)]
+    if rank == 0:
+        works = [work for tree in trees for work in tree.isend(1, return_early=True)]
+        for work in works:
+            work.wait()
+        return None
+    targets = [blank(tree) for tree in trees]
+    handles = [target.irecv(0, return_premature=True)[0] for target in targets[:3]]
+    if last == "recv":
+        targets[3].recv(0)
+    else:
+        targets[3].irecv(0)
+    while not all(handle.is_completed() for handle in handles):
+        time.sleep(0.001)
+    assert not any(target["b"].any() for target in targets[:3])
+    for handle in reversed(handles):
+        handle.wait()
+    for target, tree in zip(targets, trees, strict=True):
+        same(target, tree)
+
+
+@pytest.mark.parametrize("last", ["recv", "irecv"])
+def test_messages_are_taken_in_the_order_of_the_calls(two: Any, last: str) -> None:
+    assert two.run(in_turn, last, limit=20) == [None, None]
+
+
+def refused_later(rank: int) -> Any:
+    sent = TREES["large and small"]()
+    if rank == 0:
+        sent.send(1)
+        return (sent + 1).send(1)
+    target = blank(sent).set("d", torch.zeros(3))
+    before = target.clone()
+    (coming,) = target.irecv(0, return_premature=True)
+    following = blank(sent)
+    following.recv(0)
+    same(following, sent + 1)
+    assert coming.is_completed()
+    try:
+        coming.wait()
+    except RuntimeError as error:
+        return str(error), bool((target == before).all())
+    return None
+
+
+def test_what_was_awaited_and_does_not_fit_raises_in_wait(two: Any) -> None:
+    message, unchanged = two.run(refused_later, limit=20)[1]
+    assert unchanged and message.startswith("cannot receive: key 'd' is torch.float32 of shape [3] here")
+
+
+def awaited_by_nobody(rank: int, wire: str) -> None:
+    sent = TREES["nested"]()
+    if rank == 0:
+        sent.send(1, wire=wire)
+        sent.send(1, wire=wire)
+        return
+    blank(sent).irecv(0, return_premature=True, wire=wire)
+    gc.collect()
+    target = blank(sent)
+    target.recv(0, wire=wire)
+    same(target, sent)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_nobody_waits_for_is_taken_nevertheless(two: Any, wire: str) -> None:
+    assert two.run(awaited_by_nobody, wire, limit=20) == [None, None]
+
+
 def mismatch(rank: int, name: str, consolidated: bool) -> Any:
     sent = TREES["flat"]()
     if rank == 0:

@@ -451,6 +451,20 @@ def test_the_next_large_message_arrives_in_the_memory_of_the_last_one() -> None:
     assert rooms[0] is not rooms[1] is rooms[2]
 
 
+def test_a_message_that_was_known_when_it_arrived_is_written_after_another_one() -> None:
+    td, loop = tree().consolidate(), Loop()
+    for _ in range(2):
+        sent(tree().consolidate(), td)
+    named, last = (tree() + 1).refine_names("t"), tree() + 2
+    for each in (named, last):
+        each.consolidate().send(group=loop, group_dst=0, consolidated=True)
+    first, second = (td.irecv(group=loop, group_src=0, return_premature=True)[0] for _ in range(2))
+    first.wait()
+    assert torch.equal(td["a"], named["a"])
+    second.wait()
+    same(td, last)
+
+
 def test_no_memory_is_kept_for_messages_without_bytes() -> None:
     td = TensorDict({"a": torch.ones(0, 3)}).consolidate()
     for _ in range(3):

@@ -98,14 +98,15 @@ class Target:
             StructureError: a leaf cannot be written in place, or is ragged in another way; names the first key. Nothing was
                 written.
         """
-        if self.state is not None and self.taken is not None and self.taken.received is message:
-            # This structure was checked before, and lies in both storages in the same way.
+        if self._checked is None:
+            # This structure was checked for an earlier message, and lies in both storages in the same way.
+            assert self.state is not None
+            assert self.taken is not None
             self.state.storage.copy_(storage)
             # What came in a first message lies in memory of that.
             if storage.is_cpu and not message.is_small() and 0 < len(storage) <= KEPT:
                 self.taken.spare.append(storage)
             return
-        assert self._checked is not None
         encoded, layout, values = self._checked
         views = _storage.Views(storage)
         order = _write(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -140,25 +140,55 @@ def _outlast(work: Any, data: Tensor) -> None:
         work.wait()
 
 
-@dataclass(slots=True)
-class Receiving:
-    """A collection that is being received: nothing is written before ``wait``.
+#: What takes messages in the background, by group, rank of the peer and first tag: they are taken in the order of the calls.
+_TAKING: WeakValueDictionary[tuple[Any, int | None, int], Thread] = WeakValueDictionary()
 
-    Attributes:
-        take: takes the messages and writes them; None once that was done.
+
+class Receiving:
+    """A collection that is being received: nothing but leaves on the wire of the reference is written before ``wait``.
+
+    Its messages are taken in the background: a peer may wait for that before it sends what this process waits for first.
+    nccl works in the order of the calls, whoever waits: there they are taken in ``wait``.
+
+    Args:
+        steps: take the messages, then write them.
+        peer: from whom.
+        tag: the first one.
     """
 
-    take: Callable[[], None] | None
+    def __init__(self, steps: Iterator[None], peer: Peer, tag: int) -> None:
+        self.steps = steps
+        self.written = False
+        self.error: Exception | None = None
+        self.thread: Thread | None = None
+        if peer.device().type == "cpu":
+            key = (peer.asked, peer.group_rank, tag)
+            self.thread = Thread(target=self._take, args=(_TAKING.get(key),), name="td-irecv", daemon=True)
+            _TAKING[key] = self.thread
+            self.thread.start()
+
+    def _take(self, before: Thread | None) -> None:
+        if before is not None:
+            before.join()
+        try:
+            next(self.steps, None)
+        except Exception as error:
+            self.error = error
 
     def wait(self) -> None:
         """Block until everything has arrived, then write it."""
-        take, self.take = self.take, None
-        if take is not None:
-            take()
+        if self.thread is not None:
+            self.thread.join()
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        for _ in self.steps:
+            pass
+        self.written = True
 
     def is_completed(self) -> bool:
-        """Tell whether :meth:`wait` has run."""
-        return self.take is None
+        """Tell whether everything has arrived; :meth:`wait` writes it."""
+        return self.written if self.thread is None else not self.thread.is_alive()
 
 
 def send(
@@ -285,10 +315,12 @@ def recv(
     0
     """
     peer = Peer(src, group, group_src, _tags(init_tag, pseudo_rand))
-    if _check_wire(wire) == "reference":
-        _reference.receive(self, consolidated, peer)
-    else:
-        _receive(self, peer, root)
+    steps = _steps(self, peer, consolidated, wire, root)
+    earlier = _TAKING.get((peer.asked, peer.group_rank, init_tag))
+    if earlier is not None:
+        earlier.join()
+    for _ in steps:
+        pass
     return peer.last
 
 
@@ -307,14 +339,11 @@ def irecv(
 ) -> Any:
     """Start to receive into this collection; arguments as for :meth:`recv`.
 
-    With ``return_premature`` return a list with one handle: its ``wait()`` takes the message and writes it.
-    Otherwise receive at once.
+    With ``return_premature`` return a list with one handle, whose ``wait()`` writes what has arrived meanwhile: keep the
+    structure of the collection until then. Where the handle is dropped, so is what arrives. Otherwise receive at once.
     """
     peer = Peer(src, group, group_src, _tags(init_tag, pseudo_rand))
-    if _check_wire(wire) == "reference":
-        handle = Receiving(partial(_reference.receive, self, consolidated, peer))
-    else:
-        handle = Receiving(partial(_receive, self, peer, root))
+    handle = Receiving(_steps(self, peer, consolidated, wire, root), peer, init_tag)
     if return_premature:
         return [handle]
     handle.wait()
@@ -334,7 +363,14 @@ def _named(collection: Any, peer: Peer) -> bool:
     return True
 
 
-def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
+def _steps(collection: Any, peer: Peer, consolidated: bool, wire: str, root: Any) -> Iterator[None]:
+    if _check_wire(wire) == "reference":
+        return _reference.receive(collection, consolidated, peer)
+    return _receive(collection, peer, root)
+
+
+def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[None]:
+    """Take what comes; the second step writes it."""
     device = peer.device()
     likely = expected(collection) if device.type == "cpu" else None
     arrival = likely.arrivals.pop() if likely is not None and likely.arrivals else None
@@ -349,6 +385,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
         arrival = known.arrival(first)
     coming.wait()
     if known is not None and arrival is not None and arrival[1] == known.front(MARK):
+        yield
         target.deliver(known, arrival[2])
         known.arrivals.append(arrival)
         return
@@ -368,7 +405,9 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
     else:
         header = bytes(bytes_of(peer.recv(room(length, device))))
     if not count and (named := _mapped.named(header)) is not None:
-        deliver_files(collection, _mapped.load(root, named))
+        saved = _mapped.load(root, named)
+        yield
+        deliver_files(collection, saved)
         return
     inside_first = stop + nbytes <= _wire.FIRST
     try:
@@ -387,6 +426,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
             _drop(peer, [end - begin for begin, end in parts])
         raise
     if message.together and inside_first:
+        yield
         target.deliver(message, first[stop : stop + nbytes])
         return
     storage = target.room(message, device)
@@ -396,6 +436,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> None:
             stop += end - begin
     else:
         peer.take(*(storage[begin:end] for begin, end in parts))
+    yield
     target.deliver(message, storage)
 
 

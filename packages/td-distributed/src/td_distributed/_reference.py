@@ -81,8 +81,8 @@ def outgoing(collection: Any, consolidated: bool, device: torch.device) -> list[
     return [storage.to(device)]
 
 
-def receive(collection: Any, consolidated: bool, peer: Any) -> None:
-    """Receive into the leaves of a collection."""
+def receive(collection: Any, consolidated: bool, peer: Any) -> Iterator[None]:
+    """Receive into the leaves of a collection; the second step writes those that a storage came for."""
     device = peer.device()
     if not consolidated:
         for leaf in in_order(collection):
@@ -98,6 +98,7 @@ def receive(collection: Any, consolidated: bool, peer: Any) -> None:
     encoded = encode(collection)
     layout = _plan(encoded)
     arrived = peer.recv(room(layout.nbytes, device))
+    yield
     for leaf, view in zip(encoded.leaves, _storage.Views(arrived).leaves(layout), strict=True):
         leaf.detach().copy_(view)
 
