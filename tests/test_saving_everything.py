@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import importlib.util
 import json
 import math
@@ -10,6 +11,7 @@ import multiprocessing
 import pickle
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -167,6 +169,36 @@ def test_impossible_names_of_values_are_damage(names: Any, tmp_path: Path) -> No
         (tmp_path / "save" / "%values.json").write_text(json.dumps({"batch_size": [2], "names": names}))
         with pytest.raises(FormatError, match="names|dims"):
             TensorDict.load_memmap(tmp_path / "save")
+
+
+def test_a_pytree_is_saved_as_tensordict_does_and_nothing_is_unpickled(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {"a": [torch.zeros(2), (torch.ones(1), OrderedDict(z=torch.ones(2)))]}
+    TensorDict.from_pytree(tree).memmap(place)
+    monkeypatch.setattr(pickle, "loads", None)
+    found = TensorDict.load_memmap(place, mode="r").to_pytree()
+    assert (type(found), type(found["a"]), type(found["a"][1])) == (dict, list, tuple)
+    assert type(found["a"][1][1]) is OrderedDict
+    assert found["a"][1][1]["z"].tolist() == [1.0, 1.0]
+
+
+def test_the_class_of_a_container_is_in_the_files_that_tensordict_reads(tmp_path: Path) -> None:
+    folder = tmp_path / "save"
+    saved = TensorDict({"k": NonTensorData(OrderedDict)}).memmap(folder)
+    content = (folder / "k" / "other.pickle").read_bytes()
+    assert pickle.loads(content) == {"data": OrderedDict}
+    note = json.loads((folder / "k" / "json_types.json").read_text())
+    assert note == {"types": {"data": "OrderedDict"}, "pickle_sha256": hashlib.sha256(content).hexdigest()}
+    saved.get("k").update(NonTensorData("word"), inplace=True)
+    assert [file.name for file in (folder / "k").iterdir()] == ["meta.json"]
+    assert TensorDict.load_memmap(folder)["k"] == "word"
+
+
+@pytest.mark.parametrize("value", [int, type(None), type("dict", (), {}), type])
+def test_other_classes_are_no_values(value: type, tmp_path: Path) -> None:
+    with pytest.raises(CodecError, match="of key 'k': .* only the classes .* can be stored; got <class"):
+        TensorDict({"k": NonTensorData(value)}).memmap(tmp_path / "save")
 
 
 @pytest.mark.parametrize("name", ["NonTensorData", "MetaData"])

@@ -33,6 +33,8 @@ VALUES: dict[str, Any] = {
     "list": [1, (2,), None],
     "nested": {"a": [{"b": (1.5, True)}]},
     "dtype": torch.float32,
+    "container": dict,
+    "containers": [tuple, {"a": list}],
 }
 
 

@@ -99,7 +99,17 @@ SCALARS = st.one_of(
     st.tuples(st.integers(), st.integers(), st.integers(1)).map(lambda args: range(*args)),
     st.text(alphabet="ab/. ", min_size=1).map(PurePosixPath),
     st.sampled_from(
-        [torch.float32, torch.bool, torch.device("cpu"), torch.device("cuda:1"), PosixPath("/a b")]
+        [
+            torch.float32,
+            torch.bool,
+            torch.device("cpu"),
+            torch.device("cuda:1"),
+            PosixPath("/a b"),
+            dict,
+            OrderedDict,
+            list,
+            tuple,
+        ]
     ),
     st.lists(st.integers(0, 2**40)).map(torch.Size),
     NUMPY,

@@ -22,7 +22,7 @@ import torch
 
 from .errors import PluginError
 
-__all__ = ["VALUES", "LeafSerializer", "enum_serializer"]
+__all__ = ["CONTAINERS", "VALUES", "LeafSerializer", "enum_serializer"]
 
 _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*\Z")
 
@@ -182,6 +182,22 @@ def _load_moment(cls: type[datetime] | type[time]) -> Callable[[Any], datetime |
     return load
 
 
+#: Classes that can be values: those of the containers of a pytree.
+CONTAINERS: dict[str, type] = {cls.__name__: cls for cls in (dict, OrderedDict, list, tuple)}
+
+
+def _dump_class(value: type) -> str:
+    if CONTAINERS.get(value.__name__) is not value:
+        raise TypeError(f"only the classes {list(CONTAINERS)} can be stored")
+    return value.__name__
+
+
+def _load_class(value: Any) -> type:
+    if _exactly(str, value) not in CONTAINERS:
+        raise ValueError(f"none of the classes {list(CONTAINERS)}")
+    return CONTAINERS[value]
+
+
 def _load_device(value: Any) -> torch.device:
     if not _DEVICE.match(_exactly(str, value)):
         raise ValueError("not the name of a device")
@@ -322,6 +338,7 @@ _OTHER = [
         str,
         lambda v: (WindowsPath if os.name == "nt" else PureWindowsPath)(_exactly(str, v)),
     ),
+    LeafSerializer("type", type, _dump_class, _load_class),
     LeafSerializer("torch.dtype", torch.dtype, str, _load_dtype),
     LeafSerializer("torch.device", torch.device, str, _load_device),
     LeafSerializer("numpy.ndarray", np.ndarray, _dump_array, _load_array),

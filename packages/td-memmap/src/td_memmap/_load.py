@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from td_core._collection import show_path
 from td_core._nodes import Record, check_node
+from td_core._value_types import CONTAINERS
 from td_core._values import join
 from td_core.errors import FormatError, MissingPluginError
 from td_core.typing import NestedKey
@@ -42,7 +42,6 @@ from ._tensor import MemoryMappedTensor, Place, map_file, plain
 __all__ = ["Loading", "Reader", "load_directory", "members_of", "unlisted"]
 
 _CPU = torch.device("cpu")
-_CONTAINERS = {"dict": dict, "OrderedDict": OrderedDict, "list": list, "tuple": tuple}
 # What building a node from data of the right form can raise when the content does not fit together.
 _MISFITS = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
 
@@ -272,9 +271,9 @@ class Reader:
                 note.get("types") if isinstance(note, dict) and note.get("pickle_sha256") == digest else None
             )
             if isinstance(types, dict) and all(
-                isinstance(name, str) and name in _CONTAINERS for name in types.values()
+                isinstance(name, str) and name in CONTAINERS for name in types.values()
             ):
-                return {key: _CONTAINERS[name] for key, name in types.items()}
+                return {key: CONTAINERS[name] for key, name in types.items()}
         values = self._unpickle(node, _names.PICKLE)
         if not isinstance(values, dict):
             where = self.tree.show(node.parts, _names.PICKLE)

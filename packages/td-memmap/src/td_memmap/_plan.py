@@ -8,6 +8,7 @@ too long, values that JSON cannot say, kinds without such a layout.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from torch import Tensor
 from td_core._collection import Core, show_path
 from td_core._nodes import KINDS, NodeKind, Record, class_name
 from td_core._torch_private import ragged_dim
+from td_core._value_types import CONTAINERS
 from td_core._values import readable, split
 from td_core.errors import CodecError
 
@@ -33,6 +35,9 @@ __all__ = ["FORMAT", "LeafFile", "Plan", "make_plan", "names_of", "take_apart"]
 #: Name of the layouts of this format.
 FORMAT = "memmap/1"
 VERSION = 2
+
+#: What the codec says of a value that is the class of a container.
+_CLASS = "type"
 
 KeyPath = tuple[str, ...]
 
@@ -213,12 +218,15 @@ class _Planner:
                 below.append((child, (*parts, self._stem(name, at)), at, size, meta.get("_names")))
         types: dict[str, Any] = {}
         pickled: dict[str, Any] = {}
+        classes: dict[str, str] = {}
         for name, value in values.items():
             if value.pickled:
                 pickled[name] = value.plain
+            elif value.types == _CLASS:
+                classes[name] = value.plain
             else:
                 level[name] = value.plain
-            if value.types is not None:
+            if value.types is not None and value.types != _CLASS:
                 types[name] = {"plain": value.plain, "types": value.types}
         for name, item in meta.items():
             level.setdefault(name, item)
@@ -231,13 +239,18 @@ class _Planner:
                 sidecar["batch_size"] = list(size)
             if node._names is not None and [*node._names] != _longer(names or [], len(size)):
                 sidecar["names"] = [*node._names]
+        pickled.update({name: CONTAINERS[each] for name, each in classes.items()})
         file, content = _names.PICKLE, pickled
         if pickled and "stack_dim" in level:
             # The layout of the reference for a stack of values: the whole list, in a file of its own.
             file, content = _names.STACK_PICKLE, pickled["data"]
             level["data"] = file
         self._text(parts, _names.META, level, key)
-        self._pickle(parts, file, content, key)
+        text = self._pickle(parts, file, content, key)
+        if classes and len(classes) == len(pickled):
+            # Readers take the classes from here, and nobody opens the pickle.
+            note = {"types": classes, "pickle_sha256": hashlib.sha256(text).hexdigest()}
+            self._text(parts, _names.JSON_TYPES, note, key)
         if sidecar:
             self._text(parts, _names.VALUES, sidecar, key)
         return below
@@ -284,7 +297,7 @@ class _Planner:
 
     def _plain(self, node: Core, record: Record, values: Mapping[str, _Value], names: Any) -> bool:
         """Tell whether the plain form can hold a node, as the reference would read it."""
-        if any(value.types is not None and not readable(value.types) for value in values.values()):
+        if any(value.types not in (None, _CLASS) and not readable(value.types) for value in values.values()):
             return False
         if "stack_dim" in record.meta and "data" in values:
             # Its batch size is read off the lists, of which empty ones say nothing.
@@ -397,15 +410,16 @@ class _Planner:
             raise CodecError(f"cannot store the metadata of {show_path(key)}: {error}") from error
         self.plan.texts.append((parts, name, text.encode()))
 
-    def _pickle(self, parts: Parts, name: str, content: Any, key: KeyPath) -> None:
+    def _pickle(self, parts: Parts, name: str, content: Any, key: KeyPath) -> bytes:
         if not content:
-            return
+            return b""
         try:
             text = pickle.dumps(content)
         except Exception as error:
             # A class may raise anything where it is pickled.
             raise CodecError(f"cannot pickle a value of {show_path(key)}: {error}") from error
         self.plan.texts.append((parts, name, text))
+        return text
 
 
 def names_of(child: Any, stem: str) -> list[str]:
