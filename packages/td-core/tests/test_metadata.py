@@ -282,6 +282,15 @@ class TestAutoBatchSize:
             ):
                 stack.auto_batch_size_(batch_dims)
 
+    @pytest.mark.parametrize(
+        "members", [[{"a": torch.zeros(3)}] * 2, [{"n": {"a": torch.zeros(3)}}] * 2, [{}] * 2]
+    )
+    @pytest.mark.parametrize("batch_dims", [None, 2, 5])
+    def test_a_lazy_stack_that_has_the_size_already_stays(self, members: Any, batch_dims: int | None) -> None:
+        stack = LazyStackedTensorDict(*[TensorDict(member, [3]) for member in members])
+        assert stack.auto_batch_size_(batch_dims) is stack
+        assert stack.batch_size == torch.Size([2, 3])
+
 
 def test_depth() -> None:
     td = TensorDict({"x": torch.zeros(2)})

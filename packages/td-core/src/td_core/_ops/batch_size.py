@@ -40,15 +40,18 @@ def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
     return batch_size
 
 
-def infer_batch_sizes(root: Core, batch_dims: int | None, keep_compliant_size: bool) -> None:
+def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bool) -> None:
     """Give every level the leading dims that all of its entries share; see ``auto_batch_size_``."""
     if batch_dims is not None and batch_dims < 0:
         raise BatchSizeError(f"batch_dims is the number of batch dims; got {batch_dims}")
     if root._stacked() is not None and batch_dims != len(root.batch_size):
-        raise BatchSizeError(
-            f"a lazy stack has the batch size of its members, {list(root.batch_size)} with the stack dim: call "
-            "auto_batch_size_() on them before stacking, or set batch_size"
-        )
+        leaves = [tuple(root.get_item_shape(key)) for key in root.keys(True, True)]
+        found = common_prefix(leaves, batch_dims) if leaves else root.batch_size
+        if found != root.batch_size:
+            raise BatchSizeError(
+                f"a lazy stack has the batch size of its members, {list(root.batch_size)} with the stack dim, not the "
+                f"{list(found)} that its entries share: call auto_batch_size_() on them before stacking, or set batch_size"
+            )
     # Sizes are worked out from the deepest level up, and set from the root down.
     levels: list[tuple[Any, int]] = [(root, -1)]
     for at, (node, _) in enumerate(levels):

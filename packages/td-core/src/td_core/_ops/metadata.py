@@ -379,7 +379,7 @@ class Metadata(Core):
             keep_compliant_size: leave the batch size of a level below that has ``batch_dims`` or more dims as it is.
 
         Raises:
-            BatchSizeError: this is a lazy stack with another number of batch dims; one further down keeps its own.
+            BatchSizeError: this is a lazy stack, and its batch size is another; one further down keeps its own.
 
         >>> TensorDict({"a": torch.zeros(3, 4, 5), "b": torch.zeros(3, 4)}).auto_batch_size_().batch_size
         torch.Size([3, 4])
