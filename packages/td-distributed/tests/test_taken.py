@@ -493,6 +493,18 @@ def test_memory_of_the_host_is_not_offered_to_a_group_whose_messages_lie_elsewhe
     assert offered == ["meta"]
 
 
+def test_messages_that_arrive_side_by_side_leave_the_memory_of_one() -> None:
+    td, loop = TensorDict({"a": torch.ones(10_000)}).consolidate(), Loop()
+    for step in range(4):
+        (td + step).consolidate().send(group=loop, group_dst=0, consolidated=True)
+    sent(td.clone().consolidate(), td)
+    for handle in [td.irecv(group=loop, group_src=0, return_premature=True)[0] for _ in range(4)]:
+        handle.wait()
+    assert td["a"].unique().tolist() == [4.0]
+    state = attached(td)
+    assert state is not None and len(state.taken(td).spare) == 1
+
+
 def test_the_reference_wire_copies_no_storage_that_lies_as_it_travels() -> None:
     td = tree().consolidate()
     for _ in range(2):

@@ -104,7 +104,8 @@ class Target:
             assert self.taken is not None
             self.state.storage.copy_(storage)
             # What came in a first message lies in memory of that.
-            if storage.is_cpu and not message.is_small() and 0 < len(storage) <= KEPT:
+            kept = message.is_small() or self.taken.spare
+            if storage.is_cpu and not kept and 0 < len(storage) <= KEPT:
                 self.taken.spare.append(storage)
             return
         encoded, layout, values = self._checked
