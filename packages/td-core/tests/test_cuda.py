@@ -240,3 +240,23 @@ def test_the_default_device_changes_nothing() -> None:
         assert td[[1]]["a"].tolist() == [2.0]
         assert td.cpu()[[1]]["a"].tolist() == [2.0]
         assert td[td["a"] > 1]["a"].tolist() == [2.0]
+
+
+@CUDA
+@pytest.mark.parametrize("name", ["exp", "log", "reciprocal", "tan", "abs", "sqrt"])
+def test_autocast_chooses_dtypes_as_for_single_leaves(name: str) -> None:
+    td = TensorDict({"a": torch.ones(3, dtype=torch.float16), "b": torch.ones(2)}).cuda()
+    with torch.autocast("cuda"):
+        result = getattr(td, name)()
+        assert [leaf.dtype for leaf in result.values()] == [
+            getattr(leaf, name)().dtype for leaf in td.values()
+        ]
+
+
+@CUDA
+def test_a_leaf_under_two_keys_is_written_twice() -> None:
+    leaf = torch.ones(1 << 20, device="cuda")
+    td = TensorDict({"a": leaf, "b": {"c": leaf}})
+    for _ in range(3):
+        td.mul_(2)
+    assert leaf.unique().tolist() == [64.0]

@@ -46,7 +46,6 @@ REFUSED = [
     ("jagged", lambda td: td.view(2, 2)),
     ("jagged", lambda td: td.expand(3, 4)),
     ("jagged", lambda td: td.where(MASK, td)),
-    ("jagged", lambda td: td.numpy()),
     ("jagged", lambda td: td.detach_()),
     ("nested", lambda td: torch.stack([td, td])),
     ("nested", lambda td: lazy_stack([td, td]).to_dict()),

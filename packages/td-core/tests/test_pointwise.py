@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from functools import partial
+from itertools import chain, repeat
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core._foreach import Op, foreach, op
-from td_core._ops.pointwise import Pointwise
+from td_core._ops.pointwise import OPS, Pointwise
 from td_core._torch_private import foreach_kernel, functorch_level
 from td_core.errors import BatchSizeError, StructureError
 
@@ -737,3 +739,72 @@ def test_dtypes_are_promoted_as_those_of_the_whole_leaf(mine, other, shape, stac
     assert_equal((td == each)["x"], x == wide)
     if len(shape) > 1 or not stacked:
         assert_equal((td + each[1])["x"], x + wide.flatten()[1])
+
+
+LISTS = {"none": 1, "number": 1, "one": 2, "two": 3}
+
+
+def derivatives(operation, operands: str, inplace: bool) -> tuple[list, list]:
+    """Return gradients and tangents of an operation on lists of leaves, more leaves than each has elements."""
+    generator = torch.Generator().manual_seed(0)
+    lists = [
+        [torch.rand(n, generator=generator) / 2 + 0.25 for n in (2, 1, 2, 1)] for _ in range(LISTS[operands])
+    ]
+    numbers = [0.4] if operands == "number" else []
+    inputs = [[leaf.clone().requires_grad_() for leaf in leaves] for leaves in lists]
+    computed = [[leaf * 1 for leaf in leaves] for leaves in inputs]
+    result = operation(*computed, *numbers)
+    total = sum((leaf**2).sum() for leaf in (computed[0] if inplace else result))
+    gradients = torch.autograd.grad(total, [*chain(*inputs)], allow_unused=True)
+    with forward_ad.dual_level():
+        duals = [[forward_ad.make_dual(leaf.clone(), leaf + 1) for leaf in leaves] for leaves in lists]
+        result = operation(*duals, *numbers)
+        tangents = [forward_ad.unpack_dual(leaf).tangent for leaf in (duals[0] if inplace else result)]
+    return [*gradients], tangents
+
+
+def with_derivative(name: str, operands: str) -> tuple[list, list] | None:
+    """Return the derivatives of an operation, leaf by leaf; None where torch has none, or no such operation."""
+
+    def one_by_one(*given):
+        *lists, last = given
+        rest = [repeat(last)] if operands == "number" else [last]
+        return list(map(OPS[name].single, *lists, *rest))
+
+    try:
+        return derivatives(one_by_one, operands, name.endswith("_"))
+    except (RuntimeError, TypeError):
+        return None
+
+
+DERIVATIVES = {
+    f"{name}, {operands}": (name, operands, expected)
+    for name in OPS
+    for operands in LISTS
+    if OPS[name].fused is not None and (expected := with_derivative(name, operands)) is not None
+}
+
+
+@pytest.mark.parametrize(("name", "operands", "expected"), DERIVATIVES.values(), ids=DERIVATIVES)
+def test_autograd_goes_through_fused_kernels_as_through_single_ones(name, operands, expected):
+    found = derivatives(partial(foreach, OPS[name]), operands, name.endswith("_"))
+    for kind, mine, theirs in zip(("gradient", "tangent"), found, expected, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert (a is None) == (b is None), kind
+            assert a is None or torch.allclose(a, b, equal_nan=True), kind
+
+
+@pytest.mark.parametrize("name", ["exp", "log1p", "pow", "reciprocal", "tan"])
+def test_under_autocast_each_leaf_is_computed_by_itself(name, monkeypatch):
+    # Only there does torch choose the dtype; it does so for some of the operations, on a GPU.
+    this = OPS[name]
+    calls = []
+    monkeypatch.setitem(
+        OPS, name, this._replace(single=lambda *given: calls.append(1) or this.single(*given))
+    )
+    td, operands = nested((3,)), [2.0] if name == "pow" else []
+    getattr(td, name)(*operands)
+    assert not calls
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: True)
+    getattr(td, name)(*operands)
+    assert len(calls) == len(list(td.values(True, True)))

@@ -782,3 +782,107 @@ def test_nothing_is_written_where_a_position_is_out_of_range(kind, index, value)
         td[index] = value
     assert not td["a"].any()
     assert not td["n", "b"].any()
+
+
+#: What writes all of a collection, and the same on a tensor.
+RECORDED = {
+    "update_": (lambda td, new: td.update_(new), lambda leaf, new: leaf.copy_(new)),
+    "update_ from a dict": (lambda td, new: td.update_(new.to_dict()), lambda leaf, new: leaf.copy_(new)),
+    "update in place": (lambda td, new: td.update(new, inplace=True), lambda leaf, new: leaf.copy_(new)),
+    "apply_": (lambda td, new: td.apply_(lambda old, it: old + it, new), lambda leaf, new: leaf.add_(new)),
+    "index": (lambda td, new: td.__setitem__(1, new[0]), lambda leaf, new: leaf[1].copy_(new[0])),
+    "slice": (
+        lambda td, new: td.__setitem__(slice(1, 3), new[:2]),
+        lambda leaf, new: leaf[1:3].copy_(new[:2]),
+    ),
+    "list": (
+        lambda td, new: td.__setitem__([2, 0], new[:2]),
+        lambda leaf, new: leaf.__setitem__([2, 0], new[:2]),
+    ),
+    "mask": (
+        lambda td, new: td.__setitem__(torch.tensor([True, False, True]), new[1:]),
+        lambda leaf, new: leaf.__setitem__(torch.tensor([True, False, True]), new[1:]),
+    ),
+    "a nested entry": (lambda td, new: td.set_(("n", "b"), new["n", "b"]), None),
+    "a nested entry at an index": (lambda td, new: td.set_at_(("n", "b"), new["n", "b"][2], 0), None),
+}
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("mine", [True, False])
+@pytest.mark.parametrize("theirs", [True, False])
+@pytest.mark.parametrize("write", RECORDED)
+def test_autograd_goes_back_through_what_is_written(write, theirs, mine, stacked) -> None:
+    def leaves(start: float, grad: bool) -> list[Tensor]:
+        shapes = [(3,), (3, 2), (3, 1)]
+        return [(torch.rand(shape) + start).requires_grad_(grad) for shape in shapes]
+
+    def collection(a: Tensor, b: Tensor, c: Tensor) -> TensorDict:
+        return TensorDict({"a": a * 1, "n": {"b": b * 1, "c": c * 1}}, [3])
+
+    old, new = leaves(1, mine), leaves(2, theirs)
+    td, given = collection(*old), collection(*new)
+    if stacked:  # of members that have leaves of their own
+        td = LazyStackedTensorDict(*[td[i].clone() for i in range(3)])
+    whole, single = RECORDED[write]
+    plain, theirs_plain = [leaf * 1 for leaf in old], [leaf * 1 for leaf in new]
+    for i, (leaf, value) in enumerate(zip(plain, theirs_plain, strict=True)):
+        if single is not None:
+            single(leaf, value)
+        elif i == 1:
+            leaf.__setitem__(0, value[2]) if "index" in write else leaf.copy_(value)
+    whole(td, given)
+    found = [td["a"], td["n", "b"], td["n", "c"]]
+    for one, other in zip(found, plain, strict=True):
+        assert torch.equal(one, other)
+        assert one.requires_grad == other.requires_grad or stacked
+    inputs = [leaf for leaf in (*old, *new) if leaf.requires_grad]
+    if inputs:
+        gradients = [
+            torch.autograd.grad(
+                sum((leaf**2).sum() for leaf in each if leaf.requires_grad), inputs, allow_unused=True
+            )
+            for each in (found, plain)
+        ]
+        for one, other in zip(*gradients, strict=True):
+            zero = torch.zeros(())
+            assert torch.allclose(zero if one is None else one, zero if other is None else other)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("write", RECORDED)
+def test_what_was_written_unrecorded_is_recorded_afterwards(write, stacked) -> None:
+    start = torch.ones(3, 2, requires_grad=True)
+    td = TensorDict({"a": start * 1, "n": {"b": start * 1, "c": start * 1}}, [3])
+    if stacked:
+        td = LazyStackedTensorDict(*[td[i].clone() for i in range(3)])
+    new = TensorDict({"a": start * 2, "n": {"b": start * 2, "c": start * 2}}, [3])
+    whole, _ = RECORDED[write]
+    with torch.no_grad():
+        for _ in range(3):  # what was written before is known
+            whole(td, new)
+    whole(td, new)
+    torch.autograd.grad(sum(leaf.sum() for leaf in td.values(True, True)), start)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(
+    "write",
+    [
+        *[whole for whole, single in RECORDED.values() if single is not None],
+        lambda td, new: td.zero_(),
+        lambda td, new: td.mul_(2),
+        lambda td, new: td.sigmoid_(),
+        lambda td, new: td.masked_fill_(torch.tensor([True, False, True]), 1.0),
+        lambda td, new: td.__setitem__(0, 1.0),
+    ],
+)
+def test_one_of_several_views_that_requires_grad_is_refused_before_others_are_written(write, stacked) -> None:
+    whole = torch.ones(3, 3, 2, requires_grad=True) * 1
+    parts = whole[0].unbind(0) if stacked else whole.unbind(0)[:1]
+    members = [TensorDict({"a": torch.ones(3, 2)[: len(b)], "n": {"b": b}}, [len(b)]) for b in parts]
+    td = LazyStackedTensorDict(*members) if stacked else members[0]
+    before = td["a"].clone()
+    with pytest.raises(StructureError, match=r"key \('n', 'b'\).*view of which autograd lets nobody write"):
+        write(td, TensorDict({"a": before + 1, "n": {"b": td["n", "b"].detach() + 1}}, td.batch_size))
+    assert torch.equal(td["a"], before)

@@ -7,6 +7,7 @@ would turn every result into that subclass) nor the transforms of ``torch.func``
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,9 @@ from torch.nn import Parameter
 
 from ._torch_private import foreach_kernel, functorch_level
 
-__all__ = ["PLAIN", "Op", "foreach", "op", "shares_grad"]
+__all__ = ["PLAIN", "Op", "foreach", "needs_grad", "op", "shares_grad"]
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 #: The leaf types that torch's fused kernels handle as a loop would.
 PLAIN = frozenset({Tensor, Parameter})
@@ -27,10 +30,46 @@ class Op(NamedTuple):
     Attributes:
         fused: takes a list of leaves, then a list of operands or one number; None if torch has no such kernel.
         single: takes one leaf, then one operand.
+        alike: takes the leaves and operands, and tells whether the fused form does what the single one does; None: always.
     """
 
     fused: Callable[..., Any] | None
     single: Callable[..., Any]
+    alike: Callable[..., bool] | None = None
+
+
+def needs_grad(*tensors: Any) -> bool:
+    """Tell whether autograd records what is done to any of the tensors in some lists.
+
+    >>> needs_grad([torch.zeros(1), torch.zeros(1, requires_grad=True)])
+    True
+    """
+    return torch.is_grad_enabled() and any(
+        any(map(_REQUIRES_GRAD, each)) for each in tensors if type(each) is list
+    )
+
+
+def _unrecorded(*tensors: Any) -> bool:
+    return not needs_grad(*tensors)
+
+
+def _without_autocast(*tensors: Any) -> bool:
+    return not torch.is_autocast_enabled()
+
+
+#: Fused kernels that are not always like the single ones. Of the first two torch has no derivative (of addcdiv, one that
+#: fails where there are more leaves than elements); the others are those that autocast computes in float32, leaf by leaf
+#: only (docs.pytorch.org, "CUDA Ops that can autocast to float32").
+_ALIKE: dict[str, Callable[..., bool]] = {
+    **dict.fromkeys(["copy_", "addcdiv"], _unrecorded),
+    **dict.fromkeys(
+        [
+            "acos", "asin", "cosh", "exp", "expm1", "log", "log10", "log1p", "log2", "norm", "pow", "reciprocal",
+            "rsqrt", "sinh", "tan",
+        ],
+        _without_autocast,
+    ),
+}  # fmt: skip
 
 
 def op(name: str, single: Callable[..., Any]) -> Op:
@@ -39,7 +78,7 @@ def op(name: str, single: Callable[..., Any]) -> Op:
     >>> op("exp", torch.exp).single(torch.zeros(()))
     tensor(1.)
     """
-    return Op(foreach_kernel(name), single)
+    return Op(foreach_kernel(name), single, _ALIKE.get(name))
 
 
 def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -> Sequence[Tensor]:
@@ -56,6 +95,7 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
         and leaves
         and functorch_level() is None
         and (plain or PLAIN.issuperset(map(type, leaves)))
+        and (op.alike is None or op.alike(leaves, *operands))
     ):
         for operand in () if plain else operands:
             if type(operand) is list and not PLAIN.issuperset(map(type, operand)):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 __all__ = [
     "are_followed", "base_of", "before_transforms", "default_collate_functions", "foreach_kernel",
-    "functorch_level", "looks", "nested_view", "plain_results", "ragged_dim", "users_of",
+    "functorch_level", "is_read_only_view", "looks", "nested_view", "plain_results", "ragged_dim", "users_of",
 ]  # fmt: skip
 
 
@@ -88,6 +88,22 @@ def base_of(tensor: Tensor) -> Tensor | None:
     True
     """
     return None if torch.compiler.is_compiling() else getattr(tensor, "_base", None)
+
+
+_creation_of: Callable[[Tensor], Any] | None = getattr(
+    getattr(torch._C, "_autograd", None), "_get_creation_meta", None
+)
+_DEFAULT: Any = getattr(getattr(getattr(torch._C, "_autograd", None), "CreationMeta", None), "DEFAULT", None)
+
+
+def is_read_only_view(tensor: Tensor) -> bool:
+    """Tell whether autograd lets nobody write to a view: one of several that came of one call, as of unbind and split.
+
+    >>> of_one_call = (torch.zeros(2, 3, requires_grad=True) * 1).unbind(0)
+    >>> is_read_only_view(of_one_call[0]), is_read_only_view(torch.zeros(2, 3)[0])
+    (True, False)
+    """
+    return base_of(tensor) is not None and _creation_of is not None and _creation_of(tensor) != _DEFAULT
 
 
 def default_collate_functions() -> dict[Any, Callable[..., Any]]:

@@ -12,10 +12,10 @@ from torch import Tensor
 from .._attachments import attachments
 from .._collection import Core, show_path
 from .._components import same_components
-from .._foreach import PLAIN, foreach, op, shares_grad
+from .._foreach import PLAIN, foreach, needs_grad, op
 from .._indexing import IndexPlan, Placed
 from .._known_looks import KnownLooks
-from .._torch_private import base_of, functorch_level
+from .._torch_private import base_of, functorch_level, is_read_only_view
 from ..errors import StructureError
 
 Path = tuple[str, ...]
@@ -25,8 +25,8 @@ COPY = op("copy_", Tensor.copy_)
 #: What not every torch writes at positions.
 RARELY_SCATTERED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
-#: Leaves that a fused call may copy into.
-_FUSED = KnownLooks()
+#: Leaves that a fused call may copy into, and those that it may while autograd records nothing.
+_FUSED, _FUSED_UNRECORDED = KnownLooks(), KnownLooks()
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -36,13 +36,7 @@ _FEW = 8
 
 def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> None:
     """Copy each value into its target."""
-    if shares_grad(targets, values):
-        for target, value in zip(targets, values, strict=True):
-            target.copy_(value, non_blocking)
-    elif non_blocking:
-        foreach(COPY, targets, values, True)
-    else:
-        foreach(COPY, targets, values)
+    foreach(COPY, targets, values, non_blocking)
 
 
 def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
@@ -100,6 +94,11 @@ def refuse_grad(target: Tensor, path: Path) -> None:
             raise StructureError(
                 f"cannot write {show_path(path)} in place: it is a {'leaf' if base is None else 'view of a leaf'} that "
                 "requires grad; write under torch.no_grad(), or into td.data"
+            )
+        if is_read_only_view(target):
+            raise StructureError(
+                f"cannot write {show_path(path)} in place: it requires grad, and is a view of which autograd lets nobody "
+                "write, as those of unbind() and split(); clone() the collection first"
             )
 
 
@@ -253,7 +252,8 @@ def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
     """
     if COPY.fused is None or functorch_level() is not None:
         return False
-    same = _FUSED.of(targets)
+    known = _FUSED if torch.is_grad_enabled() else _FUSED_UNRECORDED
+    same = known.of(targets)
     if same is not None and same(values):
         return True
     try:
@@ -268,13 +268,13 @@ def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
         and not torch.is_inference_mode_enabled()
     ):
         return False
-    if any(map(_REQUIRES_GRAD, values)) and shares_grad(targets, values):
+    if needs_grad(targets, values):
         return False
     # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
     if not (plain or contiguous(targets) or not any(map(_takes_care, targets))):
         return False
     if same is None:
-        _FUSED.add(targets)
+        known.add(targets)
     return True
 
 

@@ -135,6 +135,10 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
         same = _WRITABLE.of(leaves)
         known = same is not None
         mixed = same is None and not _writable(name, node, this, leaves, operands)
+        if same is None and len(set(map(id, leaves))) < len(leaves):
+            this = Op(
+                None, this.single
+            )  # a GPU writes all leaves of a fused call at once, and this one twice
         for operand in operands:
             if type(operand) is not list:
                 continue

@@ -19,6 +19,7 @@ from .._coerce import nest
 from .._collection import Core
 from .._element_plans import wide
 from .._foreach import Op, foreach, op
+from .._torch_private import foreach_kernel
 from .operands import (
     LEAF_ERRORS,
     NUMBERS,
@@ -44,6 +45,18 @@ def _largest(leaf: Tensor, other: Any) -> Tensor:
 
 def _smallest(leaf: Tensor, other: Any) -> Tensor:
     return torch.minimum(leaf, other) if isinstance(other, Tensor) else torch.clamp_max(leaf, other)
+
+
+def _fused(tensors: str, number: str) -> Callable[..., Any] | None:
+    """Return one fused kernel made of two: torch's maximum and minimum of a number have wrong forward derivatives."""
+    of_tensors, of_number = foreach_kernel(tensors), foreach_kernel(number)
+    if of_tensors is None or of_number is None:
+        return None
+
+    def kernel(leaves: list[Tensor], other: Any) -> Any:
+        return (of_tensors if type(other) is list else of_number)(leaves, other)
+
+    return kernel
 
 
 def _both(leaf: Tensor, other: Any) -> Tensor:
@@ -84,10 +97,10 @@ OPS: dict[str, Op] = {
     "lerp_": op("lerp_", Tensor.lerp_),
     "logical_and": Op(None, _both),
     "lt": Op(None, torch.lt),
-    "maximum": op("maximum", _largest),
-    "maximum_": op("maximum_", Tensor.clamp_min_),
-    "minimum": op("minimum", _smallest),
-    "minimum_": op("minimum_", Tensor.clamp_max_),
+    "maximum": Op(_fused("maximum", "clamp_min"), _largest),
+    "maximum_": op("clamp_min_", Tensor.clamp_min_),
+    "minimum": Op(_fused("minimum", "clamp_max"), _smallest),
+    "minimum_": op("clamp_max_", Tensor.clamp_max_),
     "mod": Op(None, torch.remainder),
     "mul": op("mul", torch.mul),
     "mul_": op("mul_", Tensor.mul_),
@@ -571,4 +584,5 @@ def _valued(this: Op, value: float | None) -> Op:
     """Return the operation with ``value=`` given, where it is not the default."""
     if value is None or value == 1:
         return this
-    return Op(partial(this.fused, value=value) if this.fused else None, partial(this.single, value=value))
+    fused = partial(this.fused, value=value) if this.fused else None
+    return this._replace(fused=fused, single=partial(this.single, value=value))
