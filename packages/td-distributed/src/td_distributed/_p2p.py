@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -414,7 +415,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[N
         message = target.announced(header)
     except FormatError:  # with a newer torch, say, the sender has other dtypes
         if not inside_first and device.type == "cpu":
-            _drop(peer, [min(nbytes, _wire.PIECE)] * count)  # gloo takes shorter ones
+            _drop(peer, min(nbytes, _wire.PIECE), repeat(_wire.PIECE, count))  # gloo takes shorter ones
         raise
     parts = message.parts()
     if len(parts) != count or sum(stop - start for start, stop in parts) != nbytes:
@@ -423,7 +424,8 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[N
         target.check(message)
     except Exception:  # whatever it is, the next message waits behind this one
         if not inside_first:
-            _drop(peer, [end - begin for begin, end in parts])
+            sizes = [end - begin for begin, end in parts]
+            _drop(peer, max(sizes, default=0), sizes)
         raise
     if message.together and inside_first:
         yield
@@ -440,9 +442,9 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[N
     target.deliver(message, storage)
 
 
-def _drop(peer: Peer, sizes: list[int]) -> None:
+def _drop(peer: Peer, largest: int, sizes: Iterable[int]) -> None:
     """Take what was announced off the wire, in the memory of one message."""
-    scratch = room(max(sizes, default=0), peer.device())
+    scratch = room(largest, peer.device())
     for size in sizes:
         peer.recv(scratch[:size])
 
