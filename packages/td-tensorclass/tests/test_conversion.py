@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict
-from td_tensorclass import TensorClass, UnknownFieldError
+from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError
 
 
 class Place(NamedTuple):
@@ -125,3 +125,32 @@ def test_state_dicts_of_old_releases_have_the_values_of_fields(
         outer.load_state_dict(state, strict, assign)
     assert (outer.tag, outer.inner.word, outer.y) == ("hello", "deep", None)
     assert outer.x.equal(wanted) and outer.inner.a.equal(wanted)
+
+
+class Kept(TensorClass):
+    x: Tensor
+    v: Any = None
+
+
+@pytest.mark.parametrize("options", [{}, {"nocast": True}, {"autocast": True}], ids=str)
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize("held", [5, None, "word"])
+@pytest.mark.parametrize("data", [3, 1.5, True, [1, 2], (1, 2), {"a": [1]}, "s", b"b", {1}, None])
+def test_the_values_of_fields_are_in_the_metadata_of_a_state_dict_and_come_back(
+    data: Any, held: Any, locked: bool, flatten: bool, options: Any
+) -> None:
+    class Options(Kept, **options):
+        pass
+
+    source = Options(torch.ones(2), NonTensorData(data), batch_size=[2])
+    state = source.state_dict(flatten=flatten)
+    assert list(state) == ["x"]
+    assert state._metadata[""]["_non_tensor"] == {"v": data}
+    target = Options(torch.zeros(2), NonTensorData(held), batch_size=[2])
+    if locked:
+        target.lock_()
+    target.load_state_dict(state)
+    assert target.x.equal(torch.ones(2))
+    assert (target.v, type(target.v)) == (data, type(data))
+    assert target[0].v == data

@@ -37,14 +37,14 @@ def register_class(cls: Any) -> None:
         return node
 
     def flatten_state(node: Any) -> Record:
-        # The format keeps values beside the tensors, so a value that would not come back as it is stays a level.
+        # The format keeps values beside the tensors, and says no more of them than what they are.
         children = dict(node._children())
         values = {name: None for name in cls._schema.names if name not in children}
         values.update(
             {
                 key: child._value
                 for key, child in children.items()
-                if isinstance(child, NonTensorData) and isinstance(child._value, (str, bytes))
+                if isinstance(child, NonTensorData) and child._metadata is None
             }
         )
         entries = {key: child for key, child in children.items() if key not in values}

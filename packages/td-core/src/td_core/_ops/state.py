@@ -387,10 +387,11 @@ def _stored_leaf(node: Core, key: str) -> Tensor | None:
 
 def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
     if isinstance(value, tuple):
-        if node._locked and value[0] is not None and key in node._children():
-            node.set_(key, value[0])  # type: ignore[attr-defined]
-        elif value[0] is not None or key in node._children():
-            node._set_path((key,), value[0])  # type: ignore[attr-defined]
+        held, given = node._children().get(key), value[0]
+        if node._locked and held is not None:
+            node.set_(key, _as_value(given, node, held))  # type: ignore[attr-defined]
+        elif held is not None or given is not None:
+            node._set_path((key,), None if given is None else _as_value(given, node, held))  # type: ignore[attr-defined]
     elif isinstance(value, _Level):
         held = node._children().get(key)
         built = _build(held, value, node)
@@ -404,6 +405,12 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
     else:
         with torch.no_grad():
             node._write_child(key, value)
+
+
+def _as_value(value: Any, node: Core, held: Any) -> Any:
+    """Return a value as the node that stores it: set bare, a number or a list would become a tensor."""
+    level = _Level({"_type": "NonTensorData", "_non_tensor": {"data": value}})
+    return value if _stored_kind(level) is None else _build(held, level, node)
 
 
 def _build(held: Any, level: _Level, parent: Any = None) -> Any:
