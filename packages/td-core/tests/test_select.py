@@ -333,3 +333,16 @@ def test_padding_gives_a_ragged_batch_its_size(layout: torch.layout) -> None:
     assert padded.batch_size == padded["n"].batch_size == (2, 3)
     assert torch.equal(padded["n", "a"], expected["n", "a"])
     assert padded["n", "mask"].tolist() == [[True, False, False], [True, True, True]]
+
+
+def test_a_mask_stays_where_it_is_whatever_the_default_device() -> None:
+    td, mask = TensorDict({"a": torch.arange(3)}, [3]), torch.tensor([True, False, True])
+    with torch.device("meta"):
+        results = (
+            td.where(mask, -1),
+            td.where(mask, td * 2),
+            td.masked_fill(mask, -1),
+            td.clone().masked_fill_(mask, 5),
+        )
+    expected = [[0, -1, 2], [0, 2, 2], [-1, 1, -1], [5, 1, 5]]
+    assert [result["a"].tolist() for result in results] == expected

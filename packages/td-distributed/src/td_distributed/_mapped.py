@@ -51,7 +51,7 @@ def header_for(folder: str, peer: Any) -> bytes | None:
 def answer(root: str | Path | None, peer: Any) -> None:
     """Answer a question with the root of this process."""
     text = b"" if root is None else os.fsencode(Path(root).resolve())
-    peer.send(torch.tensor([len(text)]))
+    peer.send(torch.tensor([len(text)], device="cpu"))
     if text:
         peer.send(vector(text))
 

@@ -61,7 +61,7 @@ class AnonymousFile:
     def elements(self, dtype: torch.dtype, count: int, offset: int = 0) -> Tensor:
         """Return ``count`` elements from byte ``offset`` on, mapped and shared with every process that has the file."""
         if not count:
-            return torch.empty(0, dtype=dtype)
+            return torch.empty(0, dtype=dtype, device="cpu")
         if self._bytes is None:
             self._bytes = map_elements(self.fd, torch.uint8, self.nbytes, True, weakref.ref(self))
         return self._bytes[offset : offset + count * dtype.itemsize].view(dtype)

@@ -36,7 +36,7 @@ from ._pieces import pieces
 from ._plan import Plan, make_plan
 from ._progress import Progress, reporter
 from ._save import Options
-from ._shapes import element_count, shaped
+from ._shapes import element_count, shaped, without_elements
 from ._subpath import find
 
 __all__ = [
@@ -470,7 +470,7 @@ class _ArchiveReader(Reader):
         if nbytes is None:
             nbytes = element_count(shape) * dtype.itemsize
         if not nbytes:
-            return shaped(torch.empty(0, dtype=dtype), shape)
+            return without_elements(dtype, shape)
         info = self.tree.find((*parts, name))
         if info is None or info.file_size != nbytes:
             found = None if info is None else info.file_size

@@ -78,7 +78,7 @@ def add(
     if path[depth] in record.entries:
         raise StructureError(f"cannot add {show_path(path)}: it is there already; delete it first")
     # A class may know no such field, which must be found out before anything is written.
-    node._shallow()._set_child(path[depth], torch.empty(0))
+    node._shallow()._set_child(path[depth], torch.empty(0, device="cpu"))
     size, shape = node.batch_size, as_shape(shape)
     # Of a nested tensor only the number of components is a dim.
     if (shape.shape[:1] if isinstance(shape, Tensor) else shape)[: len(size)] != size:

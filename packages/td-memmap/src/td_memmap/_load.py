@@ -35,7 +35,7 @@ from ._meta import LIMIT, LeafEntry, Level, check_shape, damaged, read_json, rea
 from ._one_version import on_one_version
 from ._plan import FORMAT
 from ._progress import Progress, reporter
-from ._shapes import element_count, jagged, shaped
+from ._shapes import element_count, jagged, without_elements
 from ._subpath import find
 from ._tensor import MemoryMappedTensor, Place, map_file, plain
 
@@ -121,7 +121,7 @@ class Reader:
         device = options.device
         self._without_content = device is not None and device.type == "meta"
         # A mode that makes tensors of its own is FakeTensorMode.
-        self.imagine = self._without_content or type(torch.empty(0)) is not Tensor
+        self.imagine = self._without_content or type(torch.empty(0, device="cpu")) is not Tensor
         self._device = None if device == _CPU else device
         self._device_name = str(device or _CPU)
 
@@ -416,7 +416,7 @@ class Reader:
         """Return the component shapes of a strided nested leaf."""
         count = element_count(entry.shape)
         if not count:
-            return torch.empty(entry.shape, dtype=torch.int64)
+            return torch.empty(entry.shape, dtype=torch.int64, device="cpu")
         name = entry.files[0] + ".shape.memmap"
         where, content = self.tree.show(node.parts, name), self.tree.read(node.parts, name, LIMIT)
         if len(content) < count * 8:
@@ -437,7 +437,7 @@ class Reader:
         if nbytes is None:
             nbytes = element_count(shape) * dtype.itemsize
         if not nbytes:
-            data = shaped(torch.empty(0, dtype=dtype), shape)
+            data = without_elements(dtype, shape)
             return MemoryMappedTensor._on(data, Place(shape, path, None, 0, mode))
         try:
             (fd, status), shared = _fs.in_mode(mode, self.tree.open, parts, name)

@@ -27,7 +27,7 @@ from ._pieces import pieces
 from ._plan import LeafFile, Plan, collect, make_plan, take_apart
 from ._progress import Progress, reporter
 from ._saved import attach
-from ._shapes import element_count, jagged, shaped
+from ._shapes import element_count, jagged, shaped, without_elements
 from ._tensor import MemoryMappedTensor, Place, is_there, is_whole, map_file, plain
 
 __all__ = ["Options", "finish", "planned", "save_anonymous", "save_directory", "snapshot"]
@@ -181,7 +181,7 @@ class _Writer:
     def _create(self, file: LeafFile, pool: Any, running: list[Future[Any]]) -> None:
         path = "/".join((self.prefix, *file.path))
         if not file.nbytes:
-            data = shaped(torch.empty(0, dtype=file.tensor.dtype), file.shape)
+            data = without_elements(file.tensor.dtype, file.shape)
             self._keep(file, MemoryMappedTensor._on(data, Place(file.shape, path)))
         elif pool is None or file.nbytes < _WORTH_A_THREAD:
             self._fill(file, self._open(file, path), path)
@@ -340,9 +340,7 @@ def save_anonymous(tree: Core, options: Options) -> Any:
 def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: bool) -> MemoryMappedTensor:
     """Write a leaf to its place in an anonymous file and map it."""
     if shared is None:
-        return MemoryMappedTensor._on(
-            shaped(torch.empty(0, dtype=file.tensor.dtype), file.shape), Place(file.shape)
-        )
+        return MemoryMappedTensor._on(without_elements(file.tensor.dtype, file.shape), Place(file.shape))
     if isinstance(file.shape, Tensor):
         # A nested tensor must start where its storage starts, so it has a file to itself.
         return MemoryMappedTensor.from_tensor(file.tensor, copy_data=not like)

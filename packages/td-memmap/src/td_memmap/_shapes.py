@@ -43,10 +43,21 @@ def shaped(flat: Tensor, shape: Shape) -> Tensor:
     for row in rows:
         offsets.append(total)
         total += math.prod(row)
-    table = torch.tensor(rows, dtype=torch.int64).view(shape.shape)
-    return nested_view(
-        flat, table, torch.tensor(strides, dtype=torch.int64).view(shape.shape), torch.tensor(offsets)
-    )
+    table = _integers(rows).view(shape.shape)
+    return nested_view(flat, table, _integers(strides).view(shape.shape), _integers(offsets))
+
+
+def without_elements(dtype: torch.dtype, shape: Shape) -> Tensor:
+    """Return a tensor without elements.
+
+    >>> without_elements(torch.int8, torch.Size([0, 2])).shape
+    torch.Size([0, 2])
+    """
+    return shaped(torch.empty(0, dtype=dtype, device="cpu"), shape)
+
+
+def _integers(rows: list[Any]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
 
 def component_shapes(tensor: Tensor) -> Tensor:
@@ -57,7 +68,7 @@ def component_shapes(tensor: Tensor) -> Tensor:
             [3]])
     """
     rows = [list(part.shape) for part in tensor.unbind()]
-    return torch.tensor(rows, dtype=torch.int64).view(len(rows), tensor.dim() - 1)
+    return _integers(rows).view(len(rows), tensor.dim() - 1)
 
 
 def shape_of(tensor: Tensor) -> Shape:

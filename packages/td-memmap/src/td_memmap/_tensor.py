@@ -28,7 +28,7 @@ from ._dtypes import check_dtype, elements, storable
 from ._errors import FileTakenError, NoFileError
 from ._mapping import FileStorage, map_elements
 from ._new_file import NewFile
-from ._shapes import Shape, as_shape, element_count, shape_of, shaped, show_shape
+from ._shapes import Shape, as_shape, element_count, shape_of, shaped, show_shape, without_elements
 
 __all__ = ["MemoryMappedTensor", "Place"]
 
@@ -110,7 +110,9 @@ class MemoryMappedTensor(Tensor):
         if isinstance(source, torch.Size):
             result = cls.zeros(source, dtype=dtype, filename=filename)
         else:
-            values = source if isinstance(source, Tensor) else torch.as_tensor(source, dtype=dtype)
+            values = (
+                source if isinstance(source, Tensor) else torch.as_tensor(source, dtype=dtype, device="cpu")
+            )
             result = cls.from_tensor(
                 values if dtype is None else values.to(dtype), filename=filename, shape=shape
             )
@@ -198,7 +200,7 @@ class MemoryMappedTensor(Tensor):
                 _fs.write_at(file.fd, content.numpy(), 0)
             return cls._on(shaped(file.elements(dtype, count), shape), Place(shape, file=file))
         if not count:
-            return cls._on(shaped(torch.empty(0, dtype=dtype), shape), Place(shape, path))
+            return cls._on(without_elements(dtype, shape), Place(shape, path))
         if existsok and keep and _fs.status(path) is not None:
             with _fs.closing(_fs.open_path(path, writable=True)) as fd:
                 if _fs.status_of(fd).st_size < nbytes:
@@ -247,7 +249,7 @@ class MemoryMappedTensor(Tensor):
         path = os.path.abspath(filename)
         shape = as_shape(shape)
         if not element_count(shape):
-            result = cls._on(shaped(torch.empty(0, dtype=dtype), shape), Place(shape, path, mode=mode))
+            result = cls._on(without_elements(dtype, shape), Place(shape, path, mode=mode))
         else:
             fd, shared = _fs.in_mode(mode, _fs.open_path, path)
             with _fs.closing(fd):
@@ -297,7 +299,7 @@ class MemoryMappedTensor(Tensor):
         """
         _check_device(device)
         dtype = dtype or torch.get_default_dtype()
-        flat = torch.empty(0, dtype=dtype).set_(storage)
+        flat = torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
         whole = flat.shape if shape is None else as_shape(shape)
         count = element_count(whole)
         if count > flat.numel():

@@ -80,5 +80,5 @@ def decode_index(code: Any, *, top: bool = False) -> Any:
             bounds: list[Any] = [rest[0].get(name) for name in ("start", "stop", "step")]
             return slice(*bounds) if tag == "slice" else range(*bounds)
         if tag == "tensor" and rest:
-            return torch.tensor(rest[0])
+            return torch.tensor(rest[0], device="cpu")
     raise FormatError(f"a saved view has an index that cannot be one: {code!r}")

@@ -50,7 +50,7 @@ class UnbatchedTensor(Tensor):
     @staticmethod
     def __new__(cls: Any, data: Any, *, batch_size: BatchSize | None = None) -> Any:
         """Return the tensor as one of this class."""
-        result = torch.as_tensor(data).as_subclass(cls)
+        result = (data if isinstance(data, Tensor) else torch.as_tensor(data)).as_subclass(cls)
         result._size = as_batch_size(batch_size)
         return result
 

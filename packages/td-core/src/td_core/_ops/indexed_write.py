@@ -138,7 +138,7 @@ class IndexedWrite:
         elif target.dtype in RARELY_SCATTERED:
             nothing = torch.empty(0, dtype=target.dtype, device=target.device)
             try:
-                nothing[torch.empty(0, dtype=torch.int64)] = nothing.clone()
+                nothing[torch.empty(0, dtype=torch.int64, device="cpu")] = nothing.clone()
             except RuntimeError as error:
                 raise StructureError(f"cannot write {show_path(path)} at positions: {error}") from error
         self.targets.append(target)

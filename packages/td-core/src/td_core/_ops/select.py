@@ -216,7 +216,8 @@ def _masks(node: Any, mask: Tensor) -> list[Tensor]:
 
 def _over_batch(mask: Tensor, batch_size: torch.Size) -> Tensor:
     """Return a mask expanded to the first batch dims."""
-    mask = torch.as_tensor(mask)
+    if not isinstance(mask, Tensor):
+        mask = torch.as_tensor(mask)
     if mask.shape == batch_size:
         return mask
     covered = batch_size[: mask.ndim]
