@@ -65,7 +65,7 @@ def combine(
                 if size != node.batch_size:
                     node = node.expand(size)
             operand = []
-            if other.ndim:
+            if other.ndim:  # else all leaves get it as it is, below
                 node._spread(other, operand)
     elif isinstance(other, np.generic):
         operand = other.item()
@@ -136,9 +136,8 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
         known = same is not None
         mixed = same is None and not _writable(name, node, this, leaves, operands)
         if same is None and len(set(map(id, leaves))) < len(leaves):
-            this = Op(
-                None, this.single
-            )  # a GPU writes all leaves of a fused call at once, and this one twice
+            # A GPU writes all leaves of a fused call at once, of which one is to be written after it was written.
+            this = Op(None, this.single)
         for operand in operands:
             if type(operand) is not list:
                 continue
