@@ -595,3 +595,42 @@ def test_litter_of_a_file_that_was_not_finished_is_removed_by_the_next_one(
     for existsok in (False, True):
         MemoryMappedTensor.from_tensor(source, filename=tmp_path / "x", existsok=existsok)
     assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "index",
+    [
+        2,
+        slice(1, 3),
+        (slice(None),),
+        None,
+        [0, 2],
+        torch.tensor([3, 0]),
+        torch.tensor([True, False, True, False]),
+    ],
+    ids=str,
+)
+def test_indexed_writes_of_a_collection_reach_the_files(index: Any, grad: bool, tmp_path: Path) -> None:
+    plain = TensorDict({"a": torch.zeros(4, 2), "n": {"b": torch.zeros(4, dtype=torch.int64)}}, [4])
+    mapped = plain.memmap(tmp_path)
+    value = (plain[index] + torch.tensor(2)).apply(
+        lambda leaf: leaf + torch.arange(leaf.numel()).view_as(leaf)
+    )
+    value["a"].requires_grad_(grad)
+    plain[index] = value
+    if grad:
+        with torch.no_grad():
+            mapped[index] = value
+    else:
+        mapped[index] = value
+    assert isinstance(mapped["a"], MemoryMappedTensor)
+    assert (TensorDict.load_memmap(tmp_path) == plain).all()
+
+
+def test_writes_at_an_index_refuse_mapped_leaves_that_require_grad(tmp_path: Path) -> None:
+    mapped = TensorDict({"a": torch.zeros(4), "b": torch.zeros(4)}, [4]).memmap(tmp_path)
+    mapped["b"].requires_grad_()
+    with pytest.raises(RuntimeError, match="'b'"):
+        mapped[torch.tensor([1])] = TensorDict({"a": torch.ones(1), "b": torch.ones(1)}, [1])
+    assert not TensorDict.load_memmap(tmp_path)["a"].any()

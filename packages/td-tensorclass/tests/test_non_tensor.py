@@ -158,6 +158,12 @@ def test_a_list_of_another_length_is_refused() -> None:
         TensorDict({"a": ["x", "y"]}, batch_size=[3])
 
 
+@pytest.mark.parametrize("values", [["x", "y"], [["x"], ["y", "z"]], [["x", "y"], "z"]], ids=str)
+def test_a_list_that_is_not_nested_as_the_batch_is_refused_with_a_way_out(values: list[Any]) -> None:
+    with pytest.raises(BatchSizeError, match=r"whose size is \[2, 2\]; wrap the list in NonTensorData"):
+        TensorDict({"a": values}, batch_size=[2, 2])
+
+
 def test_lists_as_one_value() -> None:
     with set_list_to_stack(False):
         assert TensorDict({"a": ["x", "y"]}, batch_size=[3])["a"] == ["x", "y"]

@@ -376,7 +376,7 @@ class LazyStackedTensorDict(TensorDictBase):
         refuse_if_locked(self, f"set {show_path((key,))}")
         self._check_keys({key: None})
         shares = list(zip(self._members, self._parts(value)))
-        for member, part in shares:
+        for member, part in () if isinstance(value, Tensor) else shares:
             if isinstance(part, Core) and -1 in part.batch_size:
                 # It was made for all members, of the batch size that shows -1 where theirs differ.
                 part._grow(member.batch_size)

@@ -38,12 +38,16 @@ def to_node(value: Any, batch_size: torch.Size, device: torch.device | None) -> 
     """
     if type(value) is not list or not list_to_stack():
         return to_data(value, batch_size, device)
-    stack = NonTensorStack.from_list(value, max(len(batch_size), 1))
-    if stack.batch_size[: len(batch_size)] != batch_size:
+    uneven = None
+    try:
+        stack = NonTensorStack.from_list(value, max(len(batch_size), 1))
+    except BatchSizeError as error:
+        uneven = error
+    if uneven is not None or stack.batch_size[: len(batch_size)] != batch_size:
         raise BatchSizeError(
             f"a list of {len(value)} values gives one for each element of a batch, whose size is {list(batch_size)}; "
             "wrap the list in NonTensorData() to keep it as one value"
-        )
+        ) from uneven
     stack._device = device
     return stack
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .._attachments import attachments
 from .._collection import Core, show_path
@@ -29,6 +30,8 @@ RARELY_SCATTERED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 _FUSED, _FUSED_UNRECORDED = KnownLooks(), KnownLooks()
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
+
+_PLAIN_RESULTS, _NO_DISPATCH = Parameter.__torch_function__, Tensor.__torch_dispatch__
 
 # To compare whole levels pays from about this many entries on.
 _FEW = 8
@@ -233,9 +236,25 @@ def _beside(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
                 add_value(value)
             elif type(entry) is kind is type(value) or _both_levels(entry, value):
                 todo.append((entry, value))
+            elif type(value) in PLAIN and isinstance(entry, Tensor) and _is_written_as_plain(entry):
+                add(Tensor.detach(entry))  # the same elements, without what its class does to make views
+                add_value(value)
             else:
                 return [], []
     return targets, values
+
+
+def _is_written_as_plain(leaf: Tensor) -> bool:
+    """Tell whether torch writes into a leaf of another class, such as a memory-mapped one, as into a plain one."""
+    kind = type(leaf)
+    return (
+        not torch.compiler.is_compiling()
+        and not leaf.requires_grad
+        and kind.__torch_function__ is _PLAIN_RESULTS
+        and kind.__torch_dispatch__ is _NO_DISPATCH
+        and kind.__setitem__ is Tensor.__setitem__
+        and kind.copy_ is Tensor.copy_
+    )
 
 
 def _both_levels(entry: Any, value: Any) -> bool:
