@@ -160,7 +160,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     Raises:
         StructureError: there is a lazy stack in it, whose entries are made when they are read: an optimizer would
-            never meet them.
+            never meet them; or a leaf has a ``grad_fn``, and is to become a parameter.
 
     >>> params = TensorDictParams(TensorDict({"w": torch.zeros(2), "n": {"b": torch.ones(1)}}))
     >>> [name for name, _ in params.named_parameters()]
@@ -544,7 +544,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
-        """Call ``hook(params, value)`` on every entry that is read by key; what it returns, if not None, is given instead.
+        """Call ``hook(params, value)`` on every entry that is read; what it returns, if not None, is given instead.
+
+        Reading is by key, as an attribute, or from :meth:`values` and :meth:`items`; operations take what is stored.
 
         >>> params = TensorDictParams(TensorDict({"w": torch.zeros(2)}))
         >>> params.register_get_post_hook(lambda params, value: value + 1)

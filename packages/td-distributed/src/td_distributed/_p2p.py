@@ -340,8 +340,9 @@ def irecv(
 ) -> Any:
     """Start to receive into this collection; arguments as for :meth:`recv`.
 
-    With ``return_premature`` return a list with one handle, whose ``wait()`` writes what has arrived meanwhile: keep the
-    structure of the collection until then. Where the handle is dropped, so is what arrives. Otherwise receive at once.
+    With ``return_premature`` return a list with one handle: everything arrives in the background, which ``is_completed()``
+    tells, and ``wait()`` writes it: keep the structure of the collection until then. Where the handle is dropped, so is what
+    arrives. Otherwise receive at once.
     """
     peer = Peer(src, group, group_src, _tags(init_tag, pseudo_rand))
     handle = Receiving(_steps(self, peer, consolidated, wire, root), peer, init_tag)

@@ -42,8 +42,9 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
         allow_pickle: whether saved values may be unpickled to compare them; None means False.
 
     Raises:
-        AppendError: the rows do not fit; nothing was written.
-        FormatError: the save is damaged, or an archive.
+        AppendError: the rows do not fit, or the save is an archive; nothing was written.
+        FormatError: the save is damaged.
+        FileNotFoundError: nothing is saved there.
         OSError: there is no room; the save is as before.
 
     >>> _ = TensorDict({"a": torch.arange(2)}, batch_size=[2]).memmap("save")

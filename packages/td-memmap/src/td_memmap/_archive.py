@@ -221,7 +221,8 @@ def pack_memmap(
         progress: show a progress bar, or call a function of (bytes done, bytes in all).
 
     Raises:
-        FormatError: no save is at ``prefix``.
+        FormatError: the directory holds no save, or a damaged one.
+        FileNotFoundError: there is no such directory.
 
     >>> _ = TensorDict({"a": 1}).memmap("save")
     >>> pack_memmap("save", "save.tdz").name
@@ -260,6 +261,7 @@ def unpack_memmap(archive_path: str | Path, prefix: str | Path, *, progress: Pro
 
     Raises:
         FormatError: it is no archive of a save, or damaged.
+        FileNotFoundError: there is no such file.
 
     >>> _ = TensorDict({"a": 1}).memmap("save.tdz")
     >>> unpack_memmap("save.tdz", "save").name

@@ -183,6 +183,7 @@ def load_memmap(
     Raises:
         FileNotFoundError: nothing is saved there.
         FormatError: what is there is damaged, or no save.
+        ValueError: nothing is saved under ``subpath``, or there is no such ``mode``.
         MissingPluginError: a package that is not installed wrote a part of it.
         PermissionError: mode ``"r+"``, and a file is not writable.
 

@@ -213,7 +213,8 @@ class ValueNode(OpaqueNode):
             convert_nodes: changes nothing.
             convert_tensors: changes nothing.
             tolist_first: changes nothing.
-            as_linked_list: give lists that write back, as ``td[key]`` does; one value for the whole batch refuses that.
+            as_linked_list: give lists that write back, as ``td[key]`` does; those of one value for the whole batch
+                refuse to.
 
         >>> from td_tensorclass import NonTensorData, NonTensorStack
         >>> NonTensorData("a", batch_size=[2]).tolist(), NonTensorStack("a", "b").unsqueeze(-1).tolist()

@@ -33,6 +33,7 @@ class Elements(Shaping):
 
         Raises:
             ValueError: there is not one number for each batch dim.
+            BatchSizeError: a number is negative.
 
         >>> TensorDict({"a": torch.arange(2)}, [2]).repeat(2)["a"]
         tensor([0, 1, 0, 1])
@@ -63,7 +64,8 @@ class Elements(Shaping):
             inplace: change this collection instead of returning a new one.
 
         Raises:
-            BatchSizeError: ``repeats`` or ``output_size`` do not fit the dim.
+            BatchSizeError: ``repeats`` do not fit the dim, or are negative.
+            RuntimeError: ``output_size`` is not the size of the result.
 
         >>> TensorDict({"a": torch.arange(2)}, [2]).repeat_interleave(2, dim=0)["a"]
         tensor([0, 0, 1, 1])

@@ -157,7 +157,7 @@ def unary(name: str, what: str) -> Callable[[SelfT], SelfT]:
             raise_at_leaf(error, name, self, this, self._leaves())
 
     example = f'torch.equal(td.{name}()["a"], torch.{name}(td["a"]))'
-    return _document(method, name, f"Return {what} of each element.", example)
+    return _document(method, name, f"Return, for each element, {what}.", example)
 
 
 def unary_inplace(name: str, what: str) -> Callable[[SelfT], SelfT]:

@@ -159,14 +159,13 @@ class Selecting(Shaping):
 
         Args:
             pad_size: two numbers for each of the first batch dims: how many before, how many behind.
-            value: what the new elements are.
+            value: what the new elements are; those of non-tensor data with one value for each element are None.
             inplace: change this collection instead of returning a new one.
             safe: in place, compute every entry before the first one is replaced, so that an error changes
                 nothing; otherwise old and new entries are never all in memory together.
 
         Raises:
             BatchSizeError: there are not two numbers for each dim, or for more dims than there are.
-            StructureError: non-tensor data has one value for each element.
 
         >>> TensorDict({"a": torch.arange(2)}, [2]).pad([1, 2], value=9)["a"]
         tensor([9, 0, 1, 9, 9])

@@ -315,7 +315,7 @@ class SiblingMethods:
 
     @provided_by("td-memmap")
     def is_memmap(self) -> bool:
-        """Tell whether every leaf is mapped from a file."""
+        """Tell whether the collection was mapped to files, and has been locked since."""
 
     @provided_by("td-memmap")  # type: ignore[prop-decorator]
     @property
@@ -435,7 +435,7 @@ class SiblingMethods:
         consolidated: bool = False,
         wire: str = "td",
     ) -> int | list[Work] | None:
-        """Send without waiting; ``return_early`` returns the handles to wait for."""
+        """Start to send; wait for it, unless ``return_early`` asks for the handles to wait for."""
 
     @provided_by("td-distributed")
     def irecv(
@@ -451,7 +451,7 @@ class SiblingMethods:
         wire: str = "td",
         root: str | Path | None = None,
     ) -> tuple[int, list[Any]] | list[Any] | None:
-        """Receive without waiting; ``return_premature`` returns the handles to wait for."""
+        """Start to receive; wait for it, unless ``return_premature`` asks for the handles to wait for."""
 
     @provided_by("td-distributed")
     def init_remote(
@@ -523,7 +523,7 @@ class SiblingMethods:
         async_op: bool = False,
         bucket_bytes: int | None = None,
     ) -> Any:
-        """Reduce every leaf over all processes, in place; ``async_op`` returns a handle."""
+        """Reduce every leaf over all processes, in place; ``async_op`` returns the handles to wait for."""
 
     @provided_by("td-distributed")
     def reduce(
