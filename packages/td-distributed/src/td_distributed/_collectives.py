@@ -237,6 +237,7 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
     Raises:
         StructureError: a collection cannot be sent; on every rank. Those that arrive do not fit; on the rank ``dst``,
             where nothing was changed.
+        BatchSizeError: their number does not fit the first dim; there too, and nothing was changed.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> room = TensorDict({"a": torch.zeros(0, 3)}, batch_size=[0])  # for no other rank
