@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
 from td_core.errors import (
     BatchSizeError,
     CollectionIndexError,
@@ -428,6 +428,26 @@ class TestAssign:
     def test_the_batch_of_the_value_is_broadcast(self, td: Any, size: list[int]) -> None:
         td[0:2] = TensorDict({"b": {"d": torch.full((*size, 4), 9.0)}}, size)
         assert td["b", "d"].sum(-1).tolist() == [36, 36, 0]
+
+    @pytest.mark.parametrize("index", [1, slice(0, 2), [0, 2], torch.tensor([True, False, True])], ids=str)
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: TensorDict(batch_size=[3]),
+            lambda: TensorDict(a=torch.zeros(3, 4), n=TensorDict(b=torch.zeros(3, 4)), batch_size=[3]),
+            lambda: lazy_stack([TensorDict(a=torch.zeros(4), n={"b": torch.zeros(4)}) for _ in range(3)]),
+        ],
+        ids=["empty", "dense", "lazy"],
+    )
+    def test_a_value_may_have_more_batch_dims(self, make: Any, index: Any) -> None:
+        td = make()
+        expected = torch.zeros(3, 4)
+        expected[index] = 2
+        value = torch.full((*torch.zeros(3)[index].shape, 4), 2.0)
+        td[index] = TensorDict(a=value, n=TensorDict(b=value, batch_size=value.shape), batch_size=value.shape)
+        assert td.batch_size == (3,)
+        assert torch.equal(td["a"], expected)
+        assert torch.equal(td["n", "b"], expected)
 
     def test_another_dtype_is_cast(self, td: Any) -> None:
         td[torch.tensor([0, 2])] = {"a": torch.full((2, 2), 1.7)}

@@ -158,6 +158,32 @@ def test_a_list_of_another_length_is_refused() -> None:
         TensorDict({"a": ["x", "y"]}, batch_size=[3])
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        1,
+        slice(0, 2),
+        slice(None),
+        torch.tensor([2, 0]),
+        torch.tensor([True, False, True]),
+        (slice(None), 1),
+        ...,
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("nested", [True, False])
+def test_one_value_each_is_written_where_there_were_none(index: Any, nested: bool) -> None:
+    expected = np.full((3, 2), None, dtype=object)
+    size = torch.zeros(3, 2)[index].shape
+    values = np.arange(size.numel()).astype(str).astype(object).reshape(size)
+    expected[index.numpy() if isinstance(index, torch.Tensor) else index] = values
+    value = TensorDict({"s": NonTensorStack.from_list(values.tolist())}, size)
+    td = TensorDict(batch_size=[3, 2])
+    for _ in range(2):
+        td[index] = {"n": value} if nested else value
+        assert (td["n", "s"] if nested else td["s"]) == expected.tolist()
+
+
 @pytest.mark.parametrize("values", [["x", "y"], [["x"], ["y", "z"]], [["x", "y"], "z"]], ids=str)
 def test_a_list_that_is_not_nested_as_the_batch_is_refused_with_a_way_out(values: list[Any]) -> None:
     with pytest.raises(BatchSizeError, match=r"whose size is \[2, 2\]; wrap the list in NonTensorData"):

@@ -218,7 +218,11 @@ class IndexedWrite:
                 made = entry.new_zeros(batch + tail)
                 self._list(made, entry, path)
             elif entry._opaque:
-                made = entry._with_children(entry._children(), batch_size=batch + tail, names=None)
+                try:
+                    made = entry._with_children(entry._children(), batch_size=batch + tail, names=None)
+                except BatchSizeError:  # it has a value for each element: None elsewhere
+                    self.others.append((node, key, coerce(None, batch + tail, device, path), entry))
+                    return
             else:
                 made = dense({}, batch + tail, device)
                 if entry._stacked() is None:
@@ -256,13 +260,15 @@ class IndexedWrite:
 
 
 def broadcast(value: Any, wanted: torch.Size) -> Any:
-    """Return a collection with the batch size of what an index gives, one element for all; BatchSizeError if it cannot."""
+    """Return a collection with the batch dims of what an index gives first, one element for all; BatchSizeError if it cannot."""
     size = value.batch_size
     if size == wanted:
         return value
     try:
         return value.expand(wanted) if wanted or not size else value.reshape(())
     except (RuntimeError, ValueError) as error:
+        if size[: len(wanted)] == wanted:
+            return value  # the dims that the target does not count in its batch are dims of the leaves there
         raise BatchSizeError(
             f"the value has batch size {list(size)}, which does not broadcast to that of the indexed collection, "
             f"{list(wanted)}"
