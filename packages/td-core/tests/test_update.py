@@ -497,6 +497,7 @@ class TestAssign:
             ((0, 0), 0, CollectionIndexError, "too many indices"),
             (0, "x", StructureError, "a collection of entries, a mapping or a number at an index; got 'x'"),
             (0, None, StructureError, "got None"),
+            (slice(0, 2), [TensorDict(), TensorDict()], StructureError, r"got a list of 2: stack\(\)"),
             (slice(None), torch.ones(3), StructureError, r"got a tensor of shape \[3\]"),
             (
                 slice(0, 2),

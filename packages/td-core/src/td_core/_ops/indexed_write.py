@@ -60,6 +60,8 @@ class IndexedWrite:
             value = broadcast(value, torch.Size(self.lead + tuple(root.batch_size[self.n :])))
         elif not isinstance(value, Mapping):
             what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            if isinstance(value, (list, tuple)) and any(isinstance(item, Core) for item in value):
+                what = f"a {type(value).__name__} of {len(value)}: stack() or lazy_stack() it first"
             raise StructureError(
                 f"a collection takes a collection of entries, a mapping or a number at an index; got {what}"
             )
