@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict, namedtuple
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -444,7 +444,7 @@ def test_named_tuples_of_the_same_fields_are_of_one_class() -> None:
 
 
 def test_a_structured_array_and_its_collection_share_memory() -> None:
-    dtype = [("a", "f4", (2,)), ("n", [("b", "i4"), ("c", "?", (4,))]), ("s", "U3")]
+    dtype = [("a", "f4", (2,)), ("n", [("b", "i4"), ("c", "?", (4,))])]
     array = np.zeros((2, 3), dtype=dtype)
     td = td_core.from_struct_array(array)
     array["n"]["b"] = 7
@@ -466,13 +466,6 @@ def test_fields_that_no_tensor_can_express_are_copied(make: Any) -> None:
     assert td["a"].tolist() == td["b"].tolist() == make(array)["a"].tolist()
     array.flags.writeable = False
     assert td_core.from_struct_array(array)["b"].tolist() == [0, 1, 2, 3]
-
-
-def test_a_defaultdict_comes_back_from_a_pytree() -> None:
-    tree = defaultdict(list, a=torch.ones(1), b=defaultdict(int, c=torch.zeros(1)))
-    back = td_core.from_pytree(tree).to_pytree()
-    assert type(back) is type(back["b"]) is defaultdict
-    assert (back["a"], back["b"]["c"]) == (tree["a"], tree["b"]["c"])
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from typing import Any
 
 import numpy as np
@@ -85,3 +85,10 @@ def test_none_in_copies() -> None:
         assert copy.get("y").batch_size == source.batch_size
     # What is set to None in a plain collection is a value like any other.
     assert TensorDict({"a": None}).to_tensordict(retain_none=False)["a"] is None
+
+
+def test_a_defaultdict_comes_back() -> None:
+    tree = defaultdict(list, a=torch.ones(1), b=defaultdict(int, c=torch.zeros(1)))
+    back = TensorDict.from_pytree(tree).to_pytree()
+    assert type(back) is type(back["b"]) is defaultdict
+    assert (back["a"], back["b"]["c"]) == (tree["a"], tree["b"]["c"])
