@@ -257,6 +257,39 @@ for _ in TensorDict({{"a": torch.zeros(2)}}, [2]).map_iter(slow, num_workers=2, 
             # Its end comes when nobody can write there any more.
             parent.communicate(timeout=30)
 
+    def test_workers_are_forked_while_no_module_is_being_imported(self) -> None:
+        source = """
+import sys, time
+from importlib.machinery import PathFinder
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "hmac":  # by which processes that share a tensor know each other
+            spec = PathFinder.find_spec(name, path)
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (time.sleep(1), execute(module))
+            return spec
+
+import torch
+sys.meta_path.insert(0, Slow())
+from td_core import TensorDict, _workers
+
+start = _workers._Worker.__init__
+
+def later(*args):
+    time.sleep(0.3)  # the worker before this one asks for its tensor
+    start(*args)
+
+_workers._Worker.__init__ = later
+td = TensorDict({"a": torch.arange(4)}, [4])
+print(td.map(lambda part: part + 1, num_workers=2, chunksize=1, mp_start_method="fork")["a"].tolist())
+"""
+        environment = {**os.environ, "TD_PLUGINS": "none"}  # td-memmap imports the module for itself
+        done = subprocess.run(
+            [sys.executable, "-c", source], stdout=subprocess.PIPE, timeout=30, check=True, env=environment
+        )
+        assert done.stdout.strip() == b"[1, 2, 3, 4]"
+
     def test_a_killed_worker_is_an_error(self) -> None:
         with pytest.raises(WorkerError, match=r"a worker process \(pid \d+\) died with exit code -9"):
             make().map(die, chunksize=2, **FORK)

@@ -6,6 +6,9 @@ seeds torch with a number of its own, so that results do not depend on which wor
 
 from __future__ import annotations
 
+# The thread that shares tensors imports it when the first worker asks for one. A worker that is forked meanwhile would wait
+# for the end of that import forever.
+import hmac  # noqa: F401
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
