@@ -331,10 +331,6 @@ class Converting(Core):
         return root
 
 
-def _as_array(leaf: Tensor) -> Any:
-    return tuple([part.numpy() for part in leaf.unbind()]) if leaf.is_nested else leaf.numpy()
-
-
 @lru_cache(maxsize=256)
 def _namedtuple_of(fields: tuple[str, ...]) -> type:
     return namedtuple("GenericDict", fields)
@@ -354,7 +350,9 @@ def _container(entries: dict[str, Any]) -> Any:
 
 def _converted(root: Core, leaf: Tensor, form: ConvertTensors) -> Any:
     try:
-        return _as_array(leaf) if form == "numpy" else leaf.tolist()
+        if form != "numpy":
+            return leaf.tolist()
+        return tuple([part.numpy() for part in leaf.unbind()]) if leaf.is_nested else leaf.numpy()
     except (RuntimeError, TypeError) as error:
         raise named(error, f"cannot convert {where(root, leaf)}: {error}") from error
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .._attachments import attachments
 from .._collection import Core, show_path
@@ -16,7 +15,7 @@ from .._components import same_components
 from .._foreach import PLAIN, foreach, needs_grad, op
 from .._indexing import IndexPlan, Placed
 from .._known_looks import KnownLooks
-from .._torch_private import base_of, functorch_level, is_read_only_view
+from .._torch_private import base_of, functorch_level, is_read_only_view, plain_results
 from ..errors import StructureError
 
 Path = tuple[str, ...]
@@ -31,7 +30,7 @@ _FUSED, _FUSED_UNRECORDED = KnownLooks(), KnownLooks()
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
-_PLAIN_RESULTS, _NO_DISPATCH = Parameter.__torch_function__, Tensor.__torch_dispatch__
+_NO_DISPATCH = Tensor.__torch_dispatch__
 
 # To compare whole levels pays from about this many entries on.
 _FEW = 8
@@ -250,7 +249,7 @@ def _is_written_as_plain(leaf: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()
         and not leaf.requires_grad
-        and kind.__torch_function__ is _PLAIN_RESULTS
+        and kind.__torch_function__ is plain_results
         and kind.__torch_dispatch__ is _NO_DISPATCH
         and kind.__setitem__ is Tensor.__setitem__
         and kind.copy_ is Tensor.copy_
