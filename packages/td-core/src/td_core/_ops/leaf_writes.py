@@ -271,8 +271,8 @@ def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
     if COPY.fused is None or functorch_level() is not None:
         return False
     known = _FUSED if torch.is_grad_enabled() else _FUSED_UNRECORDED
-    same = known.of(targets)
-    if same is not None and same(values):
+    both = [*targets, *values]  # asked in one call
+    if known.of(both) is not None:
         return True
     try:
         if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
@@ -291,8 +291,7 @@ def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
     # What is contiguous is not expanded; to ask costs a tenth of looking at the strides.
     if not (plain or contiguous(targets) or not any(map(_takes_care, targets))):
         return False
-    if same is None:
-        known.add(targets)
+    known.add(both)
     return True
 
 
