@@ -11,13 +11,13 @@ it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import td_core as _td_core
 import td_distributed as _td_distributed
 import td_memmap as _td_memmap
 import td_tensorclass as _td_tensorclass
+from td_core._lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from td._alias import install_as_tensordict as install_as_tensordict
@@ -29,25 +29,11 @@ if TYPE_CHECKING:
 __version__ = _td_core.__version__
 
 # Where two packages have one name (save, load), the more general one of core counts, so it comes last.
-_HOMES = {
-    name: package.__name__
-    for package in (_td_distributed, _td_memmap, _td_tensorclass, _td_core)
-    for name in package.__all__
-}
-_HOMES["install_as_tensordict"] = "td._alias"
+_PACKAGES = (_td_distributed, _td_memmap, _td_tensorclass, _td_core)
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {"._alias": ["install_as_tensordict"], **{package.__name__: package.__all__ for package in _PACKAGES}},
+)
 
 if not TYPE_CHECKING:  # a checker knows the names from the imports above, and could not read this list
-    __all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first asked for."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOMES)
+    __all__ = __dir__()

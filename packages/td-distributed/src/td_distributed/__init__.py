@@ -9,11 +9,11 @@ True
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # First, whichever of the two packages a program imports first: core loads the plugin of this one as its last statement.
 import td_core as _td_core
+from td_core._lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._attachment import storage_of
@@ -26,29 +26,21 @@ if TYPE_CHECKING:
 
 __version__ = _td_core.__version__
 
-_HOMES = {
-    "_attachment": ("storage_of",),
-    "_checkpoint": ("DistributedStateful",),
-    "_collectives": ("all_gather", "broadcast", "gather_and_stack", "scatter"),
-    "_consolidate": ("consolidate", "from_buffer", "from_consolidated", "is_consolidated"),
-    "_p2p": ("irecv", "isend", "recv", "send"),
-    "_reduce": ("all_reduce", "reduce"),
-    "_remote": ("from_remote_init", "init_remote"),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
 __all__ = [
     "DistributedStateful", "all_gather", "all_reduce", "broadcast", "consolidate", "from_buffer",
     "from_consolidated", "from_remote_init", "gather_and_stack", "init_remote", "irecv", "is_consolidated",
     "isend", "recv", "reduce", "scatter", "send", "storage_of",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f".{_HOME[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "._attachment": ("storage_of",),
+        "._checkpoint": ("DistributedStateful",),
+        "._collectives": ("all_gather", "broadcast", "gather_and_stack", "scatter"),
+        "._consolidate": ("consolidate", "from_buffer", "from_consolidated", "is_consolidated"),
+        "._p2p": ("irecv", "isend", "recv", "send"),
+        "._reduce": ("all_reduce", "reduce"),
+        "._remote": ("from_remote_init", "init_remote"),
+    },
+)

@@ -10,11 +10,11 @@ MemoryMappedTensor([1., 1.])
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # First, whichever of the two packages a program imports first: core loads the plugin of this one as its last statement.
 import td_core as _td_core
+from td_core._lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._append import append_memmap
@@ -36,29 +36,17 @@ __all__ = [
 
 __version__ = _td_core.__version__
 
-# The modules come in with the first name that is asked for.
-_HOMES = {
-    "_methods": ("load", "load_memmap", "memmap", "memmap_like", "save"),
-    "_append": ("append_memmap",),
-    "_archive": ("is_memmap_archive", "pack_memmap", "refresh_archive_checksums", "unpack_memmap"),
-    "_errors": ("AppendError", "FileTakenError", "NoFileError", "PickleRefusedError"),
-    "_future": ("TensorDictFuture",),
-    "_inspect": ("Tree", "inspect"),
-    "_listing": ("print_directory_tree",),
-    "_manifest": ("Problem", "Report", "verify"),
-    "_tensor": ("MemoryMappedTensor",),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "._methods": ("load", "load_memmap", "memmap", "memmap_like", "save"),
+        "._append": ("append_memmap",),
+        "._archive": ("is_memmap_archive", "pack_memmap", "refresh_archive_checksums", "unpack_memmap"),
+        "._errors": ("AppendError", "FileTakenError", "NoFileError", "PickleRefusedError"),
+        "._future": ("TensorDictFuture",),
+        "._inspect": ("Tree", "inspect"),
+        "._listing": ("print_directory_tree",),
+        "._manifest": ("Problem", "Report", "verify"),
+        "._tensor": ("MemoryMappedTensor",),
+    },
+)

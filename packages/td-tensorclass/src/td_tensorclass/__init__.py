@@ -12,11 +12,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # First, whichever of the two packages a program imports first: core loads the plugin of this one as its last statement.
 import td_core as _td_core
+from td_core._lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._attrs import TensorAttrs
@@ -39,27 +39,6 @@ if TYPE_CHECKING:
 
 __version__ = _td_core.__version__
 
-_HOMES = {
-    "_attrs": ("TensorAttrs",),
-    "_decorator": ("tensorclass",),
-    "_from_dataclass": ("from_dataclass",),
-    "_metadata": ("MetaData",),
-    "_non_tensor": ("NonTensorData", "NonTensorDataBase"),
-    "_non_tensor_stack": ("NonTensorStack",),
-    "_predicates": ("is_leaf_nontensor", "is_non_tensor", "is_tensorclass"),
-    "_settings": (
-        "capture_non_tensor_stack",
-        "list_to_stack",
-        "set_capture_non_tensor_stack",
-        "set_list_to_stack",
-    ),
-    "_tensorclass": ("TensorClass",),
-    "_typed": ("TypedTensorDict",),
-    "_unbatched": ("UnbatchedTensor",),
-    "errors": ("UnknownFieldError",),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
 __all__ = [
     "MetaData", "NonTensorData", "NonTensorDataBase", "NonTensorStack", "TensorAttrs", "TensorClass",
     "TypedTensorDict", "UnbatchedTensor", "UnknownFieldError", "__version__", "capture_non_tensor_stack",
@@ -67,14 +46,25 @@ __all__ = [
     "set_capture_non_tensor_stack", "set_list_to_stack", "tensorclass",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "._attrs": ("TensorAttrs",),
+        "._decorator": ("tensorclass",),
+        "._from_dataclass": ("from_dataclass",),
+        "._metadata": ("MetaData",),
+        "._non_tensor": ("NonTensorData", "NonTensorDataBase"),
+        "._non_tensor_stack": ("NonTensorStack",),
+        "._predicates": ("is_leaf_nontensor", "is_non_tensor", "is_tensorclass"),
+        "._settings": (
+            "capture_non_tensor_stack",
+            "list_to_stack",
+            "set_capture_non_tensor_stack",
+            "set_list_to_stack",
+        ),
+        "._tensorclass": ("TensorClass",),
+        "._typed": ("TypedTensorDict",),
+        "._unbatched": ("UnbatchedTensor",),
+        ".errors": ("UnknownFieldError",),
+    },
+)
