@@ -20,7 +20,16 @@ LONGEST_FILE = 700
 
 # A module may import from its own line and from the lines above. A package stands for its modules.
 LAYERS = [
-    ["errors", "typing", "_version", "_torch_private", "_traced", "_collector", "_class_methods", "_lazy_names"],
+    [
+        "errors",
+        "typing",
+        "_version",
+        "_torch_private",
+        "_traced",
+        "_collector",
+        "_class_methods",
+        "_lazy_names",
+    ],
     ["_keys", "_names", "_devices", "_settings", "_missing", "_linked_list", "_workers"],
     ["_value_types", "_values"],
     ["_foreach", "_known_looks", "_plans", "_indexing", "_shape_plans", "_element_plans"],
