@@ -139,22 +139,16 @@ class Schema:
         """Return the signature of the constructor."""
         kinds = inspect.Parameter
         annotations = {name: each.type for name, each in self.cls.__dataclass_fields__.items()}  # type: ignore[attr-defined]
-        by_position: list[inspect.Parameter] = []
-        by_name: list[inspect.Parameter] = []
+        found: list[inspect.Parameter] = []
         for slot in self.slots:
             if slot.init:
-                default = slot.default if slot.default is not MISSING else kinds.empty
-                if slot.factory is not MISSING:
-                    default = slot.factory
-                place, kind = (
-                    (by_position, kinds.POSITIONAL_OR_KEYWORD)
-                    if slot.name in self.positional
-                    else (by_name, kinds.KEYWORD_ONLY)
-                )
-                place.append(kinds(slot.name, kind, default=default, annotation=annotations[slot.name]))
+                kind = kinds.POSITIONAL_OR_KEYWORD if slot.name in self.positional else kinds.KEYWORD_ONLY
+                given = slot.default if slot.factory is MISSING else slot.factory
+                default = kinds.empty if given is MISSING else given
+                found.append(kinds(slot.name, kind, default=default, annotation=annotations[slot.name]))
         for name, default in (("batch_size", None), ("device", None), ("names", None), ("lock", False)):
-            by_name.append(kinds(name, kinds.KEYWORD_ONLY, default=default))
-        return inspect.Signature([*by_position, *by_name])
+            found.append(kinds(name, kinds.KEYWORD_ONLY, default=default))
+        return inspect.Signature(sorted(found, key=lambda each: each.kind))
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return positional and keyword arguments as keywords.
