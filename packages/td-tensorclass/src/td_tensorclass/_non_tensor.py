@@ -16,14 +16,14 @@ from torch import Tensor
 
 from td_core import LinkedList, TensorCollection
 from td_core._attachments import attachments
-from td_core._collection import Child, Core
+from td_core._collection import Core
 from td_core._devices import as_device
 from td_core._locking import refuse_if_locked
-from td_core._names import Names, check_names, fit_names, move_names
+from td_core._names import Names, check_names, move_names
 from td_core._ops.batch_size import as_batch_size
 from td_core._traced import new_object
 from td_core.errors import KeyPathError, StructureError
-from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NoDefault
+from td_core.typing import BatchSize, DeviceType
 
 from ._opaque import ValueNode
 from ._settings import capture_non_tensor_stack
@@ -207,33 +207,8 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         """
         return self.data(*args, **kwargs)
 
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._names = fit_names(self._names, len(batch_size))
-        self._batch_size = batch_size
-
-    def _with_children(
-        self: SelfT,
-        children: Mapping[str, Child],
-        *,
-        batch_size: torch.Size | None = None,
-        device: torch.device | NoDefault | None = NO_DEFAULT,
-        names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> SelfT:
-        if children:
-            raise StructureError(
-                f"a {type(self).__name__} holds a value and no entries; got {list(children)}"
-            )
-        return self._made(
-            self._batch_size if batch_size is None else batch_size,
-            self._device if device is NO_DEFAULT else device,
-            self._names if names is NO_DEFAULT else names,
-        )
-
     def _unwrap(self) -> Any:
         return self._value
-
-    def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
-        return self._made(self._batch_size, device, self._names)
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         return self._made(self._batch_size, self._device, self._names)

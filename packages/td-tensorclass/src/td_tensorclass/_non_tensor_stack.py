@@ -7,7 +7,7 @@ for them. What is a view for a leaf is a view for them: it has the cells of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from td_core import LinkedList, TensorDictBase
 from td_core._attachments import attachments
-from td_core._collection import Child, Core, show_path
+from td_core._collection import Core, show_path
 from td_core._devices import as_device
 from td_core._indexing import plan_index
 from td_core._locking import refuse_if_locked
@@ -25,7 +25,7 @@ from td_core._plans import coordinates
 from td_core._shape_plans import Reshape, expand_plan, stack_plan, unbind_plan
 from td_core._traced import new_object
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
-from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
+from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
 from ._arrangement import Arrangement, arrangements, positions
 from ._non_tensor import NonTensorData, NonTensorDataBase, latest
@@ -301,40 +301,12 @@ class NonTensorStack(ValueNode, TensorDictBase):
             size = batch_size[: len(size) + 1]
         return self._of(values, torch.Size(batch_size), self._device)
 
-    def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
-        return self._same(device=device)
-
-    def _with_children(
-        self: SelfT,
-        children: Mapping[str, Child],
-        *,
-        batch_size: torch.Size | None = None,
-        device: torch.device | NoDefault | None = NO_DEFAULT,
-        names: Names | NoDefault | None = NO_DEFAULT,
-    ) -> SelfT:
-        if children:
-            raise StructureError(f"a {type(self).__name__} holds values and no entries; got {list(children)}")
-        node = self._same(device)
-        if batch_size is not None and batch_size != self._batch_size:
-            node._change_batch_size(batch_size)
-        if names is not NO_DEFAULT:
-            node._names = names
-        return node
-
     def _view(self: SelfT, places: Sequence[int], size: tuple[int, ...]) -> SelfT:
         """Return a node that shows some of the values of this one: what is written to one is written to both."""
         node = self._of([], torch.Size(size), self._device)
         node._cells = self._cells
         node._places = places if self._places is None else [self._places[i] for i in places]
         node._root = self if self._root is None else self._root
-        return node
-
-    def _same(self: SelfT, device: torch.device | NoDefault | None = NO_DEFAULT) -> SelfT:
-        """Return a copy; the list is shared, for a write replaces it."""
-        node = self._of(
-            self._values, self._values_size, self._device if device is NO_DEFAULT else device, self._names
-        )
-        node._batch_size = self._batch_size
         return node
 
     def _set_path(
@@ -375,7 +347,10 @@ class NonTensorStack(ValueNode, TensorDictBase):
         return result
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
-        return self._same()
+        # The list is shared, for a write replaces it.
+        node = self._of(self._values, self._values_size, self._device, self._names)
+        node._batch_size = self._batch_size
+        return node
 
     def _shallow(self: SelfT) -> SelfT:
         node = self._view(range(self._values_size.numel()), self._values_size)
@@ -413,7 +388,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
                 f"of the values of a {type(self).__name__} nobody can say; take them out with "
                 "filter_non_tensor_data() first"
             )
-        return self._same()
+        return self._rebuild(iter(()))
 
     def _values_for(self, size: torch.Size) -> list[Any]:
         if self._batch_size == size:

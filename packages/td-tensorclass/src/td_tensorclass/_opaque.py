@@ -11,11 +11,11 @@ from torch import Tensor
 from td_core import LinkedList
 from td_core._collection import Child, Core, keeps_memory, show_path
 from td_core._locking import refuse_if_locked
-from td_core._names import Names, move_names
+from td_core._names import Names, fit_names, move_names
 from td_core._ops.batch_size import as_batch_size
 from td_core._shape_plans import Join, stack_plan
 from td_core.errors import KeyPathError, StructureError
-from td_core.typing import BatchSize
+from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
 
 from ._arrangement import positions
 from ._values import equal_values
@@ -44,6 +44,19 @@ class OpaqueNode(Core):
         self._names = names
         self._locked = False
         self._lock_parents = self._attachments = self._undo = None
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch that this node stands for; settable."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: BatchSize) -> None:
+        self._change_batch_size(as_batch_size(batch_size))
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        self._names = fit_names(self._names, len(batch_size))
+        self._batch_size = batch_size
 
     @property
     def device(self) -> torch.device | None:
@@ -122,14 +135,27 @@ class ValueNode(OpaqueNode):
         equal = torch.tensor(same, dtype=torch.bool, device=self._device).view(size)
         return equal if single is torch.eq else ~equal
 
-    @property
-    def batch_size(self) -> torch.Size:
-        """The batch that the values stand for; settable."""
-        return self._batch_size
+    def _with_children(
+        self: SelfT,
+        children: Mapping[str, Child],
+        *,
+        batch_size: torch.Size | None = None,
+        device: torch.device | NoDefault | None = NO_DEFAULT,
+        names: Names | NoDefault | None = NO_DEFAULT,
+    ) -> SelfT:
+        if children:
+            raise StructureError(f"a {type(self).__name__} holds values and no entries; got {list(children)}")
+        node = self._rebuild(iter(()))
+        if device is not NO_DEFAULT:
+            node._device = device
+        if batch_size is not None and batch_size != self._batch_size:
+            node._change_batch_size(batch_size)
+        if names is not NO_DEFAULT:
+            node._names = names
+        return node
 
-    @batch_size.setter
-    def batch_size(self, batch_size: BatchSize) -> None:
-        self._change_batch_size(as_batch_size(batch_size))
+    def _move(self: SelfT, device: torch.device, non_blocking: bool) -> SelfT:
+        return self._with_children({}, device=device)
 
     def _collect(self, out: list[Tensor]) -> None:
         pass

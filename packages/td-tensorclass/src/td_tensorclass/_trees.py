@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from td_core._pytree import names_for, register
@@ -49,43 +49,50 @@ def held(holder: Any) -> Any:
     return holder[1] if type(holder) is tuple else holder.value
 
 
-def dump_held(context: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a context that begins with a value that is held, as the value codec can store it."""
-    holder, *rest = context
-    return (held(holder), *rest)
+def register_held(cls: Any, names: Sequence[str], made_of: Callable[..., Any]) -> None:
+    """Register a class of nodes without children.
 
+    Args:
+        cls: the class.
+        names: the attributes that the context has, of which the first is held.
+        made_of: what returns a node of these.
+    """
 
-def load_held(dumped: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Undo :func:`dump_held`."""
-    value, *rest = dumped
-    return (hold(value), *rest)
+    def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        value, *rest = (getattr(node, name) for name in names)
+        return [], (hold(value), *rest)
+
+    def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
+        return made_of(*dump(context))
+
+    def dump(context: tuple[Any, ...]) -> tuple[Any, ...]:
+        holder, *rest = context
+        return (held(holder), *rest)
+
+    def load(dumped: tuple[Any, ...]) -> tuple[Any, ...]:
+        value, *rest = dumped
+        return (hold(value), *rest)
+
+    register(cls, flatten, unflatten, lambda context: (), dump, load)
 
 
 def register_data(cls: Any) -> None:
     """Register a class of nodes that hold one value."""
 
-    def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [], (hold(node._value), node._metadata, node.batch_size, node.device, node._names)
-
-    def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
-        value, metadata, batch_size, device, names = context
-        node = cls(held(value), metadata, batch_size=batch_size, device=device)
+    def made_of(value: Any, metadata: Any, batch_size: Any, device: Any, names: Any) -> Any:
+        node = cls(value, metadata, batch_size=batch_size, device=device)
         node._names = names_for(names, batch_size)
         return node
 
-    register(cls, flatten, unflatten, lambda context: (), dump_held, load_held)
+    register_held(cls, ("_value", "_metadata", "batch_size", "device", "_names"), made_of)
 
 
 def register_stack(cls: Any) -> None:
     """Register a class of nodes that hold one value for each element of their batch."""
 
-    def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [], (hold(node._values), node._values_size, node.batch_size, node.device, node._names)
-
-    def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
-        values, values_size, batch_size, device, names = context
-        node = cls._of(held(values), values_size, device, names_for(names, batch_size))
+    def made_of(values: Any, values_size: Any, batch_size: Any, device: Any, names: Any) -> Any:
+        node = cls._of(values, values_size, device, names_for(names, batch_size))
         node._batch_size = batch_size
         return node
 
-    register(cls, flatten, unflatten, lambda context: (), dump_held, load_held)
+    register_held(cls, ("_values", "_values_size", "batch_size", "device", "_names"), made_of)

@@ -16,7 +16,6 @@ from td_core import TensorCollection
 from td_core._collection import Child, Core
 from td_core._names import Names
 from td_core._ops.batch_size import as_batch_size
-from td_core._pytree import register
 from td_core._repr import short_dtype
 from td_core._traced import new_object
 from td_core._views import SHOWN
@@ -24,7 +23,7 @@ from td_core.errors import StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
 
 from ._opaque import OpaqueNode, differing
-from ._trees import dump_held, held, hold, load_held
+from ._trees import register_held
 from ._values import same_value
 
 SelfT = TypeVar("SelfT", bound="UnbatchedNode")
@@ -103,18 +102,6 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
             node, payload, self._batch_size if batch_size is None else batch_size, self._device
         )
         return node
-
-    @property
-    def batch_size(self) -> torch.Size:
-        """The batch that the tensor stands for; settable."""
-        return self._batch_size
-
-    @batch_size.setter
-    def batch_size(self, batch_size: BatchSize) -> None:
-        self._batch_size = as_batch_size(batch_size)
-
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._batch_size = batch_size
 
     def _set_names(self, names: Names | None) -> None:
         """Ignore names: a tensor that has no batch dims has none of their names."""
@@ -235,14 +222,5 @@ def to_unbatched(value: Any, batch_size: torch.Size, device: torch.device | None
     return UnbatchedNode(payload if device is None else payload.to(device), batch_size, device)
 
 
-def _tree_flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    # vmap would take a dim of a child; this tensor has no dim of the batch.
-    return [], (hold(node._payload), node._batch_size, node._device)
-
-
-def _tree_unflatten(children: Any, context: tuple[Any, ...]) -> Any:
-    payload, batch_size, device = context
-    return UnbatchedNode(held(payload), batch_size, device)
-
-
-register(UnbatchedNode, _tree_flatten, _tree_unflatten, lambda context: (), dump_held, load_held)
+# Not as a child, of which vmap would take a dim: this tensor has no dim of the batch.
+register_held(UnbatchedNode, ("_payload", "_batch_size", "_device"), UnbatchedNode)
