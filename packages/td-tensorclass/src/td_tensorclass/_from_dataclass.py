@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from td_core import TensorDict
@@ -65,11 +66,30 @@ def from_dataclass(
             "a dataclass cannot become a tensorclass in place: use the class that from_dataclass returns"
         )
     if isinstance(obj, type):
-        return class_for(obj, options)
-    return instance_for(obj, dest_cls, options, auto_batch_size, batch_dims, batch_size, device)
+        return _class_for(obj, options)
+    return converted(obj, dest_cls, options, auto_batch_size, batch_dims, batch_size, device)
 
 
-def class_for(cls: type, options: dict[str, bool]) -> type:
+def converted(
+    obj: Any,
+    dest_cls: type | None,
+    options: dict[str, bool] | None,
+    auto_batch_size: bool,
+    batch_dims: int | None,
+    batch_size: BatchSize | None,
+    device: DeviceType | None,
+) -> Any:
+    """Return an instance of a dataclass as one of a tensorclass; as a TensorDict where there are no options for a class."""
+    if auto_batch_size and batch_size is not None:
+        raise TypeError(f"give a batch size or auto_batch_size=True, not both; got {batch_size!r}")
+    if options is None:
+        result: Any = TensorDict(_as_mapping(obj), batch_size=batch_size, device=device)
+    else:
+        result = _instance_for(obj, dest_cls, options, batch_size=batch_size, device=device)
+    return result.auto_batch_size_(batch_dims) if auto_batch_size else result
+
+
+def _class_for(cls: type, options: dict[str, bool]) -> type:
     """Return the tensorclass of a dataclass; the same one each time."""
     if issubclass(cls, TensorClass):
         return cls
@@ -79,53 +99,19 @@ def class_for(cls: type, options: dict[str, bool]) -> type:
     return _made[key]
 
 
-def instance_for(
-    obj: Any,
-    dest_cls: type | None,
-    options: dict[str, bool],
-    auto_batch_size: bool,
-    batch_dims: int | None,
-    batch_size: BatchSize | None,
-    device: DeviceType | None,
-) -> Any:
-    """Return an instance of a dataclass as one of a tensorclass."""
-    if auto_batch_size and batch_size is not None:
-        raise TypeError(f"give a batch size or auto_batch_size=True, not both; got {batch_size!r}")
-    cls: Any = class_for(type(obj), options) if dest_cls is None else dest_cls
-    values = {}
-    for field in dataclasses.fields(obj):
-        value = getattr(obj, field.name)
-        if _is_nested(value):
-            value = instance_for(value, None, options, False, None, batch_size, device)
-        values[field.name] = value
-    result = cls(**values, batch_size=batch_size, device=device)
-    return result.auto_batch_size_(batch_dims) if auto_batch_size else result
-
-
-def collection_for(
-    obj: Any,
-    dest_cls: type | None,
-    as_tensorclass: bool,
-    auto_batch_size: bool,
-    batch_dims: int | None,
-    batch_size: BatchSize | None,
-    device: DeviceType | None,
-) -> Any:
-    """Return an instance of a dataclass as a collection: the method ``from_dataclass``."""
-    if not dataclasses.is_dataclass(obj) or isinstance(obj, type):
-        raise TypeError(f"from_dataclass takes an instance of a dataclass; got {obj!r}")
-    if as_tensorclass or dest_cls is not None:
-        return instance_for(obj, dest_cls, {}, auto_batch_size, batch_dims, batch_size, device)
-    if auto_batch_size and batch_size is not None:
-        raise TypeError(f"give a batch size or auto_batch_size=True, not both; got {batch_size!r}")
-    result = TensorDict(_as_mapping(obj), batch_size=batch_size, device=device)
-    return result.auto_batch_size_(batch_dims) if auto_batch_size else result
+def _instance_for(obj: Any, cls: Any, options: dict[str, bool], **labels: Any) -> Any:
+    values = _values(obj, lambda value: _instance_for(value, None, options, **labels))
+    return (cls or _class_for(type(obj), options))(**values, **labels)
 
 
 def _as_mapping(obj: Any) -> dict[str, Any]:
+    return _values(obj, _as_mapping)
+
+
+def _values(obj: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return what the fields of a dataclass hold, with the dataclasses among that converted."""
     values = {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
-    return {name: _as_mapping(value) if _is_nested(value) else value for name, value in values.items()}
-
-
-def _is_nested(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, (type, TensorClass))
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value) and not isinstance(value, (type, TensorClass)):
+            values[name] = convert(value)
+    return values

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 from td_core._keys import unravel_key_to_tuple
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
 from ._attrs import attrs_of
-from ._from_dataclass import collection_for
+from ._from_dataclass import converted
 from ._non_tensor import NonTensorData
 from ._opaque import ValueNode
 
@@ -126,10 +127,11 @@ class NonTensorMethods:
         >>> TensorDict.from_dataclass(Point(torch.zeros(3, 2)), auto_batch_size=True)
         TensorDict(batch_size=[3,2], fields={xy: f32[]})
         """
+        if not is_dataclass(dataclass) or isinstance(dataclass, type):
+            raise TypeError(f"from_dataclass takes an instance of a dataclass; got {dataclass!r}")
+        options: dict[str, bool] | None = {} if as_tensorclass or dest_cls is not None else None
         return cls._of_dense(
-            collection_for(
-                dataclass, dest_cls, as_tensorclass, auto_batch_size, batch_dims, batch_size, device
-            )
+            converted(dataclass, dest_cls, options, auto_batch_size, batch_dims, batch_size, device)
         )
 
 
