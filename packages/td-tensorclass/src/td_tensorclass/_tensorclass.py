@@ -66,9 +66,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     if TYPE_CHECKING:
         # For type checkers the arguments that are no fields are fields too, read and written as different types.
-        batch_size: BatchSizeArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment,override]
-        device: DeviceArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment]
-        names: NamesArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[assignment,override]
+        batch_size: BatchSizeArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[arg-type,override]
+        device: DeviceArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[arg-type]
+        names: NamesArgument = dataclasses.field(default=None, kw_only=True)  # type: ignore[arg-type,override]
         lock: dataclasses.InitVar[bool] = dataclasses.field(default=False, kw_only=True)
 
     _schema: ClassVar[Schema]

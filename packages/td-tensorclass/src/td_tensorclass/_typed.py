@@ -54,9 +54,9 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
 
     if TYPE_CHECKING:
         # For type checkers the arguments that are no keys are fields too, read and written as different types.
-        batch_size: BatchSizeArgument = dataclasses.field(default=None)  # type: ignore[assignment,override]
-        device: DeviceArgument = dataclasses.field(default=None)  # type: ignore[assignment]
-        names: NamesArgument = dataclasses.field(default=None)  # type: ignore[assignment,override]
+        batch_size: BatchSizeArgument = dataclasses.field(default=None)  # type: ignore[arg-type,override]
+        device: DeviceArgument = dataclasses.field(default=None)  # type: ignore[arg-type]
+        names: NamesArgument = dataclasses.field(default=None)  # type: ignore[arg-type,override]
         lock: dataclasses.InitVar[bool] = dataclasses.field(default=False)
 
     __required_keys__: ClassVar[frozenset[str]] = frozenset()

@@ -5,30 +5,19 @@ from __future__ import annotations
 import dataclasses
 from abc import ABCMeta
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
 from td_core.typing import BatchSize, DeviceType
 
-__all__ = [
-    "BatchSizeArgument",
-    "DeviceArgument",
-    "FieldsMeta",
-    "NamesArgument",
-    "dataclass_transform",
-]
+__all__ = ["BatchSizeArgument", "DeviceArgument", "FieldsMeta", "NamesArgument", "dataclass_transform"]
+
+Given = TypeVar("Given")
+Read = TypeVar("Read")
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
-else:
-
-    def dataclass_transform(**kwargs: Any) -> Callable[[Any], Any]:
-        """Mark nothing at run time."""
-        return lambda decorated: decorated
-
-
-if TYPE_CHECKING:
 
     @dataclass_transform(field_specifiers=(dataclasses.field,))
     class FieldsMeta(ABCMeta):
@@ -36,35 +25,22 @@ if TYPE_CHECKING:
 else:
     FieldsMeta = ABCMeta
 
+    def dataclass_transform(**kwargs: Any) -> Callable[[Any], Any]:
+        """Mark nothing at run time."""
+        return lambda decorated: decorated
 
-class BatchSizeArgument:
-    """A batch size: given in any form, read as ``torch.Size``."""
 
-    def __get__(self, instance: Any, owner: Any = None) -> torch.Size:
+class Argument(Generic[Given, Read]):
+    """What is given in one form, and read in another."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> Read:
         """Read it."""
         raise NotImplementedError
 
-    def __set__(self, instance: Any, value: BatchSize | None) -> None:
+    def __set__(self, instance: Any, value: Given) -> None:
         """Write it."""
 
 
-class DeviceArgument:
-    """A device: given in any form, read as ``torch.device``."""
-
-    def __get__(self, instance: Any, owner: Any = None) -> torch.device | None:
-        """Read it."""
-        raise NotImplementedError
-
-    def __set__(self, instance: Any, value: DeviceType | None) -> None:
-        """Write it."""
-
-
-class NamesArgument:
-    """Dim names: given as any sequence, read as a list."""
-
-    def __get__(self, instance: Any, owner: Any = None) -> list[str | None]:
-        """Read them."""
-        raise NotImplementedError
-
-    def __set__(self, instance: Any, value: Sequence[str | None] | None) -> None:
-        """Write them."""
+BatchSizeArgument = Argument[BatchSize | None, torch.Size]
+DeviceArgument = Argument[DeviceType | None, torch.device | None]
+NamesArgument = Argument[Sequence[str | None] | None, list[str | None]]
