@@ -40,9 +40,6 @@ def declare(cls: Any, root: Any, given: Mapping[str, Any], frame: Any) -> None:
     cls._finishes = options.frozen or cls._inits_results
     for name in schema.names:
         setattr(cls, name, _reader(name))
-    for name in schema.init_vars:
-        if isinstance(cls.__dict__.get(name), dataclasses.Field):
-            delattr(cls, name)
     maker = next(each for each in cls.__mro__ if "__init__" in each.__dict__)
     if cls.__init__ is root.__init__:
         cls.__signature__ = schema.signature()

@@ -97,9 +97,6 @@ def _stack_to_directory(node: NonTensorStack) -> Record:
 
 def _stack_from_directory(record: Record) -> NonTensorStack:
     data = record.values.get("data")
-    if data is None:
-        # Members side by side, which no known release writes and all of them read.
-        return NonTensorStack(*(record.members[str(i)] for i in range(len(record.members))))
     if not isinstance(data, list):
         raise FormatError(f"the values of a NonTensorStack are a list; got {data!r}")
     # Where the batch size is not stored, each level of lists of one length is a dim.
