@@ -7,7 +7,7 @@ size. What may not be lost is in :mod:`._non_tensor_stack`: joining values gives
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -25,7 +25,7 @@ from td_core._traced import new_object
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import BatchSize, DeviceType
 
-from ._opaque import ValueNode
+from ._opaque import ValueNode, nested
 from ._settings import capture_non_tensor_stack
 from ._trees import register_data
 from ._values import same_value
@@ -307,7 +307,8 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         self.data = value
 
     def _listed(self, linked: bool) -> Any:
-        return _repeated(self._value, self._batch_size, partial(LinkedList, td=self) if linked else list)
+        size = self._batch_size
+        return nested(self._values_for(size), size, partial(LinkedList, td=self) if linked else list)
 
     def _print_entry(self) -> str:
         return type(self._value).__name__
@@ -361,7 +362,3 @@ def latest(node: Any) -> Any:
             )
         return found
     return node
-
-
-def _repeated(value: Any, size: Sequence[int], made: Callable[..., list[Any]]) -> Any:
-    return made(_repeated(value, size[1:], made) for _ in range(size[0])) if size else value

@@ -29,7 +29,7 @@ from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
 from ._arrangement import Arrangement, arrangements, positions
 from ._non_tensor import NonTensorData, NonTensorDataBase, latest
-from ._opaque import ValueNode, side_by_side
+from ._opaque import ValueNode, nested, side_by_side
 from ._settings import list_to_stack
 from ._trees import register_stack
 from ._values import same_value
@@ -180,7 +180,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         ['a', 'a']
         """
         size = non_tensor.batch_size
-        return cls._of([non_tensor._value] * size.numel(), size, non_tensor.device, non_tensor._names)
+        return cls._of(non_tensor._values_for(size), size, non_tensor.device, non_tensor._names)
 
     @classmethod
     def from_list(cls: type[SelfT], values: list[Any], ndim: int | None = None) -> SelfT:  # type: ignore[override]
@@ -415,7 +415,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
 
     def _listed(self, linked: bool) -> Any:
         self._check_whole()
-        return self._unwrap() if linked else _nested(self._values, self._batch_size)
+        return self._unwrap() if linked else nested(self._values, self._batch_size)
 
     def maybe_to_stack(self: SelfT) -> SelfT:
         """Return this stack; the counterpart of :meth:`NonTensorData.maybe_to_stack`.
@@ -457,8 +457,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         >>> stack.tolist()
         ['a', 'b', 'c']
         """
-        items = [as_node(item) for item in tensordict]
-        self._splice(self._batch_size[0], items)
+        self._splice(self._batch_size[0], [as_node(item) for item in tensordict])
 
     def _splice(self, index: int, items: list[Core]) -> None:
         refuse_if_locked(self, "add a value")
@@ -470,10 +469,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
                 )
         self._check_whole()
         new = [value for item in items for value in spread(item, tail)]
-        position = (
-            min(max(index + self._batch_size[0] if index < 0 else index, 0), self._batch_size[0])
-            * tail.numel()
-        )
+        position = slice(index, None).indices(self._batch_size[0])[0] * tail.numel()
         self._own([*self._values[:position], *new, *self._values[position:]])
         self._values_size = self._batch_size = torch.Size((self._batch_size[0] + len(items), *tail))
 
@@ -537,13 +533,6 @@ class _Linked:
                 for i in range(size[0])
             ]
         return LinkedList(parts, td=self)
-
-
-def _nested(values: list[Any], size: Sequence[int]) -> Any:
-    if len(size) < 2:
-        return list(values) if size else values[0]
-    step = torch.Size(size[1:]).numel()
-    return [_nested(values[i * step : (i + 1) * step], size[1:]) for i in range(size[0])]
 
 
 def as_node(value: Any) -> Any:

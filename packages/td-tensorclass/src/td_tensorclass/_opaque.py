@@ -283,6 +283,18 @@ class ValueNode(OpaqueNode):
         return self._rebuild(iter(()))
 
 
+def nested(values: list[Any], size: Sequence[int], made: Callable[..., Any] = list) -> Any:
+    """Return values in the order of a batch as nested lists of its shape.
+
+    >>> nested([1, 2, 3, 4], (2, 2)), nested([1], ())
+    ([[1, 2], [3, 4]], 1)
+    """
+    if len(size) < 2:
+        return made(values) if size else values[0]
+    step = torch.Size(size[1:]).numel()
+    return made(nested(values[i * step : (i + 1) * step], size[1:], made) for i in range(size[0]))
+
+
 def side_by_side(items: Sequence[Any], dim: int) -> list[Any]:
     """Return the values of a stack or concatenation along ``dim``, in order; without tensors, for torch.compile."""
     steps = [torch.Size(item.batch_size[dim:]).numel() for item in items]
