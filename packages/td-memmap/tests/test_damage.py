@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from td_core import TensorDict
 from td_core._lazy_stack import LazyStackedTensorDict
@@ -579,12 +580,48 @@ def test_a_stack_of_more_members_than_a_directory_has_room_for_is_not_counted(sa
         TensorDict.load_memmap(save)
 
 
-def test_wrong_types_of_values_are_told_with_their_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is no valid metadata"),
+        ("[]", "expected an object of values"),
+        ('{"values": []}', "expected an object of values"),
+        ('{"values": {"data": 3}}', "expected an object of values"),
+    ],
+)
+def test_wrong_types_of_values_are_told_with_their_file(content: str, message: str, tmp_path: Path) -> None:
     pytest.importorskip("td_tensorclass")
     TensorDict({"v": (1, "a")}).memmap(tmp_path / "save")
-    (tmp_path / "save" / "v" / "%values.json").write_text("{")
-    with pytest.raises(FormatError, match="v/%values.json is no valid metadata"):
+    (tmp_path / "save" / "v" / "%values.json").write_text(content)
+    with pytest.raises(FormatError, match=f"v/%values.json.*{message}"):
         TensorDict.load_memmap(tmp_path / "save")
+
+
+@pytest.mark.parametrize("content", [["f"], {"g": 1}])
+def test_a_pickle_without_the_values_that_it_should_have_is_damage(content: Any, tmp_path: Path) -> None:
+    pytest.importorskip("td_tensorclass")
+    prefix = tmp_path / "save"
+    TensorDict({"v": len, "shape": {"shape": torch.ones(1)}}).memmap(prefix, allow_pickle=True)
+    (prefix / "v" / "other.pickle").write_bytes(pickle.dumps(content))
+    with pytest.raises(FormatError, match="v/other.pickle|key 'v'"):
+        TensorDict.load_memmap(prefix, allow_pickle=True)
+
+
+def test_a_missing_member_is_noticed_where_nobody_counted_them(save: Path) -> None:
+    edit(save / "stack" / "meta.json", lambda meta: {k: v for k, v in meta.items() if k != "_members"})
+    assert TensorDict.load_memmap(save).batch_size == TensorDict.load_memmap(save)["stack"].batch_size[:1]
+    shutil.rmtree(save / "stack" / "1")
+    for read in (TensorDict.load_memmap, inspect):
+        with pytest.raises(FormatError, match=r"the members is \[0, 2\], expected a member 1"):
+            read(save)
+
+
+@pytest.mark.parametrize("damage", ["a leaf is missing", "a leaf is short"])
+def test_files_are_looked_for_though_fake_tensors_need_none(damage: str, save: Path) -> None:
+    break_it, message = FILES[damage]
+    break_it(save)
+    with FakeTensorMode(), pytest.raises(FormatError, match=message):
+        TensorDict.load_memmap(save)
 
 
 def test_levels_without_an_entry_are_in_order(save: Path) -> None:
