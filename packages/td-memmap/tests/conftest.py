@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict
+from td_core._buffers import as_bytes
 from td_core._collection import Core
 from td_core._lazy_stack import LazyStackedTensorDict
-from td_memmap._dtypes import elements
 
 
 def same_leaf(found: Tensor, wanted: Tensor, where: str) -> None:
@@ -26,7 +26,7 @@ def same_leaf(found: Tensor, wanted: Tensor, where: str) -> None:
         return
     assert found.shape == wanted.shape, where
     # Bytes, so that NaN equals NaN and dtypes without arithmetic can be compared.
-    assert torch.equal(elements(found), elements(wanted)), where
+    assert torch.equal(as_bytes(found), as_bytes(wanted)), where
 
 
 def assert_same(found: Any, wanted: Any, where: str = "root") -> None:

@@ -26,6 +26,7 @@ __all__ = ["Leaves", "as_bytes"]
 SMALL = 1 << 14
 _KIND = attrgetter("__class__", "layout", "is_cpu", "is_nested", "dtype")
 _REQUIRES_GRAD = attrgetter("requires_grad")
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 #: dtype, positions, shapes: tensors that stand one after the other in the buffer of that number.
 Row = tuple[torch.dtype, list[int], list[tuple[int, ...]]]
@@ -155,8 +156,15 @@ def _join(tensors: list[Tensor], flat: bool) -> Tensor:
 
 
 def as_bytes(piece: Tensor) -> Tensor:
-    """Return the bytes of a tensor, C-contiguous."""
-    plain = piece.detach().resolve_conj().resolve_neg().contiguous()
+    """Return the bytes of a dense tensor, C-contiguous, without a copy where there is no need.
+
+    >>> as_bytes(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).t())
+    tensor([1, 3, 2, 4], dtype=torch.uint8)
+    """
+    plain = piece.detach().resolve_conj().resolve_neg()
+    if not plain.is_contiguous():
+        # Some dtypes (sub-byte integers) cannot be copied; integers of the same size always can.
+        plain = plain.view(_INTEGERS.get(plain.itemsize, plain.dtype)).contiguous()
     # Not view(-1): a tensor of one element is contiguous whatever its stride is, and keeps it.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 

@@ -1,4 +1,4 @@
-"""Dtypes: which can be stored, under what name, and a leaf's elements as bytes."""
+"""Dtypes: which can be stored, and under what name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from td_core._collection import show_path
 from td_core.errors import CodecError
 
-__all__ = ["DTYPES", "check_dtype", "elements", "storable"]
+__all__ = ["DTYPES", "check_dtype", "storable"]
 
 #: Dtype by the name that stands in files, ``str(dtype)``; quantised ones carry parameters that a file cannot hold.
 DTYPES: dict[str, torch.dtype] = {
@@ -18,7 +18,6 @@ DTYPES: dict[str, torch.dtype] = {
 }
 
 _STORABLE = frozenset(DTYPES.values())
-_BYTES_AS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def storable(leaf: Tensor, where: str | tuple[str, ...], *, content: bool = True) -> None:
@@ -72,20 +71,3 @@ def check_dtype(dtype: torch.dtype, where: str | tuple[str, ...]) -> None:
     if dtype not in _STORABLE:
         at = where if isinstance(where, str) else show_path(where)
         raise CodecError(f"cannot store the dtype {dtype} at {at}: convert it with dequantize() first")
-
-
-def elements(leaf: Tensor) -> Tensor:
-    """Return the elements of a dense CPU tensor as one contiguous uint8 vector, without a copy where there is no need.
-
-    >>> elements(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).t())
-    tensor([1, 3, 2, 4], dtype=torch.uint8)
-    """
-    leaf = leaf.detach()
-    if leaf.is_conj() or leaf.is_neg():
-        leaf = leaf.resolve_conj().resolve_neg()
-    if not leaf.is_contiguous():
-        # Some dtypes (sub-byte integers) cannot be copied; integers of the same size always can.
-        same_size = _BYTES_AS.get(leaf.element_size())
-        leaf = (leaf if same_size is None else leaf.view(same_size)).contiguous()
-    # Not view(-1): a dim of size 1 may have any stride, and view() would keep it.
-    return leaf.as_strided((leaf.numel(),), (1,)).view(torch.uint8)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._dtypes import elements
+from td_core._buffers import as_bytes
+
 from ._mapping import buffer
 
 __all__ = ["pieces"]
@@ -35,7 +36,7 @@ def pieces(leaf: Tensor) -> Iterable[Any]:
         return _from_cuda(leaf)
     if leaf.is_cpu and leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg():
         return (buffer(leaf),)
-    return (elements(part.cpu()).numpy() for part in _blocks(leaf.detach()))
+    return (as_bytes(part.cpu()).numpy() for part in _blocks(leaf.detach()))
 
 
 def _blocks(leaf: Tensor) -> Iterator[Tensor]:
@@ -60,7 +61,7 @@ def _from_cuda(leaf: Tensor) -> Iterator[Any]:
     waiting: tuple[Tensor, Any] | None = None
     for position, part in enumerate(_blocks(leaf.detach())):
         # A contiguous part of at most PIECE bytes fits one buffer; a 1-d leaf is split to such parts too.
-        source = elements(part)
+        source = as_bytes(part)
         target = buffers[position % 2][: source.numel()]
         target.copy_(source, non_blocking=True)
         arrived = torch.cuda.Event()

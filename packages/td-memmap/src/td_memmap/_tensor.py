@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_storage
 
+from td_core._buffers import as_bytes
 from td_core._torch_private import plain_results
 from td_core.errors import FormatError
 
 from . import _fs
 from ._anonymous import AnonymousFile
-from ._dtypes import check_dtype, elements, storable
+from ._dtypes import check_dtype, storable
 from ._errors import FileTakenError, NoFileError
 from ._mapping import FileStorage, map_elements
 from ._new_file import NewFile
@@ -625,8 +626,8 @@ def check_mode(mode: str | None) -> None:
 def all_elements(tensor: Tensor) -> Tensor:
     """Return the elements of any tensor as one uint8 vector, without a copy where there is no need."""
     if tensor.is_nested:
-        return torch.cat([elements(part.cpu()) for part in tensor.unbind()])
-    return elements(tensor.cpu())
+        return torch.cat([as_bytes(part.cpu()) for part in tensor.unbind()])
+    return as_bytes(tensor.cpu())
 
 
 def plain(tensor: Tensor) -> Tensor:
