@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
-__all__ = ["Checksum", "best", "digest_of", "named"]
-
-
-class Checksum(Protocol):
-    """A checksum that is fed piece by piece."""
-
-    def update(self, data: Any, /) -> None:
-        """Add bytes."""
-
-    def hexdigest(self) -> str:
-        """Return the checksum of all bytes so far."""
+__all__ = ["best", "digest_of", "named"]
 
 
 class _Crc32:
+    """CRC-32 with the methods of a hash object of Python."""
+
     def __init__(self) -> None:
         self._value = 0
 
@@ -30,7 +22,7 @@ class _Crc32:
         return f"{self._value:08x}"
 
 
-xxh3_128: Callable[[], Checksum] | None
+xxh3_128: Callable[[], Any] | None
 try:
     from xxhash import xxh3_128
 except ImportError:
@@ -42,8 +34,8 @@ def best() -> str:
     return "crc32" if xxh3_128 is None else "xxh3_128"
 
 
-def named(name: str) -> Checksum | None:
-    """Return the checksum of a name; None where this installation does not have it.
+def named(name: str) -> Any:
+    """Return the checksum of a name, to be fed piece by piece; None where this installation does not have it.
 
     >>> crc = named("crc32")
     >>> crc.update(b"123456789")
@@ -58,7 +50,6 @@ def named(name: str) -> Checksum | None:
 def digest_of(algorithm: str, content: Iterable[Any]) -> str:
     """Return the hash of bytes that come piece by piece."""
     hasher = named(algorithm)
-    assert hasher is not None
     for piece in content:
         hasher.update(piece)
-    return hasher.hexdigest()
+    return str(hasher.hexdigest())

@@ -333,17 +333,13 @@ class Tree:
 
     def remove_path(self, path: Parts) -> None:
         """Remove a file below, if it is there and a file."""
-        try:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError, FormatError):
             self.remove(path[:-1], path[-1])
-        except (FileNotFoundError, IsADirectoryError, FormatError):
-            return
 
     def remove_directory_path(self, parts: Parts) -> None:
         """Remove a directory below, if it is there and empty."""
-        try:
+        with contextlib.suppress(FileNotFoundError, FormatError):
             self.remove_directory(parts)
-        except (FileNotFoundError, FormatError):
-            return
 
     def below(self, parts: Parts) -> Tree:
         """Return a directory below as a tree of its own, of the same version whatever happens to this one."""
@@ -400,10 +396,8 @@ class Tree:
 
     def remove(self, parts: Parts, name: str) -> None:
         """Remove a file, if it is there."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd(parts))
-        except FileNotFoundError:
-            return
 
     def remove_directory(self, parts: Parts) -> bool:
         """Remove a directory if it is empty; tell whether it is gone."""

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-__all__ = ["META", "encode_key", "fits", "litter", "spare_name", "stem"]
+__all__ = ["META", "encode_key", "fits", "litter", "stem"]
 
 META = "meta.json"
 OLD_META = "meta.pt"
@@ -65,15 +65,6 @@ def stem(key: str, robust_key: bool) -> str:
     ('a%20b', 'a b')
     """
     return encode_key(key) if robust_key else key
-
-
-def spare_name(position: int) -> str:
-    """Return a name that no key has, for the entry at ``position`` whose own name cannot be used.
-
-    >>> spare_name(3)
-    '%k3'
-    """
-    return f"%k{position}"
 
 
 def litter(name: str) -> str:

@@ -226,8 +226,8 @@ class _Planner:
                 classes[name] = value.plain
             else:
                 level[name] = value.plain
-            if value.types is not None and value.types != _CLASS:
-                types[name] = {"plain": value.plain, "types": value.types}
+                if value.types is not None:
+                    types[name] = {"plain": value.plain, "types": value.types}
         for name, item in meta.items():
             level.setdefault(name, item)
         for name, child in record.members.items():
@@ -330,7 +330,7 @@ class _Planner:
         wanted = names_of(child, stem)
         jagged = isinstance(child, Tensor) and child.layout == torch.jagged
         if jagged or not all(map(_names.fits, wanted)) or not taken.isdisjoint(wanted):
-            return _names.spare_name(position)
+            return f"%k{position}"  # which no key becomes
         taken.update(wanted)
         return stem
 

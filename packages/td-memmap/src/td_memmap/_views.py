@@ -50,10 +50,6 @@ def look(source: Any, meta: Mapping[str, Any]) -> Any:
         or not arguments.keys() <= _OPERATIONS[name]
     ):
         raise FormatError(f"a saved view cannot be made by {name!r} with {arguments!r}")
-    if name == "view":
-        return source.view(arguments["size"])
-    if name == "permute":
-        return source.permute(arguments["dims"])
     return getattr(source, name)(**arguments)
 
 
