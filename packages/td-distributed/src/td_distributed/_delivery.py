@@ -11,7 +11,7 @@ from torch import Tensor
 from td_core import decode, encode
 from td_core._collection import show_path
 from td_core._nodes import Encoded
-from td_core._ops.leaf_writes import copy_all
+from td_core._ops.leaf_writes import copy_all, is_expanded
 from td_core.errors import FormatError, StructureError
 
 from . import _file, _memory, _paths, _storage, _wire
@@ -201,7 +201,7 @@ def _match(
             raise StructureError(
                 f"cannot receive: the rows of {show_path(path)} have other lengths in the message; nothing was changed"
             )
-        if _storage.overlaps(target):
+        if is_expanded(target):
             raise StructureError(
                 f"cannot receive: {show_path(path)} is expanded, so its elements share memory; clone() it first"
             )

@@ -237,7 +237,7 @@ def send(
     if announced.spare is None:
         peer.send(*_wire.packed(MARK, announced.header, payload))
         return
-    whole = announced.whole(MARK, payload[0])
+    whole = announced.whole(payload[0])
     peer.send(whole[0])
     announced.spare.append(whole)
 
@@ -386,7 +386,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[N
     if known is not None and (arrival is None or known is not likely):
         arrival = known.arrival(first)
     coming.wait()
-    if known is not None and arrival is not None and arrival[1] == known.front(MARK):
+    if known is not None and arrival is not None and arrival[1] == known.front():
         yield
         target.deliver(known, arrival[2])
         known.arrivals.append(arrival)

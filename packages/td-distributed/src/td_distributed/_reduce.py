@@ -13,7 +13,7 @@ from torch import Tensor
 
 from td_core import encode
 from td_core._collection import show_path
-from td_core._ops.leaf_writes import copy_all
+from td_core._ops.leaf_writes import copy_all, is_expanded
 from td_core.errors import StructureError
 
 from . import _file, _paths, _storage, _wire
@@ -93,9 +93,7 @@ def all_reduce(
         _start(bucket, place, lambda flat: dist.all_reduce(flat, op, group, async_op=True), True)
         for bucket in _buckets(leaves, bucket_bytes)
     ]
-    if async_op:
-        return buckets
-    return _finish(buckets)
+    return _handles(buckets, async_op)
 
 
 def reduce(
@@ -139,12 +137,13 @@ def reduce(
         )
         if not async_op:
             buckets[-1].wait()
-    if async_op and return_premature:
+    return _handles(buckets, async_op and return_premature)
+
+
+def _handles(buckets: list[Reducing], wanted: bool) -> list[Reducing] | None:
+    """Return the handles if they are wanted, else wait for them."""
+    if wanted:
         return buckets
-    return _finish(buckets)
-
-
-def _finish(buckets: list[Reducing]) -> list[Reducing] | None:
     for bucket in buckets:
         bucket.wait()
     return None
@@ -245,7 +244,7 @@ def _look(collection: Any) -> tuple[_wire.Outline, dict[_paths.Path, Tensor]]:
     owners: dict[int, _paths.Path] = {}
     for path, i in sorted((path, leaf) for path, leaf in _paths.walk(encoded.nodes) if isinstance(leaf, int)):
         leaf, *fixed = _storage.pieces_of(encoded.leaves[i])[0]
-        if _storage.overlaps(leaf):
+        if is_expanded(leaf):
             raise StructureError(
                 f"{show_path(path)} is expanded, so its elements share memory; clone() it first"
             )

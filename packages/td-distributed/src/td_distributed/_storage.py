@@ -20,6 +20,7 @@ from torch import Tensor
 
 from td_core._buffers import as_bytes
 from td_core._nodes import Encoded
+from td_core._torch_private import ragged_dim
 from td_core.errors import FormatError, StructureError
 
 from . import _paths
@@ -65,15 +66,6 @@ class Leaf(NamedTuple):
 
     spans: tuple[Span, ...]
     ragged_idx: int | None = None
-
-    def made_of(self, pieces: Sequence[Tensor]) -> Tensor:
-        """Return the leaf of its pieces."""
-        if self.ragged_idx is None:
-            return pieces[0]
-        lengths = pieces[2] if len(pieces) == 3 else None
-        return torch.nested.nested_tensor_from_jagged(
-            pieces[0], pieces[1], lengths, jagged_dim=self.ragged_idx
-        )
 
 
 class Layout(NamedTuple):
@@ -243,7 +235,11 @@ def together(layout: Layout, pieces: list[Pieces]) -> list[Tensor]:
         else:
             made = jagged.get(id(parts))
             if made is None:
-                made = jagged[id(parts)] = leaf.made_of(parts)
+                values, offsets, *lengths = parts
+                made = torch.nested.nested_tensor_from_jagged(
+                    values, offsets, lengths[0] if lengths else None, jagged_dim=leaf.ragged_idx
+                )
+                jagged[id(parts)] = made
             result.append(made)
     return result
 
@@ -276,10 +272,8 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
                 "a nested tensor of strided layout cannot be consolidated; convert it to torch.jagged"
             )
         jagged: Any = leaf
-        parts = [jagged.values(), jagged.offsets()]
-        if jagged.lengths() is not None:
-            parts.append(jagged.lengths())
-        return tuple(parts), jagged._ragged_idx
+        parts = (jagged.values(), jagged.offsets(), jagged.lengths())
+        return parts if parts[2] is not None else parts[:2], ragged_dim(leaf)
     if leaf.layout is not torch.strided:
         raise StructureError(
             f"a tensor of layout {leaf.layout} cannot be consolidated; call to_dense() on it first"
@@ -463,16 +457,6 @@ def is_plain(leaf: Tensor) -> bool:
     (True, False)
     """
     return leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg()
-
-
-def overlaps(leaf: Tensor) -> bool:
-    """Tell whether elements of a leaf share memory, because it is expanded.
-
-    >>> overlaps(torch.ones(1).expand(3)), overlaps(torch.ones(1).expand(1))
-    (True, False)
-    """
-    steps = leaf.stride()
-    return 0 in steps and any(step == 0 and size > 1 for step, size in zip(steps, leaf.shape, strict=True))
 
 
 def _copy(non_blocking: bool, target: Tensor, source: Tensor) -> None:

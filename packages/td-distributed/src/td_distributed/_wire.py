@@ -25,6 +25,7 @@ from td_core._nodes import Encoded
 
 from . import _file, _paths, _storage
 from ._attachment import attached
+from ._group import MARK
 from ._memory import bytes_of, vector
 from ._storage import Layout
 
@@ -64,11 +65,11 @@ class Message:
     arrivals: list[tuple[Tensor, memoryview, Tensor]] = field(default_factory=list)
     _front: bytes | None = None
 
-    def front(self, mark: int) -> bytes:
+    def front(self) -> bytes:
         """Return what stands before the header."""
         if self._front is None:
             sizes = [stop - start for start, stop in self.parts()]
-            self._front = front(mark, self.header, sizes)
+            self._front = front(MARK, self.header, sizes)
         return self._front
 
     def arrival(self, first: Tensor) -> tuple[Tensor, memoryview, Tensor] | None:
@@ -83,10 +84,10 @@ class Message:
         size = self.layout.nbytes
         return self.together and 0 < size <= FIRST - FRONT.size - len(self.header)
 
-    def whole(self, mark: int, storage: Tensor) -> tuple[Tensor, memoryview, memoryview]:
+    def whole(self, storage: Tensor) -> tuple[Tensor, memoryview, memoryview]:
         """Return a first message that carries all, to be put back into ``spare``."""
         if not self.spare:
-            first = packed(mark, self.header, [storage])[0]
+            first = packed(MARK, self.header, [storage])[0]
             return first, bytes_of(first)[FRONT.size + len(self.header) :][: len(storage)], bytes_of(storage)
         whole = self.spare.pop()
         whole[1][:] = whole[2]
