@@ -39,11 +39,6 @@ from ._save import Options
 from ._shapes import element_count, shaped, without_elements
 from ._subpath import find
 
-__all__ = [
-    "ArchiveTree", "is_memmap_archive", "load_archive", "pack_memmap", "refresh_archive_checksums",
-    "save_archive", "unpack_memmap",
-]  # fmt: skip
-
 _ALIGNMENT = 64
 _PAD_BLOCK = 0x6474  # the bytes "td"
 _LOCAL_HEADER = 30
@@ -271,13 +266,9 @@ def unpack_memmap(archive_path: str | Path, prefix: str | Path, *, progress: Pro
         places = list(archive.files.items())
         report = reporter(progress, sum(info.file_size for _, info in places), "unpack")
         with Staging(os.path.abspath(prefix), [path for path, _ in places]) as staging:
-            made: set[Parts] = set()
             # The metadata of the root last, as in every save.
             for path, info in sorted(places, key=lambda place: place[0] == (_names.META,)):
-                for depth in range(1, len(path)):
-                    if path[:depth] not in made:
-                        made.add(path[:depth])
-                        staging.make(path[:depth])
+                staging.tree.make_way(path)
                 if path == (_names.META,):
                     staging.write_last(_names.META, b"".join(archive.contents(info)))
                     report(info.file_size)

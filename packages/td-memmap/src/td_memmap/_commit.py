@@ -33,8 +33,6 @@ from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._owned import Owned, foreign, owned
 
-__all__ = ["Staging", "alone"]
-
 _LITTER = re.compile(r"^\..*\.td-((new|old)-[0-9a-f]{8}|lock)$")
 
 
@@ -310,9 +308,7 @@ class Staging:
         """Link files that belong to no save into the new directory."""
         others, _ = foreign(previous, mine, self._directories)
         for path in others:
-            for depth in range(1, len(path)):
-                if self.tree.stat(path[: depth - 1], path[depth - 1]) is None:
-                    self.tree.make(path[:depth])
+            self.tree.make_way(path)
             try:
                 self.tree.link(previous, path[:-1], path[:-1], path[-1])
             except FileNotFoundError:
@@ -406,9 +402,7 @@ def _rescue_all(old: Tree, now: Tree, mine: Owned) -> bool:
 def _rescue(old: Tree, now: Tree, path: Parts) -> bool:
     """Move something from a replaced directory to the prefix; False where its name is taken."""
     try:
-        for depth in range(1, len(path)):
-            if now.stat_path(path[:depth]) is None:
-                now.make(path[:depth])
+        now.make_way(path)
         here, there = now.fd(path[:-1]), old.fd(path[:-1])
         return _fs.rename_new(there, path[-1], here, path[-1])
     except (FileNotFoundError, NotADirectoryError, FormatError):

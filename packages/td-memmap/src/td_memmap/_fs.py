@@ -27,8 +27,6 @@ from td_core.errors import FormatError
 
 from . import _names
 
-__all__ = ["Parts", "Tree", "anonymous_file", "exchange", "reserve", "write_all"]
-
 Parts = tuple[str, ...]
 Opened = TypeVar("Opened")
 
@@ -355,6 +353,12 @@ class Tree:
     def make(self, parts: Parts) -> None:
         """Create a directory."""
         os.mkdir(parts[-1], dir_fd=self.fd(parts[:-1]))
+
+    def make_way(self, path: Parts) -> None:
+        """Create the directories that lead to a path below, where missing."""
+        for depth in range(1, len(path)):
+            if self.stat_path(path[:depth]) is None:
+                self.make(path[:depth])
 
     def create(self, parts: Parts, name: str) -> int:
         """Create a file that must not be there yet, open for writing and mapping."""

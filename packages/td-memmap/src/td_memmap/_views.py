@@ -11,8 +11,6 @@ from td_core.errors import FormatError
 
 from . import _names
 
-__all__ = ["decode_index", "look", "rebuild"]
-
 #: The operations that a saved view may name, and the arguments of each.
 _OPERATIONS = {
     "squeeze": {"dim"},
@@ -62,19 +60,18 @@ def decode_index(code: Any, *, top: bool = False) -> Any:
     >>> decode_index(["tuple", [["slice", {"start": 0, "stop": 2, "step": None}], 1]])
     (slice(0, 2, None), 1)
     """
-    if code is None or isinstance(code, (bool, int)):
-        return code
-    if isinstance(code, list) and top and not (code and isinstance(code[0], str)):
-        return tuple(decode_index(item) for item in code)
-    if isinstance(code, list) and code and isinstance(code[0], str):
-        tag, rest = code[0], code[1:]
-        if tag == "ellipsis" and not rest:
+    match code:
+        case None | bool() | int():
+            return code
+        case ["ellipsis"]:
             return ...
-        if tag in ("tuple", "list") and len(rest) == 1 and isinstance(rest[0], list):
-            return (tuple if tag == "tuple" else list)(decode_index(item) for item in rest[0])
-        if tag in ("slice", "range") and len(rest) == 1 and isinstance(rest[0], dict):
-            bounds: list[Any] = [rest[0].get(name) for name in ("start", "stop", "step")]
-            return slice(*bounds) if tag == "slice" else range(*bounds)
-        if tag == "tensor" and rest:
-            return torch.tensor(rest[0], device="cpu")
+        case ["tuple" | "list" as tag, list(items)]:
+            return (tuple if tag == "tuple" else list)(map(decode_index, items))
+        case ["slice" | "range" as tag, dict(bounds)]:
+            limits: list[Any] = [bounds.get(name) for name in ("start", "stop", "step")]
+            return slice(*limits) if tag == "slice" else range(*limits)
+        case ["tensor", values, *_]:
+            return torch.tensor(values, device="cpu")
+        case list() if top and not (code and isinstance(code[0], str)):
+            return tuple(map(decode_index, code))
     raise FormatError(f"a saved view has an index that cannot be one: {code!r}")
