@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["WHOLE", "bytes_of", "room", "vector"]
-
 #: The size of the largest element.
 WHOLE = 16
 #: Smaller memory has too few huge pages to matter, and is often memory whose pages are there already.

@@ -15,8 +15,6 @@ from torch import Tensor
 from . import _fs
 from ._mapping import map_elements
 
-__all__ = ["AnonymousFile"]
-
 #: Tensors that share one file start at multiples of this, so that every dtype is aligned.
 ALIGNMENT = 64
 

@@ -27,8 +27,6 @@ from ._meta import LIMIT, LeafEntry, is_view, manifest_text, parse_json, read_js
 from ._pieces import pieces
 from ._plan import LeafFile, make_plan
 
-__all__ = ["append_memmap"]
-
 
 def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None = None) -> None:
     """Append rows to a saved directory, along the first batch dim.

@@ -6,8 +6,6 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["best", "digest_of", "named"]
-
 
 class _Crc32:
     """CRC-32 with the methods of a hash object of Python."""

@@ -8,8 +8,6 @@ from torch import Tensor
 from td_core._collection import show_path
 from td_core.errors import CodecError
 
-__all__ = ["DTYPES", "check_dtype", "storable"]
-
 #: Dtype by the name that stands in files, ``str(dtype)``; quantised ones carry parameters that a file cannot hold.
 DTYPES: dict[str, torch.dtype] = {
     str(dtype): dtype

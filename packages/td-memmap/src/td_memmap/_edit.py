@@ -31,8 +31,6 @@ from ._saved import Saved, attach, directory, saved_of
 from ._shapes import as_shape, show_shape
 from ._tensor import MemoryMappedTensor, all_elements
 
-__all__ = ["add", "refresh"]
-
 
 def _saved(data: Any) -> Saved:
     saved = saved_of(data)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from td_core.errors import FormatError, StructureError, TensorDictError
 
-__all__ = ["AppendError", "FileTakenError", "NoFileError", "PickleRefusedError"]
-
 
 class FileTakenError(TensorDictError, RuntimeError, FileExistsError):
     """A file is in the way of one that was to be written, or a tensor already has another file."""

@@ -10,8 +10,6 @@ from td_core._collection import ATTACHED
 from td_core._devices import wait_for
 from td_core._locking import lock
 
-__all__ = ["TensorDictFuture", "in_background", "locked"]
-
 
 class TensorDictFuture:
     """What ``return_early=True`` gives: the collection, once it is saved.

@@ -19,8 +19,6 @@ from ._load import members_of, unlisted
 from ._meta import Level, describe, read_json
 from ._one_version import on_one_version
 
-__all__ = ["Tree", "inspect", "look"]
-
 
 @dataclass(slots=True)
 class Tree:

@@ -25,8 +25,6 @@ from ._fs import Parts, Tree
 from ._meta import check_shape, damaged
 from ._tensor import plain
 
-__all__ = ["load_legacy"]
-
 _LEAF_META = ".meta.pt"
 _LIMIT = 1 << 20
 _CPU = torch.device("cpu")

@@ -21,8 +21,6 @@ from ._plan import Plan
 from ._save import Options, finish, planned, save_directory
 from ._shapes import shape_of, show_shape
 
-__all__ = ["like_directory"]
-
 
 def like_directory(tree: Core, prefix: str, options: Options) -> Callable[[], Any]:
     """Return the function that creates the files, or maps those of a save of the same structure.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-__all__ = ["check_mappings"]
-
 # Below this many, counting what is mapped already costs more than it is worth.
 _FEW = 10_000
 _SPARE = 500

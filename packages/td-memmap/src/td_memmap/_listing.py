@@ -7,8 +7,6 @@ from pathlib import Path
 
 from ._fs import Tree
 
-__all__ = ["print_directory_tree"]
-
 _UNITS = ("bytes", "KB", "MB", "GB", "TB", "PB")
 
 

@@ -39,8 +39,6 @@ from ._shapes import element_count, jagged, without_elements
 from ._subpath import find
 from ._tensor import MemoryMappedTensor, Place, map_file, plain
 
-__all__ = ["Loading", "Reader", "load_directory", "members_of", "unlisted"]
-
 _CPU = torch.device("cpu")
 # What building a node from data of the right form can raise when the content does not fit together.
 _MISFITS = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)

@@ -21,8 +21,6 @@ from ._meta import read_json
 from ._one_version import on_one_version
 from ._progress import Progress, reporter
 
-__all__ = ["Problem", "Report", "check", "file_pieces", "read_manifest", "verify", "verify_tree"]
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -19,11 +19,6 @@ from ._dtypes import DTYPES
 from ._fs import Parts
 from ._plan import FORMAT, VERSION
 
-__all__ = [
-    "LeafEntry", "Level", "damaged", "describe", "is_view", "manifest_text", "parse_json", "possible_names", "read_json",
-    "read_level",
-]  # fmt: skip
-
 #: Longest ``meta.json`` that is read; a level of a million leaves has about 100 MB.
 LIMIT = 1 << 29
 
@@ -149,13 +144,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def read_level(
-    content: bytes,
-    where: str,
-    key: tuple[str, ...],
-    above: torch.Size,
-    *,
-    robust_key: bool,
-    strict: bool,
+    content: bytes, where: str, key: tuple[str, ...], above: torch.Size, *, robust_key: bool, strict: bool
 ) -> Level:
     """Check the ``meta.json`` of the node at a key path, whose level above has the batch size ``above``.
 
@@ -446,10 +435,7 @@ def check_device(value: Any, where: str, key: tuple[str, ...]) -> torch.device:
 
 def manifest_text(sizes: dict[Parts, list[Any]], algorithm: str | None, hashes: dict[Parts, str]) -> bytes:
     """Return the content of a manifest: by file its size and time, and its hash where there is an algorithm."""
-    content: dict[str, Any] = {
-        "format": 1,
-        "files": {"/".join(path): row for path, row in sizes.items()},
-    }
+    content: dict[str, Any] = {"format": 1, "files": {"/".join(path): row for path, row in sizes.items()}}
     if algorithm is not None:
         content["algorithm"] = algorithm
         content["hashes"] = {"/".join(path): value for path, value in hashes.items()}

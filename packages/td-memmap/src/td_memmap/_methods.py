@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ._progress import Progress
     from ._save import Options
 
-__all__ = ["load", "load_memmap", "memmap", "memmap_like", "save"]
-
 
 def memmap(
     data: Any,

@@ -13,8 +13,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-__all__ = ["META", "encode_key", "fits", "litter", "stem"]
-
 META = "meta.json"
 OLD_META = "meta.pt"
 PICKLE = "other.pickle"

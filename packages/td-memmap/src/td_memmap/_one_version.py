@@ -9,8 +9,6 @@ from td_core.errors import FormatError
 
 from ._fs import Parts, Tree
 
-__all__ = ["on_one_version"]
-
 _ATTEMPTS = 1000
 
 

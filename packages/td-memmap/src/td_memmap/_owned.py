@@ -18,8 +18,6 @@ from . import _names
 from ._fs import Parts, Tree
 from ._meta import LIMIT, is_view
 
-__all__ = ["Owned", "foreign", "owned"]
-
 _FIXED = (_names.META, *_names.SIDECARS)
 #: What a process that was killed may have left while it wrote a value, or a new leaf, to a live save.
 _LITTER = re.compile(rf"{_names.TEMPORARY}[0-9a-f]{{8}}|\..*\.td-file-[0-9a-f]{{8}}")

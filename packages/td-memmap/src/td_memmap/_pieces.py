@@ -17,8 +17,6 @@ from td_core._buffers import as_bytes
 
 from ._mapping import buffer
 
-__all__ = ["pieces"]
-
 PIECE = 8 << 20
 #: For so few bytes from a GPU to prepare pinned memory takes longer than to wait for them.
 _SMALL = 1 << 16

@@ -30,8 +30,6 @@ from ._dtypes import storable
 from ._fs import Parts
 from ._shapes import component_shapes, element_count
 
-__all__ = ["FORMAT", "LeafFile", "Plan", "make_plan", "names_of", "take_apart"]
-
 #: Name of the layouts of this format.
 FORMAT = "memmap/1"
 VERSION = 2

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Progress", "reporter"]
-
 #: What a caller may pass: False, True for a bar, or a function of (bytes done, bytes in all).
 Progress = bool | Callable[[int, int], Any]
 

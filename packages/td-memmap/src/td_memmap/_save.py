@@ -30,8 +30,6 @@ from ._saved import attach
 from ._shapes import element_count, jagged, shaped, without_elements
 from ._tensor import MemoryMappedTensor, Place, is_there, is_whole, map_file, plain
 
-__all__ = ["Options", "finish", "planned", "save_anonymous", "save_directory", "snapshot"]
-
 _CPU = torch.device("cpu")
 # A smaller file is written faster than it is handed to another thread (measured: even at 0.3 to 1 MB). Without being
 # asked no thread is used at all: a write goes to the page cache, which two threads fill hardly faster than one (measured

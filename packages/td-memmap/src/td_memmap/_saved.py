@@ -22,8 +22,6 @@ from ._plan import plan_values, take_apart
 from ._subpath import find
 from ._tensor import MemoryMappedTensor, is_in_its_file
 
-__all__ = ["ATTACHMENT", "Saved", "attach", "directory", "saved_of"]
-
 #: Where a mapped collection keeps its :class:`Saved`.
 ATTACHMENT = "memmap"
 

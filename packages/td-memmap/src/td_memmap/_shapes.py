@@ -10,10 +10,6 @@ from torch import Tensor
 
 from td_core._torch_private import nested_view
 
-__all__ = [
-    "Shape", "as_shape", "component_shapes", "element_count", "jagged", "shape_of", "shaped", "show_shape",
-]  # fmt: skip
-
 Shape = Any  # torch.Size, or the 2-d integer table of the component shapes of a nested tensor
 
 

@@ -13,8 +13,6 @@ from . import _names
 from ._fs import Parts
 from ._meta import describe, read_json
 
-__all__ = ["find"]
-
 
 def find(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
     """Return where the sub-collection under a key is, in a directory or an archive.

@@ -31,8 +31,6 @@ from ._mapping import FileStorage, map_elements
 from ._new_file import NewFile
 from ._shapes import Shape, as_shape, element_count, shape_of, shaped, show_shape, without_elements
 
-__all__ = ["MemoryMappedTensor", "Place"]
-
 
 @dataclass(slots=True, eq=False)
 class Place:
