@@ -907,3 +907,50 @@ def test_one_of_several_views_that_requires_grad_is_refused_before_others_are_wr
     with pytest.raises(StructureError, match=r"key \('n', 'b'\).*view of which autograd lets nobody write"):
         write(td, TensorDict({"a": before + 1, "n": {"b": td["n", "b"].detach() + 1}}, td.batch_size))
     assert torch.equal(td["a"], before)
+
+
+@pytest.mark.parametrize("is_leaf", [None, lambda cls: True])
+@pytest.mark.parametrize(
+    "source", [{"b": {"x": torch.ones(3)}}, TensorDict({"b": {"x": torch.ones(3)}}, [3])]
+)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_level_stays_where_no_key_below_it_is_updated(inplace, source, is_leaf) -> None:
+    arguments = {"inplace": inplace, "is_leaf": is_leaf}
+    td = dense().update(source, keys_to_update=[("b", "y")], **arguments)
+    assert list(td.keys(True, True)) == list(dense().keys(True, True))
+    assert TensorDict(batch_size=[3]).update(source, keys_to_update=[("b", "y")], **arguments).is_empty()
+    # A key below a level says that the rest of the level stays.
+    td = dense().update(source, keys_to_update=[("b", "x")], **arguments)
+    assert list(td["b"].keys()) == ["c", "d", "x"]
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("write", ["update", "update_", "copy_"])
+def test_a_lazy_stack_is_updated_from_leaves_of_fewer_batch_dims(write, dim) -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(3, 2)}, [3, 2]) for _ in range(4)], dim)
+    value = torch.arange(24.0).view(stack.batch_size)
+    for size in range(dim + 1):
+        getattr(stack, write)(TensorDict({"a": value + size}, value.shape[:size]))
+        assert torch.equal(stack["a"], value + size)
+        assert stack.batch_size == value.shape
+    with pytest.raises((BatchSizeError, StructureError, RuntimeError)):
+        getattr(stack, write)(TensorDict({"a": value[..., None, 0]}, []).expand(2))
+    with pytest.raises(BatchSizeError, match="key 'b'"):
+        stack.update(TensorDict({"b": torch.zeros(3)}))
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_flat_keys_of_a_lazy_stack_below_are_written_back(locked) -> None:
+    members = [TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)]
+    td = TensorDict({"z": lazy_stack(members, 1), "b": torch.zeros(3)}, [3])
+    if locked:
+        td.lock_()
+    with td.flatten_keys() as flat:
+        flat["b"] += 1
+        flat.set_("z.a", torch.arange(6.0).view(3, 2))
+        if not locked:
+            flat["z.new"] = torch.ones(3, 2)
+    assert members[1]["a"].tolist() == [1, 3, 5]
+    assert td["b"].tolist() == [1, 1, 1]
+    assert td["z"].tensordicts[0] is members[0]
+    assert ("new" in members[0]) is not locked

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
+from td_core import LazyStackedTensorDict, TensorDict, group_by, lazy_stack
 from td_core.errors import BatchSizeError, StructureError
 from td_tensorclass import TensorClass, UnknownFieldError
 
@@ -156,3 +156,42 @@ def test_an_entry_that_is_no_field_of_one_member_is_stored_in_none(change) -> No
         change(LazyStackedTensorDict(*members))
     for member, image in zip(members, images):
         assert list(member.keys()) == ["image"] and member.get("image") is image and not image.any()
+
+
+def test_entries_of_several_kinds_are_printed() -> None:
+    class_first = lazy_stack([TensorDict({"s": sample(1)}), TensorDict({"s": sample(1).to_tensordict()})])
+    assert "s: [Sample, TensorDict]" in repr(class_first)
+
+
+def test_values_that_only_some_members_have_are_filtered() -> None:
+    stack = lazy_stack([TensorDict({"a": 1}), TensorDict({"a": 1, "hidden": "x", "n": {"b": 1, "c": "y"}})])
+    filtered = stack.filter_non_tensor_data()
+    assert [list(member.keys(True, True)) for member in filtered.tensordicts] == [["a"], ["a", ("n", "b")]]
+    assert "hidden" in stack.tensordicts[1]
+
+
+@pytest.mark.parametrize("key", ["caption", ("n", "caption")])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_grouping_by_a_field_that_is_no_tensor(stacked, key) -> None:
+    items = [Sample(torch.ones(()), caption) for caption in "xyx"]
+    data = (lazy_stack if stacked else torch.stack)(items)
+    if isinstance(key, tuple):
+        data = TensorDict({"n": data}, [3])
+    values, groups = group_by(data, key)
+    assert values == ["x", "y"]
+    assert [len(group) for group in groups] == [2, 1]
+    assert group_by(data[:0], key) == ([], ())
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_expanding_as_a_tensorclass(nested) -> None:
+    data = Sample(torch.ones(2, 1), "a", batch_size=[2])
+    goal = Sample(torch.zeros(3, 2, 4), "b", batch_size=[3, 2])
+    if nested:
+        data, goal = TensorDict({"n": data}, [2]), TensorDict({"n": goal}, [3, 2])
+    expanded = data.expand_as(goal)
+    found = expanded["n"] if nested else expanded
+    assert type(found) is Sample
+    assert found.image.shape == (3, 2, 4)
+    assert found.caption == "a"
+    assert expanded.batch_size == found.batch_size == (3, 2)

@@ -377,6 +377,9 @@ class TestMethods:
         assert not isinstance(meta, NonTensorData)
         leaves = (NonTensorData, NonTensorStack, TensorDict, torch.Tensor, LazyStackedTensorDict)
         assert [is_leaf_nontensor(cls) for cls in leaves] == [True, True, False, True, False]
+        assert not is_leaf_nontensor(dict)
+        td = TensorDict({"n": {"a": 1, "b": 2}}).update({"n": {"a": 3}}, is_leaf=is_leaf_nontensor)
+        assert list(td["n"].keys()) == ["a", "b"]
 
 
 class TestNode:

@@ -16,6 +16,7 @@ from ._collection import Core
 from ._nodes import dense
 from ._ragged import merged_shape, shown_shape
 from ._settings import SETTINGS
+from .errors import StructureError
 
 _WIDTH = 80
 
@@ -91,12 +92,16 @@ def _stacked_entry(node: Any, key: str, stacked: Any) -> Shown:
         shape = (-1,) if (-1,) in shapes else merged_shape(shapes, dim)
         devices = ",".join(sorted({device for leaf in leaves for device in leaf.devices.split(",")}))
         return Shown(key, leaves[0]._replace(shape=shape, devices=devices))
-    if not all(isinstance(entry, Core) for entry in entries):
+    try:
+        stack = node._stand_in(key) if all(isinstance(entry, Core) for entry in entries) else None
+    except StructureError:
+        stack = None  # of members that are not of one kind
+    if stack is None:
         names = [type(entry).__name__ for entry in entries]
         return Shown(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
     inner = members[0]._stacked()
     name = type(first).__name__ if inner is None else _stacked_entry(members[0], key, inner).name
-    return Shown(key, node._stand_in(key), first._print_entry() if first._opaque else name)
+    return Shown(key, stack, first._print_entry() if first._opaque else name)
 
 
 def _known(member: Any, key: str, leaf: Tensor) -> Ragged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from td_core import default_is_leaf
@@ -41,4 +42,5 @@ def is_leaf_nontensor(cls: type) -> bool:
     >>> list(td.keys(True, True, is_leaf=is_leaf_nontensor))
     ['a', ('b', 'c')]
     """
-    return getattr(cls, "_opaque", False) or default_is_leaf(cls)
+    # A mapping becomes a level wherever it is stored.
+    return getattr(cls, "_opaque", False) or (default_is_leaf(cls) and not issubclass(cls, Mapping))

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .._collection import missing_key
+from .._keys import unravel_key_to_tuple
 from ..errors import KeyPathError, StructureError
-from ..typing import NO_DEFAULT, NestedKey
+from ..typing import NestedKey
 
 __all__ = ["group_by", "isin", "remove_duplicates"]
 
@@ -30,9 +31,7 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Tensor | list[Any], tuple
     >>> values, [len(group) for group in groups]
     (tensor([0, 1]), [1, 2])
     """
-    entry = tensordict.get(key, NO_DEFAULT)
-    if entry is NO_DEFAULT:
-        raise missing_key(tensordict, key)
+    entry = tensordict._get_path(unravel_key_to_tuple(key))
     if not tensordict.batch_size:
         raise ValueError("group_by groups the rows along the first batch dim, and the collection has none")
     values: Tensor | list[Any]

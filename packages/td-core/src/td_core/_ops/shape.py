@@ -286,11 +286,9 @@ class Shaping(Entries, Locking):
         for key in list(result.keys(True)):
             level: Any = result.get(key)
             goal: Any = other.get(key, None)  # type: ignore[attr-defined]
-            if (
-                isinstance(level, Tensor)
-                or isinstance(goal, Tensor | None)
-                or level.batch_size == goal.batch_size
-            ):
+            # A tensorclass gives plain values for what is no tensor.
+            nodes = all(isinstance(each, Core) for each in (level, goal))
+            if not nodes or level.batch_size == goal.batch_size:
                 continue
             if len(goal.batch_size) < len(level.batch_size):
                 level.batch_size = goal.batch_size

@@ -75,7 +75,12 @@ class UpdatePlan:
             trusted = False
             if isinstance(source, Core):
                 stacked = node._stacked()
-                if stacked is not None and not node._changes_values:
+                # A source without the stack dim is read like a mapping: its leaves may well have that dim.
+                if (
+                    stacked is not None
+                    and not node._changes_values
+                    and (self.resize or len(source.batch_size) > stacked[1])
+                ):
                     if self.resize and source.batch_size[stacked[1] : stacked[1] + 1] != (len(stacked[0]),):
                         self._refill(node, stacked, source, wanted, at)
                         continue
@@ -132,13 +137,16 @@ class UpdatePlan:
         if not isinstance(value, Tensor) and (
             isinstance(value, Mapping) or (isinstance(value, Core) and not value._opaque)
         ):
-            if current is not None and not leaf_here and not self._whole(value):
+            # What is named below a level is no reason to replace all that is there.
+            if current is not None and not leaf_here and (below is not None or not self._whole(value)):
                 found = node._get_child(key)
                 if isinstance(found, Tensor):
                     raise changed_meanwhile(node)
                 return found
             if below is not None:
                 value = only(value, below)
+                if not list(value.keys()):
+                    return None
         value = node._declared(key, value)
         if self.inplace and current is not None:
             if not (isinstance(value, NUMBERS) and isinstance(current, Tensor)):
