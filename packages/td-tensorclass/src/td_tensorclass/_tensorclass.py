@@ -100,14 +100,13 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         names = parameters if isinstance(parameters, tuple) else (parameters,)
         if not all(isinstance(name, str) for name in names):
             return super().__class_getitem__(parameters)
-        Options().merged(dict.fromkeys(names, True))
+        options = dict.fromkeys(names, True)
+        Options().merged(options)
         key = (cls, *names)
         if key not in TensorClass._bracketed:
-            namespace = {"__module__": cls.__module__}
             title = f"{cls.__name__}_{'_'.join(names)}"
-            options = dict.fromkeys(names, True)
             TensorClass._bracketed[key] = types.new_class(
-                title, (cls,), options, lambda body: body.update(namespace)
+                title, (cls,), options, lambda body: body.update(__module__=cls.__module__)
             )
         return TensorClass._bracketed[key]
 
