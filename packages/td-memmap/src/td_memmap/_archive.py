@@ -107,11 +107,7 @@ def _packing(
                 packing.zip.fp = None  # nothing more is written to it
                 raise
             packing.zip.close()
-        if durable:
-            _fs.file_sync(new.fd)
-        new.publish()
-        if durable:
-            new.sync_name()
+        new.publish(durable=durable)
 
 
 class _Packing:

@@ -58,19 +58,19 @@ class NewFile:
                         if _fs.take(fd, without_locks=False):
                             tree.remove((), name)
 
-    def sync_name(self) -> None:
-        """Make the name durable."""
-        with Tree.at_path(os.path.dirname(self.path)) as tree:
-            tree.sync()
-
-    def publish(self) -> None:
-        """Give the file its name, and the permissions of the one that it replaces."""
+    def publish(self, *, durable: bool = False) -> None:
+        """Give the file its name, and the permissions of the one that it replaces; make content and name durable."""
+        if durable:
+            _fs.file_sync(self.fd)
         if self._replace:
             _fs.copy_mode(self.fd, self.path)
             _fs.rename_path(self._temporary, self.path)
             self._temporary = ""
         else:
             _fs.link_path(self._temporary, self.path)
+        if durable:
+            with Tree.at_path(os.path.dirname(self.path)) as tree:
+                tree.sync()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         # As long as it is open it is locked, and its name nobody else's.

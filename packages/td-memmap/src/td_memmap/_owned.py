@@ -69,8 +69,7 @@ def owned(tree: Tree) -> Owned:
         mapping = (isinstance(meta.get("shape"), list) and not is_view(meta)) or "entries" in meta
         for name, is_directory in listing.items():
             if not is_directory:
-                ours = not stems.isdisjoint(_cut(name)) or _LITTER.fullmatch(name) is not None
-                if ours and (*parts, name) not in result.files:
+                if not stems.isdisjoint(_cut(name)) or _LITTER.fullmatch(name):
                     result.files.add((*parts, name))
                 continue
             fixed = name in (_names.INNER, _names.SOURCE) or name.isdigit()
