@@ -10,6 +10,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
 
 from td_core import LazyStackedTensorDict, TensorDict, assert_close, pad_sequence
 
@@ -83,6 +84,9 @@ PROGRAMS = {
     "sum": lambda td: td.sum(0),
     "mean of features": lambda td: td.mean(dim=0),
     "zero": lambda td: td.clone().zero_(),
+    "checkpoint": lambda td: checkpoint(lambda inner: inner["a"].sin() * 2, td, use_reentrant=False),
+    "checkpoint that makes one": lambda td: checkpoint(lambda inner: inner + 1, td, use_reentrant=False),
+    "checkpoint with a keyword": lambda td: checkpoint(scaled, td["a"], by=td, use_reentrant=False),
 }
 
 
@@ -93,6 +97,10 @@ def uneven(td):
 def setitem(td, index, value):
     td[index] = value
     return td
+
+
+def scaled(leaf, by):
+    return leaf * by["n", "b"][:, None]
 
 
 def part_of(td, mask):
@@ -130,6 +138,13 @@ def test_one_graph_with_the_same_result_and_no_recompilation(name):
     frames = counter.frame_count
     compiled(make())
     assert counter.frame_count == frames <= 1
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "nested_compile_region"), reason="this torch has no regions")
+def test_a_compiled_region_takes_and_gives_collections():
+    region = torch.compiler.nested_compile_region(lambda td: TensorDict({"a": td["a"] + 1}, td.batch_size))
+    compiled = torch.compile(lambda td: region(region(td))["a"], fullgraph=True, backend=CompileCounter())
+    torch.testing.assert_close(compiled(make()), make()["a"] + 2)
 
 
 def test_gradients_through_aot_autograd():

@@ -15,7 +15,8 @@ from torch import Tensor
 
 __all__ = [
     "are_followed", "base_of", "before_transforms", "default_collate_functions", "foreach_kernel",
-    "functorch_level", "is_read_only_view", "looks", "nested_view", "plain_results", "ragged_dim", "users_of",
+    "functorch_level", "is_caller", "is_read_only_view", "looks", "nested_view", "plain_results", "ragged_dim",
+    "users_of",
 ]  # fmt: skip
 
 
@@ -113,6 +114,18 @@ def default_collate_functions() -> dict[Any, Callable[..., Any]]:
     True
     """
     return getattr(torch.utils.data._utils.collate, "default_collate_fn_map", {})
+
+
+_CALLER: Any = getattr(torch._ops, "HigherOrderOperator", ())
+
+
+def is_caller(func: Any) -> bool:
+    """Return whether ``func`` calls another function, on arguments of any kind: a checkpoint, or a compiled region.
+
+    >>> is_caller(torch.exp)
+    False
+    """
+    return isinstance(func, _CALLER) or getattr(func, "__module__", None) == "torch.utils.checkpoint"
 
 
 def _as_plain(cls: type, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:

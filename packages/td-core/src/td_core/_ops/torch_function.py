@@ -16,6 +16,7 @@ from torch import Tensor
 from .._collection import Core
 from .._devices import as_device
 from .._labels import relabel
+from .._torch_private import is_caller
 from .joining import cat, stack
 
 Handler = Callable[..., Any]
@@ -185,6 +186,9 @@ class TorchFunctions(Core):
         """
         handler = TABLE.get(func)
         if handler is None:
+            if is_caller(func):  # an eager call never asks, torch.compile does
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*args, **(kwargs or {}))
             name = torch.overrides.resolve_name(func) or repr(func)
             raise TypeError(
                 f"{name} takes no collections; call it on each leaf, td.apply({name}), or on the leaves that it is for"
