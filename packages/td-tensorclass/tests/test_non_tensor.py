@@ -451,6 +451,8 @@ class TestNode:
             repr(NonTensorData("a", batch_size=[3]))
             == "NonTensorData(data=a, batch_size=torch.Size([3]), device=None)"
         )
+        assert f"data={'a' * 200}," in repr(NonTensorData("a" * 200))
+        assert f"data={'a' * 20}  ...  {'b' * 20}," in repr(NonTensorData("a" * 101 + "b" * 100))
         assert repr(TensorDict({"a": "x", "b": None, "c": MetaData("m")})) == (
             "TensorDict(batch_size=[], fields={a: str, b: NoneType, c: MetaData})"
         )

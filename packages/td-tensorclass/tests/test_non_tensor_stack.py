@@ -471,6 +471,9 @@ def test_printing() -> None:
     assert repr(NonTensorStack("a", "b")) == (
         "NonTensorStack(\n    ['a', 'b'],\n    batch_size=torch.Size([2]),\n    device=None)"
     )
+    values = ["prompt"] * 10_000
+    assert str(values)[:50] + "...,\n    batch_size" in repr(NonTensorStack(*values))
+    assert str(["a" * 41, "b"]) in repr(NonTensorStack("a" * 41, "b"))
     assert repr(TensorDict({"a": NonTensorStack("a", "b")}, batch_size=[2])) == (
         "TensorDict(batch_size=[2], fields={a: NonTensorStack})"
     )

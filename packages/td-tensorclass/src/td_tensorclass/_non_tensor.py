@@ -314,8 +314,11 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         return type(self._value).__name__
 
     def __repr__(self) -> str:
+        value = str(self._value)
+        if len(value) > 200:
+            value = f"{value[:20]}  ...  {value[-20:]}"
         return (
-            f"{type(self).__name__}(data={self._value}, batch_size=torch.Size({list(self._batch_size)}), "
+            f"{type(self).__name__}(data={value}, batch_size=torch.Size({list(self._batch_size)}), "
             f"device={self._device})"
         )
 

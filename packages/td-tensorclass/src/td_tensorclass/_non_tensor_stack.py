@@ -503,8 +503,11 @@ class NonTensorStack(ValueNode, TensorDictBase):
         return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
 
     def __repr__(self) -> str:
+        values = str(self.tolist())
+        if len(values) > 50:
+            values = f"{values[:50]}..."
         return (
-            f"{type(self).__name__}(\n    {self.tolist()},\n    batch_size=torch.Size({list(self._batch_size)}),\n"
+            f"{type(self).__name__}(\n    {values},\n    batch_size=torch.Size({list(self._batch_size)}),\n"
             f"    device={self._device})"
         )
 
