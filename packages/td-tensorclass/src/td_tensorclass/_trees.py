@@ -59,8 +59,7 @@ def register_held(cls: Any, names: Sequence[str], made_of: Callable[..., Any]) -
     """
 
     def flatten(node: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        value, *rest = (getattr(node, name) for name in names)
-        return [], (hold(value), *rest)
+        return [], load(tuple([getattr(node, name) for name in names]))
 
     def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> Any:
         return made_of(*dump(context))
