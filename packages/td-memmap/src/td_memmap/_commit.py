@@ -333,7 +333,7 @@ class Staging:
                 old.remove_path(path)
             for parts in sorted(mine.directories - {()}, key=len, reverse=True):
                 old.remove_directory_path(parts)
-        if not _fs.remove_directory(doomed if clean else name, parent) and clean:
+        if not self._parent.remove_directory((doomed if clean else name,)) and clean:
             # Somebody put a file there meanwhile.
             _fs.rename(parent, doomed, parent, name)
 
@@ -350,7 +350,7 @@ class Staging:
                         self._retire(tree, name.removeprefix(old), owned(tree))
                 elif _fs.take(tree.root, without_locks=False):
                     tree.remove_all()
-                    _fs.remove_directory(name, parent)
+                    self._parent.remove_directory((name,))
 
     def __enter__(self) -> Staging:
         return self
@@ -374,7 +374,7 @@ class Staging:
         elif not here:
             # Else it was interrupted just when the directory had taken its place.
             self.tree.remove_all()
-            _fs.remove_directory(self._temporary, self._parent.root)
+            self._parent.remove_directory((self._temporary,))
 
     def _close(self) -> None:
         for tree in (self.previous, getattr(self, "tree", None), self._parent):

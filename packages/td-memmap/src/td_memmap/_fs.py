@@ -408,7 +408,16 @@ class Tree:
         opened = self._open.pop(parts, None)
         if opened is not None:
             os.close(opened)
-        return remove_directory(parts[-1], self.fd(parts[:-1]))
+        above = self.fd(parts[:-1])
+        try:
+            os.rmdir(parts[-1], dir_fd=above)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EBUSY):
+                return False
+            raise
+        return True
 
     def remove_all(self) -> None:
         """Remove everything that is in the tree, all of which is known to be ours."""
@@ -433,19 +442,6 @@ class Tree:
 def file_sync(fd: int) -> None:
     """Make the content of an open file durable."""
     os.fsync(fd)
-
-
-def remove_directory(name: str, dir_fd: int) -> bool:
-    """Remove an empty directory; tell whether it is gone."""
-    try:
-        os.rmdir(name, dir_fd=dir_fd)
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EBUSY):
-            return False
-        raise
-    return True
 
 
 _RENAME_NOREPLACE = 1
