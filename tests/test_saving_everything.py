@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from td_core import LeafSerializer, NodeKind, TensorDict, hookimpl
+from td_core import LeafSerializer, NodeKind, TensorDict, TensorDictParams, hookimpl
 from td_core._nodes import Record
 from td_core.errors import CodecError, FormatError, MissingPluginError
 from td_core.plugins.manager import installed
@@ -159,6 +159,21 @@ def test_values_keep_the_names_of_their_dims(value: Any, key: str, named: bool, 
     for found in (saved, TensorDict.load_memmap(place)):
         assert found.get("v").names == ["t"] and found.get("v").tolist() == value.tolist()
         assert found.names == td.names
+
+
+@pytest.mark.parametrize("value", [NonTensorData("x", batch_size=[2]), NonTensorStack("x", (1, 2))])
+def test_a_value_with_names_of_its_own_loads_alone(value: Any, place: Path) -> None:
+    value = value.clone()
+    value.names = ["t"]
+    TensorDict({"v": value}, [2]).memmap(place)
+    loaded = TensorDict.load_memmap(place, subpath="v")
+    assert loaded.tolist() == (value.tolist() if loaded.batch_size else value.data)
+
+
+def test_shared_values_below_a_level_of_the_general_form_are_read(tmp_path: Path) -> None:
+    td = TensorDict({"shape": torch.ones(2), "v": "x"}, [2], names=["t"])
+    saved = td.memmap(tmp_path / "save", share_non_tensor=True)
+    assert saved["v"] == "x"
 
 
 @pytest.mark.parametrize("names", [3, "t", ["t", "u"], [3], [["t"]]])
@@ -316,6 +331,37 @@ def test_a_frozen_tensorclass_is_frozen_however_it_was_saved(place: Path) -> Non
     with pytest.raises(RuntimeError, match="is locked"):
         loaded.set("x", torch.zeros(3))
     assert (loaded.x == 1).all()
+
+
+@pytest.mark.parametrize(
+    "inner", [Point(torch.ones(3), tag="a", batch_size=[3]), TensorDict({"x": torch.ones(3)}, [3])]
+)
+def test_parameters_are_saved_as_the_collection_that_they_are(inner: Any, place: Path) -> None:
+    params = TensorDictParams(inner)
+    for tree in (params, TensorDict({"p": params}, [3])):
+        tree.memmap(place)
+        loaded = TensorDict.load_memmap(place)
+        found = loaded["p"] if tree is not params else loaded
+        assert type(found) is type(inner) and (found == inner).all()
+    if place.suffix != ".tdz":
+        params.memmap_(place)
+        assert type(TensorDict.load_memmap(place)) is type(inner)
+
+
+@td_tensorclass.tensorclass
+class Counting:
+    x: Tensor
+
+    def __post_init__(self) -> None:
+        self.x = self.x + 1
+
+
+def test_what_is_saved_is_what_the_fields_hold(place: Path) -> None:
+    counting = Counting(torch.zeros(3), batch_size=[3])
+    for tree in (counting, TensorDict({"c": counting}, [3])):
+        tree.memmap(place)
+        loaded = TensorDict.load_memmap(place)
+        assert (loaded["c"] if tree is not counting else loaded).x.tolist() == [1, 1, 1]
 
 
 def test_a_save_of_a_mapped_tensorclass_is_not_locked(tmp_path: Path) -> None:
@@ -503,6 +549,26 @@ def test_appending_compares_values(value: Any, others: list[Any], tmp_path: Path
     stack.memmap(tmp_path / "stack")
     with pytest.raises(ValueError, match="key 'v' is of a kind that cannot grow"):
         td_memmap.append_memmap(tmp_path / "stack", stack)
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+def test_appending_grows_a_value_with_more_batch_dims(checksums: bool, tmp_path: Path) -> None:
+    def rows(count: int, *dims: int) -> TensorDict:
+        value = NonTensorData((1, 2), batch_size=[count, *dims])
+        return TensorDict({"a": torch.ones(count), "v": value}, [count])
+
+    rows(2, 4).memmap(tmp_path / "save", checksums=checksums)
+    td_memmap.append_memmap(tmp_path / "save", rows(3, 4))
+    loaded = TensorDict.load_memmap(tmp_path / "save")
+    assert loaded.batch_size == (5,) and loaded.get("v").batch_size == (5, 4) and loaded["v"] == (1, 2)
+    assert td_memmap.verify(tmp_path / "save").ok
+    for other in (rows(3), rows(3, 5)):
+        with pytest.raises(ValueError, match="the value of key 'v' has the batch size "):
+            td_memmap.append_memmap(tmp_path / "save", other)
+    value = NonTensorData("x", batch_size=[2])
+    value.memmap(tmp_path / "alone")
+    td_memmap.append_memmap(tmp_path / "alone", value)
+    assert TensorDict.load_memmap(tmp_path / "alone").batch_size == (4,)
 
 
 def test_a_mapped_collection_with_values_pickles(tmp_path: Path) -> None:

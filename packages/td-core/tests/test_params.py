@@ -116,6 +116,31 @@ def test_a_module_takes_the_tensors_of_a_state_dict():
     ] * 2
 
 
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize("no_convert", [True, False])
+@pytest.mark.parametrize("trained", [True, False])
+def test_assigned_tensors_are_what_was_there_before(trained, no_convert, flatten):
+    def made(value):
+        return {
+            "w": torch.full((2,), value),
+            "n": {"w": torch.full((2,), value)},
+            "i": torch.tensor([int(value)]),
+        }
+
+    td = TensorDict({**made(1.0), "b": Buffer(torch.ones(2)), "m": {"b": Buffer(torch.ones(2))}})
+    params = TensorDictParams(TensorDictParams(td), no_convert=no_convert)
+    for leaf in params.parameters():
+        leaf.requires_grad_(trained)
+    given = TensorDict({**made(2.0), "b": torch.full((2,), 2.0), "m": {"b": torch.full((2,), 2.0)}})
+    assert params.load_state_dict(given.state_dict(flatten=flatten), assign=True) is params
+    assert [(name, leaf.requires_grad) for name, leaf in params.named_parameters()] == [
+        ("w", trained),
+        ("n.w", trained),
+    ]
+    assert {name for name, _ in params.named_buffers()} == {"i", "b", "m.b"}
+    assert (params.data == 2).all() and params["n", "w"].data_ptr() == given["n", "w"].data_ptr()
+
+
 @pytest.mark.skipif(
     not hasattr(nn.Module, "register_load_state_dict_pre_hook"), reason="torch before 2.5 has no such hooks"
 )

@@ -41,6 +41,21 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.parametrize("name", ["__batch_size", "__device"])
+@pytest.mark.parametrize("level", [True, False])
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize("assign", [True, False])
+def test_entries_named_as_the_sentinels_of_old_releases_are_entries(name, level, nested, flatten, assign):
+    def made(value):
+        td = TensorDict({name: {"a": value} if level else value, "b": value}, [2])
+        return TensorDict({"n": td}, [2]) if nested else td
+
+    source, target = made(torch.ones(2)), made(torch.zeros(2))
+    target.load_state_dict(source.state_dict(flatten=flatten), assign=assign)
+    assert (target == 1).all()
+
+
 def test_flat_layout_is_the_one_of_modules_with_metadata_of_every_level():
     state = make().state_dict(prefix="p.")
     assert list(state) == ["p.a", "p.n.b"]

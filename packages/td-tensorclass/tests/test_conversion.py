@@ -132,6 +132,18 @@ class Kept(TensorClass):
     v: Any = None
 
 
+@pytest.mark.parametrize("depth", range(3))
+@pytest.mark.parametrize("flatten", [True, False])
+def test_the_values_of_fields_are_added_where_nothing_is_yet(flatten: bool, depth: int) -> None:
+    source: Any = Kept(torch.ones(2), "word", batch_size=[2])
+    for _ in range(depth):
+        source = TensorDict({"k": source}, [2])
+    added: Any = TensorDict({}, [2]).load_state_dict(source.state_dict(flatten=flatten), strict=False)
+    for _ in range(depth):
+        added = added["k"]
+    assert (added["v"], added["x"].tolist()) == ("word", [1, 1])
+
+
 @pytest.mark.parametrize("options", [{}, {"nocast": True}, {"autocast": True}], ids=str)
 @pytest.mark.parametrize("flatten", [True, False])
 @pytest.mark.parametrize("locked", [True, False])

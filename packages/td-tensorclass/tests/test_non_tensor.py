@@ -720,6 +720,14 @@ def test_a_state_dict_leaves_the_names_of_values(value: Any) -> None:
     assert td["v"] == td["n", "v"] == value.tolist()
 
 
+@pytest.mark.parametrize("value", [NonTensorData("x"), NonTensorStack("x", "y"), MetaData("x")])
+@pytest.mark.parametrize("flatten", [True, False])
+def test_a_state_dict_leaves_the_device_of_values(value: Any, flatten: bool) -> None:
+    td = TensorDict({"v": value, "n": {"v": value}}, [2], device="cpu")
+    td.load_state_dict(td.state_dict(flatten=flatten))
+    assert td.get("v").device == td.get(("n", "v")).device == torch.device("cpu")
+
+
 def test_a_value_whose_dotted_key_is_that_of_a_level_is_not_lost() -> None:
     td = TensorDict({"": "x", "a": torch.ones(2)})
     with pytest.raises(KeyError, match="two levels have the dotted key ''; use flatten=False"):
@@ -737,3 +745,9 @@ def test_a_collection_of_functions_is_applied_leaf_by_leaf() -> None:
         assert (result["a"] == -1).all() and (result["n", "b"] == 2).all()
     with pytest.raises(TypeError, match="not callable"):
         NonTensorData("a")()
+
+
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: [value], lambda value: {"k": (value,)}])
+def test_values_that_are_nan_are_one_value(wrap: Any) -> None:
+    parts = [TensorDict({"v": NonTensorData(wrap(float("nan")), batch_size=[2])}, [2]) for _ in range(2)]
+    assert type(torch.cat(parts).get("v")) is NonTensorData

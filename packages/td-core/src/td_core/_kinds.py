@@ -156,7 +156,10 @@ def _unflatten_params(record: Record) -> TensorDictParams:
 
 def _params_to_directory(params: TensorDictParams) -> Record:
     inner = params._inner_params
-    return KINDS.of(inner).layouts["memmap/1"].flatten(inner)
+    layout = KINDS.of(inner).layouts["memmap/1"]
+    record = layout.flatten(inner)
+    record.meta.setdefault("_type", layout.names[0])
+    return record
 
 
 def _dense_to_buffer(td: Any) -> Record:

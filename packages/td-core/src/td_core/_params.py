@@ -534,14 +534,33 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             state = state if given is None else given
         return state
 
-    def load_state_dict(self: SelfT, state_dict: Any, *args: Any, **kwargs: Any) -> SelfT:
-        """Copy a state dict into the leaves, in place; see :meth:`TensorCollection.load_state_dict`."""
+    def load_state_dict(
+        self: SelfT,
+        state_dict: Any,
+        strict: bool = True,
+        assign: bool = False,
+        from_flatten: bool | None = None,
+    ) -> SelfT:
+        """Copy a state dict into the leaves, in place; see :meth:`TensorCollection.load_state_dict`.
+
+        With ``assign``, as in a module, what was a parameter or a buffer stays one, and so does what requires no gradient.
+        """
         skipped = self._non_persistent_buffers_set
         if skipped and isinstance(state_dict, Mapping):
             held = self._buffers
             state_dict = copy.copy(state_dict)
             state_dict.update({name: held[name] for name in skipped if name not in state_dict})
-        return super().load_state_dict(state_dict, *args, **kwargs)
+        before = (*self._parameters.items(), *self._buffers.items()) if assign else ()
+        with self._adopting():
+            super().load_state_dict(state_dict, strict, assign, from_flatten)
+            for name, old in before:
+                node, key = _place_of(self._inner_params, name)
+                leaf: Any = node._children()[key]
+                if leaf is not old and (
+                    type(leaf) is not type(old) or leaf.requires_grad is not old.requires_grad
+                ):
+                    node._set_child(key, _like_parameter(leaf.detach(), old))
+        return self
 
     def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
         """Call ``hook(params, value)`` on every entry that is read; what it returns, if not None, is given instead.

@@ -73,6 +73,7 @@ def _append(tree: Tree, path: str, rows: Core, allow_pickle: bool) -> None:
     for node in nodes:
         place = (*node.parts, _names.META)
         metas[place] = _new_meta(tree, node, texts, count)
+        metas.update(_new_sidecar(tree, node, texts, count))
         for key, entry in node.leaves.items():
             place = (*node.parts, entry.files[0] + ".memmap")
             wanted = (*_in_rows(node), _names.encode_key(key) + ".memmap")
@@ -121,6 +122,24 @@ def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> 
     for name in node.leaves:
         meta[name]["shape"][0] += count
     return json.dumps(meta).encode()
+
+
+def _new_sidecar(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> dict[Parts, bytes]:
+    """Return the file beside a value that has a batch size of its own, with the new number of rows."""
+    if node.level.sized:
+        return {}
+    found = (_there(tree, node, _names.VALUES), texts.get((*_in_rows(node), _names.VALUES)))
+    sidecar, theirs = [parse_json(text, _names.VALUES) if text else {} for text in found]
+    size, other = sidecar.get("batch_size"), theirs.get("batch_size")
+    if not size and not other:
+        return {}
+    if not size or not other or size[1:] != other[1:]:
+        raise AppendError(
+            f"cannot append to {tree.path}: the value of {show_path(node.key)} has the batch size "
+            f"{size or 'of its level'}, the rows have {other or 'that of theirs'}"
+        )
+    sidecar["batch_size"] = [size[0] + count, *size[1:]]
+    return {(*node.parts, _names.VALUES): json.dumps(sidecar).encode()}
 
 
 def _check_values(
@@ -186,7 +205,9 @@ def _publish(
         (*node.parts, name)
         for node in nodes
         for name in (_names.VALUES, _names.PICKLE, _names.JSON_TYPES)
-        if not node.level.sized and tree.stat(node.parts, name) is not None
+        if not node.level.sized
+        and tree.stat(node.parts, name) is not None
+        and (*node.parts, name) not in metas
     ]
     places = [place for place, file, size in grown if size or file.nbytes]
     manifest = read_manifest(tree)
@@ -207,7 +228,7 @@ def _publish(
         for place, file, size in grown:
             _grow(tree, staging, place, file, size, seen)
         for place, text in reversed(metas.items()):
-            if len(place) > 1:
+            if place != (_names.META,):
                 staging.tree.write(place[:-1], place[-1], text)
         if manifest is not None:
             _write_manifest(staging.tree, metas, [*sidecars, *places[:-1]], manifest.get("algorithm"))

@@ -241,7 +241,8 @@ class Reader:
             level.batch_size = check_shape(sidecar["batch_size"], where, node.key, "batch_size")
             node.above = level.batch_size
             level.meta = {**level.meta, "batch_size": sidecar["batch_size"]}
-        if "names" in sidecar:
+        # An entry that is loaded alone is without the batch size of its level, which they are for.
+        if "names" in sidecar and (node.key or "batch_size" in sidecar):
             level.meta = {**level.meta, "_names": sidecar["names"]}
 
     def _general_values(self, node: Node) -> None:

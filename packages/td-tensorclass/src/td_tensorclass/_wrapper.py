@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from td_core import TensorCollection
-from td_core._collection import Child, Core, show_path
+from td_core._collection import Child, Core, same, show_path
 from td_core._names import Names
 from td_core._traced import new_object
 from td_core.errors import StructureError
@@ -159,7 +159,9 @@ class Wrapper(TensorCollection):
         return self._wrap(self._tensordict._shallow())
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
-        return self._wrap(self._tensordict._map(fn))
+        mapped = self._tensordict._map(fn)
+        # Around the very leaves that it had, it is what it was, and no result.
+        return self._bare(mapped) if fn is same else self._wrap(mapped)
 
     def _transform(self: SelfT, plan: Any) -> SelfT:
         return self._wrap(self._tensordict._transform(plan))

@@ -209,7 +209,8 @@ def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | Non
     """Return a state dict of any layout as levels."""
     metadata = getattr(state_dict, "_metadata", None)
     if from_flatten is None:
-        differ = {key for key in state_dict if key not in _SENTINELS} != set(target._children())
+        given = {key for key, value in state_dict.items() if not _is_sentinel(key, value)}
+        differ = given != set(target._children())
         nested = any(
             not isinstance(value, Tensor) and isinstance(value, Mapping) for value in state_dict.values()
         )
@@ -228,7 +229,7 @@ def _parse(target: Core, state_dict: Mapping[str, Any], from_flatten: bool | Non
             level.meta["_non_tensor"] = dict(source["_non_tensordict"])
             source = source["_tensordict"]
         for key, value in source.items():
-            if key in _SENTINELS:
+            if _is_sentinel(key, value):
                 level.meta[key.strip("_")] = value
             elif isinstance(value, Mapping):
                 level.entries[key] = below = _Level()
@@ -252,7 +253,7 @@ def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _
                 todo.append((child, (*path, key)))
     root = _Level()
     for name, value in state_dict.items():
-        if name in _SENTINELS:
+        if _is_sentinel(name, value):
             root.meta[name.strip("_")] = value
             continue
         path = known.get(name) or tuple(name.split("."))
@@ -265,6 +266,11 @@ def _parse_flat(target: Core, state_dict: Mapping[str, Any], metadata: Any) -> _
         level = _descend(root, known.get(name) or tuple(name.split(".")) if name else (), name)
         level.meta.update(meta)
     return root
+
+
+def _is_sentinel(key: str, value: Any) -> bool:
+    """Tell a batch size or device of the legacy form from an entry of that name, which is a leaf or a level."""
+    return key in _SENTINELS and not isinstance(value, (Tensor, Mapping))
 
 
 def _descend(level: _Level, path: tuple[str, ...], name: str) -> _Level:
@@ -424,10 +430,14 @@ def _build(held: Any, level: _Level, parent: Any = None) -> Any:
         layout = kind.layouts.get(FORMAT)
         unflatten = kind.unflatten if layout is None else layout.unflatten
         cls = type(held) if isinstance(held, kind.type) else None
-        return unflatten(Record(level.meta, {}, {}, level.meta["_non_tensor"], size, cls=cls))
+        node = unflatten(Record(level.meta, {}, {}, level.meta["_non_tensor"], size, cls=cls))
+        node._set_device(above.device)
+        return node
     node = dense({}, size, above.device)
     for name, value in level.entries.items():
         node._set_child(name, _build(None, value, node) if isinstance(value, _Level) else value)
+    for name, value in _values(level).items():
+        _apply(node, name, (value,), False)
     return node
 
 
