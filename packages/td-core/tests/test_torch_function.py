@@ -299,3 +299,33 @@ def test_compiles() -> None:
 def test_functions_take_the_keywords_of_torch(call):
     td = TensorDict({"a": nested()["a"]}, (2, 3))
     compare(call(td), call(td["a"]), "a")
+
+
+TD = TensorDict({"a": torch.zeros(2)}, [2])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: torch.cat([torch.zeros(1)] * 2, out=TD), "out= of tensors is a tensor; got a TensorDict"),
+        (lambda: torch.stack([torch.zeros(1)] * 2, out=TD), "out= of tensors is a tensor; got a TensorDict"),
+        (
+            lambda: torch.cat([TD, TD], out=torch.zeros(4)),
+            "out= of collections is a collection; got a Tensor",
+        ),
+        (lambda: torch.stack([TD, TD], out=torch.zeros(4)), "out= of collections is a collection"),
+        (lambda: torch.full_like(torch.zeros(2), TD), "full_like.* a collection as its first argument only"),
+        (lambda: torch.where(TD > 0, 1, 0), "where.* a collection as its second or third argument only"),
+        (lambda: torch.where(TD > 0, 1, TD), "where.* a collection as its second or third argument only"),
+        (lambda: torch.where(TD > 0, TD, 1), "one tensor for all leaves; got a TensorDict"),
+        (lambda: TD.masked_fill(TD > 0, 1), "one tensor for all leaves; got a TensorDict"),
+        (lambda: TD.masked_select(TD > 0), "one tensor for all leaves; got a TensorDict"),
+    ],
+)
+def test_a_collection_where_a_function_takes_none_is_refused(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_a_mask_for_each_leaf_goes_through_apply():
+    assert (TD > 0).apply(torch.where, TD, TD + 1)["a"].tolist() == [1.0, 1.0]

@@ -47,7 +47,7 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     items = input if type(input) is list else list(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
-        return torch.stack(_tensors(items, "stack"), dim, out=out)
+        return torch.stack(_tensors(items, "stack", out), dim, out=out)
     sizes = _batch_sizes(items, "stack")
     size = sizes[0]
     if sizes != [size] * len(sizes):
@@ -81,7 +81,7 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     items = input if type(input) is list else list(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
-        return torch.cat(_tensors(items, "concatenate"), dim, out=out)
+        return torch.cat(_tensors(items, "concatenate", out), dim, out=out)
     sizes = _batch_sizes(items, "concatenate")
     size = sizes[0]
     at = wrap_dim(dim, len(size))
@@ -125,7 +125,7 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
         return in_form("of the list", _tensors(items, "stack"), dim, None, **kwargs)
     strict, name = _options("lazy_stack", **kwargs)
     if items and isinstance(items[0], Tensor):
-        return torch.stack(_tensors(items, "stack"), dim, out=out)
+        return torch.stack(_tensors(items, "stack", out), dim, out=out)
     sizes = _batch_sizes(items, "stack")
     size = sizes[0]
     for i, other in enumerate(sizes):
@@ -385,8 +385,10 @@ class Joining(Shaping):
         return lazy_stack(self.unbind(dim), wrap_dim(dim, len(self.batch_size)))
 
 
-def _tensors(items: list[Any], what: str) -> list[Tensor]:
-    """Return the items, the first of which is a tensor; none may be a collection."""
+def _tensors(items: list[Any], what: str, out: Any = None) -> list[Tensor]:
+    """Return the items, the first of which is a tensor; none may be a collection, nor ``out``."""
+    if isinstance(out, Core):
+        raise TypeError(f"cannot {what}: out= of tensors is a tensor; got a {type(out).__name__}")
     for i, item in enumerate(items):
         if isinstance(item, Core):
             raise TypeError(f"cannot {what}: item 0 is no collection but item {i} is a {type(item).__name__}")
@@ -424,6 +426,8 @@ def _joined(items: list[Any], plan: Join, out: Any) -> Any:
 
 def written(out: Any, batch_size: torch.Size, result: Any) -> Any:
     """Write a result into ``out=``, in place where it has the entry, and return that."""
+    if not isinstance(out, Core):
+        raise TypeError(f"out= of collections is a collection; got a {type(out).__name__}")
     if out.batch_size != batch_size:
         raise BatchSizeError(f"out= has batch size {list(out.batch_size)}, the result has {list(batch_size)}")
-    return out.update(result, inplace=True)
+    return out.update(result, inplace=True)  # type: ignore[attr-defined]

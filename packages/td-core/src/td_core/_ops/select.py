@@ -65,9 +65,7 @@ class Selecting(Shaping):
         >>> TensorDict({"a": torch.arange(3)}, [3]).masked_select(torch.tensor([True, False, True]))["a"]
         tensor([0, 2])
         """
-        result: SelfT = self._index(
-            (mask if isinstance(mask, Tensor) else torch.as_tensor(mask, device="cpu")).bool()
-        )
+        result: SelfT = self._index(_as_mask(mask, device="cpu").bool())
         return self._become(result, "masked_select") if inplace else result
 
     def masked_fill(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
@@ -213,10 +211,19 @@ def _masks(node: Any, mask: Tensor) -> list[Tensor]:
     return masks
 
 
+def _as_mask(mask: Any, **options: Any) -> Tensor:
+    """Return a mask as a tensor; torch would take a collection for an empty sequence."""
+    if isinstance(mask, Core):
+        raise TypeError(
+            f"a mask is one tensor for all leaves; got a {type(mask).__name__}. With a mask for each leaf: "
+            "masks.apply(torch.where, this, other)"
+        )
+    return mask if isinstance(mask, Tensor) else torch.as_tensor(mask, **options)
+
+
 def _over_batch(mask: Tensor, batch_size: torch.Size) -> Tensor:
     """Return a mask expanded to the first batch dims."""
-    if not isinstance(mask, Tensor):
-        mask = torch.as_tensor(mask)
+    mask = _as_mask(mask)
     if mask.shape == batch_size:
         return mask
     covered = batch_size[: mask.ndim]

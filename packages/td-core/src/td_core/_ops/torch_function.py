@@ -107,6 +107,8 @@ def _two_operands(name: str, method: str, reflected: str | None) -> Handler:
 
 def _like(function: Callable[..., Tensor], input: Any, *args: Any, **kwargs: Any) -> Any:
     """Return a new collection of the same structure, made leaf by leaf."""
+    if not isinstance(input, Core):
+        raise TypeError(f"torch.{function.__name__}() takes a collection as its first argument only")
     if args:
         result = input._map(lambda leaf: function(leaf, *args, **kwargs))
     else:
@@ -121,10 +123,12 @@ def _unbind(input: Any, dim: int = 0) -> Any:
     return input.unbind(dim)
 
 
-def _where(condition: Tensor, input: Any, other: Any, *, out: Any = None) -> Any:
+def _where(condition: Any, input: Any = None, other: Any = None, *, out: Any = None) -> Any:
     if isinstance(input, Core):
         return input.where(condition, other, out=out)  # type: ignore[attr-defined]
-    return other.where(~condition, input, out=out)
+    if not isinstance(other, Core) or isinstance(condition, Core):
+        raise TypeError("torch.where() takes a collection as its second or third argument only")
+    return other.where(~condition, input, out=out)  # type: ignore[attr-defined]
 
 
 def _table() -> dict[Any, Handler]:
