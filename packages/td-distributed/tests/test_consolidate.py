@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.masked import masked_tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.errors import CodecError, LockedError, StructureError
@@ -377,9 +378,13 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
             lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
             r"key \('n', 'bad'\): a quantized tensor cannot be consolidated; call dequantize\(\)",
         ),
+        (
+            lambda: masked_tensor(torch.zeros(3), torch.ones(3) > 0),
+            r"key \('n', 'bad'\): a MaskedTensor has no bytes of its own",
+        ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of MaskedTensors")
 def test_what_has_no_dense_form_is_refused(leaf: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(StructureError, match=message):
         TensorDict({"a": torch.ones(1), "n": {"bad": leaf()}}).consolidate(tmp_path / "td")

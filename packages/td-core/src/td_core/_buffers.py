@@ -20,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Leaves", "as_bytes"]
+from ._foreach import PLAIN
+
+__all__ = ["Leaves", "as_bytes", "has_memory"]
 
 #: Storages below this size are copied into one buffer for each dtype: a buffer costs more than the bytes.
 SMALL = 1 << 14
@@ -62,9 +64,12 @@ class Leaves:
             order = [position[id(tensor)] for tensor in self.tensors]
         rows, places, others, ranges = _pack(tensors)
         grads = [i for i, grad in enumerate(map(_REQUIRES_GRAD, tensors)) if grad and i not in others]
+        attributes = {i: vars(tensor) for i, tensor in enumerate(tensors) if vars(tensor) and i not in others}
         arrays: list[Any] = [each.numpy() for each in ranges]
         buffers = [pickle.PickleBuffer(a) if protocol >= 5 else a.tobytes() for a in arrays]
-        return _unpack, (rows, places, others, grads, order, buffers, self.in_place)
+        # Releases that know of no attributes read what has none.
+        more = (attributes,) if attributes else ()
+        return _unpack, (rows, places, others, grads, order, buffers, self.in_place, *more)
 
 
 def _share(leaves: Leaves) -> tuple[Any, ...]:
@@ -169,6 +174,18 @@ def as_bytes(piece: Tensor) -> Tensor:
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
+def has_memory(leaf: Tensor) -> bool:
+    """Tell whether the elements of a dense tensor are its own, or fakes; a wrapper of other tensors has none.
+
+    >>> has_memory(torch.zeros(2))
+    True
+    """
+    if type(leaf) in PLAIN or not leaf.numel():
+        return True
+    # To ask a fake for its address would warn; its storage is a meta one.
+    return leaf.untyped_storage().device.type == "meta" or leaf.data_ptr() != 0
+
+
 def _range(tensors: list[Tensor]) -> tuple[int, Tensor] | None:
     """Return the bytes of one storage that tensors span, and the first; None where those are mostly others'."""
     spans = []
@@ -198,6 +215,7 @@ def _unpack(
     order: list[int] | None,
     buffers: list[Any],
     in_place: bool,
+    attributes: dict[int, dict[str, Any]] | None = None,
 ) -> Leaves:
     storages = [_as_storage(buffer, in_place) for buffer in buffers]
     found = others
@@ -211,6 +229,8 @@ def _unpack(
         found[i] = whole.as_strided(shape, stride, first)
     for i in grads:
         found[i].requires_grad_()
+    for i, given in (attributes or {}).items():
+        vars(found[i]).update(given)
     return Leaves([found[i] for i in (range(len(found)) if order is None else order)], in_place)
 
 

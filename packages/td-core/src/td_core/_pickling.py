@@ -83,7 +83,11 @@ def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
             whole = storage.nbytes() == leaf.nbytes and not (leaf.is_conj() or leaf.is_neg())
             more = leaf.grad is not None or leaf.__dict__
             if whole and not more and id(leaf) not in memo and id(storage) not in memo:
-                memo[id(leaf)] = copied = leaf.clone()
+                try:
+                    copied = leaf.clone()
+                except NotImplementedError:
+                    continue  # integers of less than a byte: deepcopy copies the storage
+                memo[id(leaf)] = copied
                 memo[id(storage)] = copied.untyped_storage()
                 # As deepcopy does: what lives keeps its id.
                 memo.setdefault(id(memo), []).append(storage)

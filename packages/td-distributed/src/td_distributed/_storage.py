@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from td_core._buffers import as_bytes
+from td_core._buffers import as_bytes, has_memory
 from td_core._nodes import Encoded
 from td_core._torch_private import ragged_dim
 from td_core.errors import FormatError, StructureError
@@ -282,7 +282,7 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
         raise StructureError("a quantized tensor cannot be consolidated; call dequantize() on it first")
     if leaf.is_meta:
         raise StructureError("a tensor on the meta device has no data to consolidate")
-    if hasattr(leaf, "__tensor_flatten__"):
+    if hasattr(leaf, "__tensor_flatten__") or not has_memory(leaf):
         raise StructureError(
             f"a {type(leaf).__name__} has no bytes of its own; take what it is made of first, of a DTensor its "
             "to_local() or full_tensor()"

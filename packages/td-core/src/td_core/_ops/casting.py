@@ -27,7 +27,8 @@ from .operands import where
 
 SelfT = TypeVar("SelfT", bound="Casting")
 
-_CLONE = op("clone", torch.clone)
+# Not torch.clone: some subclasses keep their class in the method only.
+_CLONE = op("clone", Tensor.clone)
 
 
 class NewBatch(ShapePlan):
@@ -66,7 +67,7 @@ class Casting(Moving):
         (False, True)
         """
         if kwargs and recurse:
-            return self._map(partial(torch.clone, **kwargs))
+            return self._map(partial(Tensor.clone, **kwargs))
         if kwargs:
             raise TypeError(f"clone(recurse=False) copies no leaf, so it takes no {', '.join(kwargs)}")
         if not recurse:
@@ -307,7 +308,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.ones(2, 3)}, batch_size=[2]).new_zeros(4)["a"].shape
         torch.Size([4, 3])
         """
-        return _new(self, size, torch.zeros, dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
+        return _new(self, size, "new_zeros", dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
 
     def new_ones(
         self: SelfT,
@@ -324,7 +325,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_ones(3)["a"]
         tensor([1., 1., 1.])
         """
-        return _new(self, size, torch.ones, dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
+        return _new(self, size, "new_ones", dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
 
     def new_empty(
         self: SelfT,
@@ -341,7 +342,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2]).new_empty(0)["a"]
         tensor([], size=(0, 3))
         """
-        return _new(self, size, torch.empty, dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
+        return _new(self, size, "new_empty", dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
 
     def new_full(
         self: SelfT,
@@ -362,11 +363,18 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_full((3,), 7)["a"]
         tensor([7., 7., 7.])
         """
-
-        def full(shape: Shape, **options: Any) -> Tensor:
-            return torch.full(shape, fill_value, **options)
-
-        return _new(self, (size,), full, dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
+        return _new(  # type: ignore[no-any-return]
+            self,
+            (size,),
+            "new_full",
+            dtype,
+            device,
+            requires_grad,
+            layout,
+            pin_memory,
+            empty_lazy,
+            fill_value,
+        )
 
     def new_tensor(
         self: SelfT,
@@ -442,13 +450,14 @@ def _pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]:
 def _new(
     node: Any,
     size: tuple[Any, ...],
-    function: Callable[..., Tensor],
+    name: str,
     dtype: torch.dtype | None,
     device: Any,
     requires_grad: bool,
     layout: torch.layout,
     pin_memory: bool | None,
     empty_lazy: bool,
+    *filled: Any,
 ) -> Any:
     """Return what the ``new_`` methods return; ``size`` is ints, or one sequence of them."""
     flat = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
@@ -465,8 +474,9 @@ def _new(
     place = None if device is NO_DEFAULT else label
 
     def make(leaf: Tensor, shape: Shape) -> Tensor:
-        return function(
+        return getattr(leaf, name)(  # type: ignore[no-any-return]
             shape,
+            *filled,
             dtype=dtype or leaf.dtype,
             device=place or leaf.device,
             requires_grad=requires_grad,

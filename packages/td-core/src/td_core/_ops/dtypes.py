@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core
+from .._foreach import PLAIN
 from ..typing import NestedKey
 from .operands import LEAF_ERRORS, raise_at_entry
 
@@ -33,6 +34,15 @@ CASTS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
 }
 
 
+def _caster(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Return what casts a leaf as ``to`` does, which many a subclass knows alone."""
+    fast = CASTS.get(dtype)
+    if fast is None:
+        # torch.compile can trace a partial that was made before, a methodcaller not.
+        return partial(Tensor.to, dtype=dtype)
+    return lambda leaf: fast(leaf) if type(leaf) in PLAIN else leaf.to(dtype)
+
+
 class BoundCast(Protocol[T_co]):
     """A method that casts."""
 
@@ -49,8 +59,7 @@ class Cast(Protocol):
 
 def cast(name: str, dtype: torch.dtype) -> Cast:
     """Return the method ``name`` that casts every leaf to ``dtype``."""
-    # torch.compile can trace a partial that was made before, a methodcaller not.
-    leaf = CASTS.get(dtype) or partial(Tensor.to, dtype=dtype)
+    leaf: Callable[[Tensor], Tensor] = getattr(Tensor, name, None) or _caster(dtype)
 
     def method(self: SelfT, *, cast_filter: CastFilter | None = None) -> SelfT:
         return _cast(self, name, leaf, cast_filter)  # type: ignore[no-any-return]

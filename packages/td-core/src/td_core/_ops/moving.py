@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from .._attachments import attachments
+from .._buffers import has_memory
 from .._collection import Core, same
 from .._devices import as_device, wait_for
-from .._foreach import Op
+from .._foreach import PLAIN, Op
 from .._labels import relabel
 from .._locking import refuse_if_locked_below
 from ..typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
@@ -107,7 +108,7 @@ def move(
             waiting = {one for one in [waits_for(source, device) for source in found] if one is not None}
         if non_blocking is None:
             overlap = bool(waiting)
-    to = _call_to(device, dtype, bool(overlap))
+    to = _call_to(leaves, device, dtype, bool(overlap))
     if pin and device is not None and device.type != "cpu":
         # Without threads each leaf travels while the next one is copied to pinned memory.
         leaves = pinned(leaves, threads) if threads else map(_pin, leaves)  # type: ignore[assignment]
@@ -126,10 +127,13 @@ def move(
 
 
 def _call_to(
-    device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool
+    leaves: list[Tensor], device: torch.device | None, dtype: torch.dtype | None, non_blocking: bool
 ) -> Callable[[Tensor], Tensor]:
     if device is None:
-        return same if dtype is None else CASTS.get(dtype) or methodcaller("to", dtype)
+        if dtype is None:
+            return same
+        # Of the methods that cast, subclasses that keep their class often know no other than to().
+        return (PLAIN.issuperset(map(type, leaves)) and CASTS.get(dtype)) or methodcaller("to", dtype)
     if dtype is None:
         return methodcaller("to", device, non_blocking=non_blocking)
     if non_blocking:
@@ -256,7 +260,7 @@ class Moving(Dtypes):
         try:
             moved = move(leaves, target, pin=non_blocking_pin, threads=num_threads)
         except LEAF_ERRORS as error:
-            raise_at_leaf(error, "to", source, Op(None, _call_to(goal, target.dtype, False)), leaves)
+            raise_at_leaf(error, "to", source, Op(None, _call_to(leaves, goal, target.dtype, False)), leaves)
         result: Any = source._with_leaves(moved, levels)
         if inplace:
             put_back(self, result)
@@ -349,6 +353,9 @@ class Moving(Dtypes):
         """
         for leaf in self._leaves():
             try:
+                # torch ends the process where there is no memory to share.
+                if not leaf.is_nested and not has_memory(leaf):
+                    raise RuntimeError(f"a {type(leaf).__name__} has no memory of its own")
                 leaf.share_memory_()
             except RuntimeError as error:
                 raise named(error, f"cannot share {where(self, leaf)}: {error}") from error

@@ -7,6 +7,7 @@ collection of the same structure whose batch size broadcasts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,6 +29,7 @@ NUMBERS = (int, float, complex, np.generic, torch.SymInt, torch.SymFloat, torch.
 #: What torch raises for a leaf that an operation cannot take; the message gets the key, the type stays.
 LEAF_ERRORS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
 
+_SHAPE = attrgetter("shape")
 
 #: Leaves of one dtype that can be written in place.
 _WRITABLE = KnownLooks()
@@ -186,7 +188,8 @@ def _check_shapes(
     name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...], operand: list[Tensor]
 ) -> None:
     try:
-        if not all(map(Tensor.is_same_size, leaves, operand)):
+        # Not Tensor.is_same_size, which wrappers of other tensors would have to know.
+        if list(map(_SHAPE, leaves)) != list(map(_SHAPE, operand)):
             list(map(Tensor.expand_as, operand, leaves))
         return
     except (RuntimeError, ValueError):

@@ -62,7 +62,9 @@ def deviation(name: str, what: str) -> Callable[..., Any]:
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
     ) -> Any:
-        return _reduce(self, name, dim, keepdim, reduce, key_transform, {"correction": correction})
+        # What torch corrects by anyway is left unsaid: not every subclass takes it.
+        options = {} if correction == 1 else {"correction": correction}
+        return _reduce(self, name, dim, keepdim, reduce, key_transform, options)
 
     return _document(method, name, what, "correction: what is subtracted from the number of elements.")
 
@@ -199,7 +201,7 @@ def _reduce(
         (result,) = _of_features(node, call)
     else:
         dims = _dims_of(node, name, dim)
-        if name in _ONE_DIM:
+        if name in _ONE_DIM and (keep or dims is not None):
             make = caller_of_one(lambda value, place: getattr(value, name)(place, **options), keep)
         else:
             make = caller(name, keep, options)

@@ -29,7 +29,7 @@ from .._views import holds_no_entries
 from ..errors import DepthError, StructureError
 from ..typing import NestedKey
 from .entries import Entries
-from .locking import Locking, source_of
+from .locking import Locking, nothing, source_of
 from .operands import LEAF_ERRORS, raise_at_leaf
 
 SelfT = TypeVar("SelfT", bound="Shaping")
@@ -383,7 +383,10 @@ class Shaping(Entries, Locking):
         return self._at_least(3)
 
     def _at_least(self: SelfT, ndim: int) -> SelfT:
-        result: SelfT = self._index((None,) * (ndim - len(self.batch_size)))
+        missing = ndim - len(self.batch_size)
+        if missing <= 0:
+            return self if torch.compiler.is_compiling() else self._undone_by(nothing)
+        result: SelfT = self._index((None,) * missing)
         return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
 
     def contiguous(self: SelfT, *, canonical: bool = False, inplace: bool = False) -> SelfT:
