@@ -642,6 +642,31 @@ def test_transforms_of_unequal_members(outer, odd):
         torch.vmap(lambda td: sum(leaf.sum() for leaf in td._leaves()))(stack)
 
 
+@pytest.mark.parametrize("change", [lambda leaf: leaf, torch.clone, lambda leaf: leaf.flip(0)])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float64, torch.float16])
+def test_a_pytree_keeps_the_dtypes_of_members(dtype, dim, change):
+    first, second = (
+        TensorDict({"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)}, [3]),
+        TensorDict({}, [3]),
+    )
+    # The other order, and as many leaves of each dtype where the second is of the first's.
+    second["b"] = torch.full((3,), 2**53 + 1)
+    second["a"] = torch.full((3,), 2**53 + 1).to(dtype)
+    stack = TensorDict({"s": LazyStackedTensorDict(first, second, stack_dim=dim)})
+    mapped = torch.utils._pytree.tree_map(change, stack)
+    assert mapped["s"].stack_dim == dim
+    for found, leaf in zip(mapped._leaves(), stack._leaves(), strict=True):
+        assert found.dtype == leaf.dtype and found.equal(change(leaf))
+
+
+def test_vmap_goes_over_members_of_equal_dtypes_in_any_order():
+    first = TensorDict({"a": torch.ones(3), "b": torch.ones(3, dtype=torch.int64)})
+    second = TensorDict({"b": torch.ones(3, dtype=torch.int64), "a": torch.ones(3)})
+    result = torch.vmap(lambda td: td + 1)(LazyStackedTensorDict(first, second))
+    assert (result["a"].dtype, result["b"].dtype) == (torch.float32, torch.int64)
+
+
 @pytest.mark.parametrize(
     "operation",
     [

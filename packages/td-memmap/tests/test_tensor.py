@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import gc
+import io
 import multiprocessing
 import operator
 import os
@@ -400,6 +401,40 @@ def test_one_file_of_several_tensors_is_sent_with_the_place_of_each() -> None:
         assert torch.equal(other, tensor)
         other.neg_()
         assert torch.equal(other, tensor)
+
+
+def test_tensors_of_one_anonymous_file_have_storages_of_their_own() -> None:
+    source = {
+        "a": torch.arange(1000),
+        "n": {"b": torch.ones(3)},
+        "c": torch.arange(6, dtype=torch.uint8).view(2, 3),
+    }
+    saved = TensorDict(source).memmap()
+    assert saved["a"].handler is saved["c"].handler
+    # torch.save takes no two dtypes in one storage, and writes storages whole.
+    file = io.BytesIO()
+    torch.save(saved.state_dict(), file)
+    file.seek(0)
+    read = torch.load(file, weights_only=True)
+    assert [read[key].tolist() for key in ("a", "n.b", "c")] == [
+        saved[key].tolist() for key in ("a", ("n", "b"), "c")
+    ]
+    file = io.BytesIO()
+    torch.save(saved["n", "b"].detach(), file)
+    assert len(file.getvalue()) < 4000
+
+
+@pytest.mark.parametrize(
+    "shown", [lambda leaf: leaf, lambda leaf: leaf[1:], lambda leaf: leaf.detach()[:, 1]]
+)
+def test_tensors_of_one_anonymous_file_are_shared_with_other_processes(
+    shown: Callable[[Any], Tensor],
+) -> None:
+    saved = TensorDict({"a": torch.arange(100), "c": torch.arange(6).view(2, 3)}).memmap()
+    other = ForkingPickler.loads(ForkingPickler.dumps({"c": shown(saved["c"]), "a": saved["a"]}))
+    assert other["c"].equal(shown(saved["c"])) and other["a"].equal(saved["a"])
+    other["c"].fill_(7)
+    assert (shown(saved["c"]) == 7).all() and saved["a"].equal(torch.arange(100))
 
 
 def test_a_plain_pickle_of_an_anonymous_tensor_holds_the_elements() -> None:

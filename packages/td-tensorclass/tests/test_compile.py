@@ -274,6 +274,23 @@ def test_export_takes_and_returns_tensorclasses(strict: bool) -> None:
     same(program.module()(point()), point() * 2)
 
 
+@pytest.mark.parametrize(
+    "change", [torch.utils._pytree.tree_map, lambda fn, td: torch.func.grad(lambda td: td["x"].sum())(td)]
+)
+def test_what_has_no_leaves_keeps_its_names_in_a_pytree(change: Any) -> None:
+    entries = {
+        "x": torch.ones(3),
+        "v": "word",
+        "s": NonTensorStack("a", "b", "c"),
+        "e": {"v": "word"},
+        "u": UnbatchedTensor([1]),
+    }
+    td = TensorDict(entries, [3], names=["t"])
+    result = change(torch.neg, td)
+    for key in ("v", "s", "e", ("e", "v")):
+        assert result.get(key).names == ["t"]
+
+
 def test_tree_map() -> None:
     result = torch.utils._pytree.tree_map(lambda leaf: leaf + 1, point())
     assert type(result) is Point

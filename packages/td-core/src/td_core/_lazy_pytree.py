@@ -1,8 +1,9 @@
 """Lazy stacks as torch pytrees.
 
 vmap removes a dim of every leaf, so leaves must show the stack dim where it stands: members that fit are stacked, the
-others are the children themselves. Inside grad and vjp a stack that was flattened is dense from then on: they follow
-the very leaves that they were given, not what is cut out of them.
+others, and those whose dtypes differ, which stacking would change, are the children themselves. Inside grad and vjp a
+stack that was flattened is dense from then on: they follow the very leaves that they were given, not what is cut out of
+them.
 """
 
 from __future__ import annotations
@@ -48,10 +49,20 @@ def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
         except StructureError:
             pass
         else:
-            ndim = len(whole.batch_size)
-            return [whole], Whole(ndim - stack._stack_dim, stack._stack_dim_name, ndim, _depth(whole))
+            if _keeps_dtypes(whole, stack._members, leaves):
+                ndim = len(whole.batch_size)
+                return [whole], Whole(ndim - stack._stack_dim, stack._stack_dim_name, ndim, _depth(whole))
     ndims = tuple(getattr(leaf, "ndim", 0) for leaf in leaves)
     return list(stack._members), Members(stack._stack_dim, stack._stack_dim_name, len(stack._members), ndims)
+
+
+def _keeps_dtypes(whole: Any, members: list[Any], leaves: list[Tensor]) -> bool:
+    """Tell whether members were stacked as they are: each has as many leaves of a dtype as the stack, in any order."""
+    kinds = {leaf.dtype for leaf in leaves}
+    if len(kinds) <= 1:
+        return True
+    stacked, *each = [[leaf.dtype for leaf in leaves_below([node])] for node in (whole, *members)]
+    return all(dtypes.count(kind) == stacked.count(kind) for dtypes in each for kind in kinds)
 
 
 def _may_fit(members: list[Any]) -> bool:
@@ -94,7 +105,8 @@ def _unflatten(children: Any, context: Whole | Members) -> Any:
         if any(isinstance(leaf, Tensor) and leaf.ndim != ndim for leaf, ndim in zip(leaves, ndims)):
             raise StructureError(
                 "torch.vmap, also inside jacrev, jacfwd and hessian, cannot take a dim from a lazy stack whose members "
-                "differ in keys or shapes, nor add one: pad them first, see to_padded_tensor(), or map over each member"
+                "differ in keys, shapes or dtypes, nor add one: pad or cast them first, see to_padded_tensor() and to(), "
+                "or map over each member"
             )
         stack = LazyStackedTensorDict._of(items, dim)
         stack._stack_dim_name = name

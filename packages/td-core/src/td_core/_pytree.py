@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as torch_pytree
 
-from ._collection import Core
-from ._names import Names
+from ._collection import Core, show_path
+from ._names import Names, take_names
 from ._nodes import NodeKind, Record
 from ._ragged import shown_shape
 from ._torch_private import functorch_level
@@ -192,7 +192,13 @@ def register_mapping(cls: Any) -> None:
         keys, sizes, device, names = context
         children = list(values)
         batch_size = batch_size_of(children, sizes)
-        node = cls._make(dict(zip(keys, children)), batch_size, device, names_for(names, batch_size))
+        named = names_for(names, batch_size)
+        if named is not None:
+            # What has no leaves had no dims in the context, and so no names.
+            for position, _ in sizes[1:]:
+                if isinstance(child := children[position], Core):
+                    children[position] = take_names(child, named, show_path((keys[position],)))
+        node = cls._make(dict(zip(keys, children)), batch_size, device, named)
         _keep(node, children, sizes)
         return node
 

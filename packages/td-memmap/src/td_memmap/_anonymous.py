@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import _fs
-from ._mapping import map_elements
+from ._mapping import elements_in, map_memory
 
 #: Tensors that share one file start at multiples of this, so that every dtype is aligned.
 ALIGNMENT = 64
@@ -30,12 +30,12 @@ class AnonymousFile:
     tensor([0, 0])
     """
 
-    __slots__ = ("__weakref__", "_bytes", "fd", "nbytes")
+    __slots__ = ("__weakref__", "_memory", "fd", "nbytes")
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
         self.nbytes = nbytes
-        self._bytes: Tensor | None = None
+        self._memory: Any = None
 
     @classmethod
     def of_size(cls, nbytes: int, *, sparse: bool = False) -> AnonymousFile:
@@ -57,12 +57,15 @@ class AnonymousFile:
         close(self.fd)
 
     def elements(self, dtype: torch.dtype, count: int, offset: int = 0) -> Tensor:
-        """Return ``count`` elements from byte ``offset`` on, mapped and shared with every process that has the file."""
+        """Return ``count`` elements from byte ``offset`` on, mapped and shared with every process that has the file.
+
+        Each tensor has a storage of its own, so ``torch.save`` writes it alone, whatever else is in the file.
+        """
         if not count:
             return torch.empty(0, dtype=dtype, device="cpu")
-        if self._bytes is None:
-            self._bytes = map_elements(self.fd, torch.uint8, self.nbytes, True, weakref.ref(self))
-        return self._bytes[offset : offset + count * dtype.itemsize].view(dtype)
+        if self._memory is None:
+            self._memory = map_memory(self.fd, self.nbytes, True)
+        return elements_in(self._memory, dtype, count, weakref.ref(self), offset)
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -55,9 +55,11 @@ class FileStorage(torch.UntypedStorage):
     Attributes:
         source: what another process can map the same memory from: the :class:`Place` of a tensor, or a weak reference
             to an :class:`AnonymousFile`; None where there is nothing.
+        start: byte of that file at which the storage starts.
     """
 
     source: Any = None
+    start: int = 0
 
     def is_shared(self) -> bool:
         """Return True."""
@@ -92,17 +94,31 @@ def map_elements(fd: int, dtype: torch.dtype, count: int, shared: bool, source: 
     Raises:
         OSError: the file cannot be mapped.
     """
-    nbytes = count * dtype.itemsize
+    return elements_in(map_memory(fd, count * dtype.itemsize, shared), dtype, count, source)
+
+
+def map_memory(fd: int, nbytes: int, shared: bool) -> _Mapping:
+    """Map the first bytes of an open file, for :func:`elements_in`.
+
+    Raises:
+        OSError: the file cannot be mapped.
+    """
     address = _mmap(None, nbytes, _WRITABLE, mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE, fd, 0)
     if address == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     memory = _Mapping.from_address(address)
     memory.nbytes = nbytes
-    result = torch.frombuffer(memory, dtype=dtype, count=count)
+    return memory
+
+
+def elements_in(memory: _Mapping, dtype: torch.dtype, count: int, source: Any, start: int = 0) -> Tensor:
+    """Return elements from byte ``start`` on in mapped memory, as a tensor with a storage of its own."""
+    result = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
     storage: Any = result.untyped_storage()
     storage.__class__ = FileStorage
     storage.source = source
+    storage.start = start
     return result
 
 

@@ -499,7 +499,7 @@ def _share_memory(storage: FileStorage) -> Any:
         if source.shared and _fs.leads_to(source.filename, source.identity):
             return _memory_of_path, (source.filename, storage.nbytes())
     elif source is not None and (file := source()) is not None:
-        return _memory_of_file, (file,)
+        return _memory_of_file, (file, storage.start, storage.nbytes())
     return reduce_storage(storage.clone())
 
 
@@ -508,8 +508,8 @@ def _memory_of_path(filename: str, nbytes: int) -> torch.UntypedStorage:
     return memory.untyped_storage()
 
 
-def _memory_of_file(file: AnonymousFile) -> torch.UntypedStorage:
-    return file.elements(torch.uint8, file.nbytes).untyped_storage()
+def _memory_of_file(file: AnonymousFile, start: int, nbytes: int) -> torch.UntypedStorage:
+    return file.elements(torch.uint8, nbytes, start).untyped_storage()
 
 
 ForkingPickler.register(FileStorage, _share_memory)
@@ -542,8 +542,8 @@ def is_whole(tensor: MemoryMappedTensor) -> bool:
         return False
     if tensor.is_nested or isinstance(place.shape, Tensor):
         return tensor.is_nested
-    start = tensor.storage_offset() * tensor.element_size()
-    return tensor.shape == place.shape and tensor.is_contiguous() and start == place.offset
+    # Its storage starts there, and holds nothing else.
+    return tensor.shape == place.shape and tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
 def is_in_its_file(tensor: MemoryMappedTensor) -> bool:
