@@ -140,6 +140,20 @@ def test_neighbours_in_memory_are_written_as_they_were() -> None:
 
 
 class TestNames:
+    def test_apply_is_named_where_asked(self) -> None:
+        td = TensorDict({"a": 1, "b": {"c": 2}})
+        seen: list[Any] = []
+
+        def note(key: Any, leaf: Any, other: Any) -> Any:
+            seen.append((key, other.item()))
+            return leaf + other
+
+        assert td.apply(note, td, named=True)["b", "c"] == 4
+        assert td.apply(note, td, named=True, nested_keys=True)["a"] == 2
+        td.apply_(note, td.clone(), named=True)
+        assert seen == [("a", 1), ("c", 2), ("a", 1), (("b", "c"), 2), ("a", 1), ("c", 2)]
+        assert td["b", "c"] == 4
+
     def test_named_apply_passes_the_last_part(self) -> None:
         seen: list[Any] = []
         dense().named_apply(lambda key, leaf: seen.append(key))

@@ -68,7 +68,7 @@ class LeafMapping(Core):
             call_on_nested: call ``fn`` on sub-collections too, instead of on their leaves.
             is_leaf: class -> whether ``fn`` is called on entries of it.
             out: written with the results, and returned.
-            **constructor_kwargs: none exist.
+            **constructor_kwargs: ``named=True`` makes this :meth:`named_apply`, with its ``nested_keys``; no others exist.
 
         Raises:
             KeyPathError: one of ``others`` lacks an entry, and there is no ``default``.
@@ -78,9 +78,13 @@ class LeafMapping(Core):
         >>> td.apply(lambda leaf: leaf + 1)["b", "c"]
         tensor(3)
         """
+        named = nested_keys = False
         if constructor_kwargs:
-            raise TypeError(f"apply() takes no {', '.join(constructor_kwargs)}")
-        walk = _Walk(fn, False, False, inplace, default, filter_empty, call_on_nested, is_leaf)
+            named = constructor_kwargs.pop("named", False)
+            nested_keys = constructor_kwargs.pop("nested_keys", False)
+            if constructor_kwargs:
+                raise TypeError(f"apply() takes no {', '.join(constructor_kwargs)}")
+        walk = _Walk(fn, named, nested_keys, inplace, default, filter_empty, call_on_nested, is_leaf)
         return walk.run(self, others, batch_size, device, names, propagate_lock, out)
 
     def named_apply(
