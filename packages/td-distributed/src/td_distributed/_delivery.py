@@ -32,27 +32,26 @@ def expected(collection: Any) -> Message | None:
 
 
 class Target:
-    """A collection that is being received into, as it is before anything arrives."""
+    """A collection that is being received into, as it is before anything arrives.
+
+    Attributes:
+        last: the last message that was delivered to it.
+    """
 
     def __init__(self, collection: Any) -> None:
         self.collection = collection
         self.state = attached(collection)
         self.taken = None if self.state is None else self.state.taken(collection)
+        self.last: Message | None = None if self.taken is None else self.taken.received
         self._checked: tuple[Encoded, _storage.Layout, list[Any]] | None = None
 
     def known(self) -> Message | None:
         """Return the last message that was delivered, if one like it comes in one piece."""
-        last: Message | None = None if self.taken is None else self.taken.received
-        return last if last is not None and last.is_small() else None
+        return self.last if self.last is not None and self.last.is_small() else None
 
     def room(self, message: Message, device: torch.device) -> Tensor:
         """Return memory in which the storage of a message can arrive."""
-        if (
-            self.taken is not None
-            and self.taken.received is message
-            and self.taken.spare
-            and device.type == "cpu"
-        ):
+        if self.taken is not None and self.last is message and self.taken.spare and device.type == "cpu":
             return self.taken.spare.pop()
         return _memory.room(message.layout.nbytes, device)
 
@@ -62,8 +61,9 @@ class Target:
         Raises:
             FormatError: the header is damaged.
         """
-        last = None if self.taken is None else self.taken.received
-        return last if last is not None and last.header == header else _wire.incoming(header)
+        if self.last is not None and self.last.header == header:
+            return self.last
+        return _wire.incoming(header)
 
     def check(self, message: Message) -> None:
         """Raise what says that a message cannot be taken, as far as that is known before its storage arrives.
@@ -75,7 +75,7 @@ class Target:
             FormatError: the storage is far larger than its leaves, or a value is damaged.
             MissingPluginError: a value is of a type of a plugin that is not installed.
         """
-        if self.taken is not None and self.taken.received is message:
+        if self.last is message:
             return
         encoded = encode(self.collection) if self.taken is None else self.taken.encoded
         layout = (None if self.taken is None else self.taken.layout) or _storage.plan(encoded)
