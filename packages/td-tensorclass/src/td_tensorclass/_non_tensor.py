@@ -49,8 +49,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         device: a label only, a value has no device.
         names: a name or None for each batch dim.
 
-    >>> from td_tensorclass import MetaData, NonTensorData
-    >>> issubclass(NonTensorData, NonTensorDataBase) and issubclass(MetaData, NonTensorDataBase)
+    >>> issubclass(NonTensorData, NonTensorDataBase)
     True
     """
 
@@ -127,7 +126,6 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         Raises:
             StructureError: the collection has entries.
 
-        >>> from td_tensorclass import NonTensorData
         >>> NonTensorData.from_tensordict(TensorDict({}, batch_size=[2]), {"data": "a"}).tolist()
         ['a', 'a']
         """
@@ -144,7 +142,6 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
         """Return what the class declares, as :func:`dataclasses.fields` does.
 
-        >>> from td_tensorclass import NonTensorData
         >>> [field.name for field in NonTensorData.fields()]
         ['data', '_metadata', '_is_non_tensor']
         """
@@ -156,7 +153,6 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         Raises:
             StructureError: always.
 
-        >>> from td_tensorclass import NonTensorData
         >>> NonTensorData("a").extend(["b"])
         Traceback (most recent call last):
         td_core.errors.StructureError: a NonTensorData holds one value for the whole batch, to which ['b'] cannot
@@ -188,7 +184,6 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def data(self) -> Any:
         """The value; settable.
 
-        >>> from td_tensorclass import NonTensorData
         >>> NonTensorData("a", batch_size=[3]).data
         'a'
         """
@@ -241,7 +236,6 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def maybe_to_stack(self) -> Any:
         """Return one value for each element of the batch; without batch dims, the node itself.
 
-        >>> from td_tensorclass import NonTensorData
         >>> NonTensorData("a", batch_size=[2]).maybe_to_stack().tolist()
         ['a', 'a']
         """
@@ -293,7 +287,6 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def get(self, key: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the value for the key ``"data"``; there are no entries.
 
-        >>> from td_tensorclass import NonTensorData
         >>> NonTensorData("a").get("data")
         'a'
         """

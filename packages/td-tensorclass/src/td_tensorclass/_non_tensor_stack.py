@@ -175,7 +175,6 @@ class NonTensorStack(ValueNode, TensorDictBase):
     def from_nontensordata(cls: type[SelfT], non_tensor: NonTensorDataBase) -> SelfT:
         """Return one value repeated for each element of its batch.
 
-        >>> from td_tensorclass import NonTensorData
         >>> NonTensorStack.from_nontensordata(NonTensorData("a", batch_size=[2])).tolist()
         ['a', 'a']
         """

@@ -27,7 +27,6 @@ def is_tensorclass(obj: Any) -> bool:
 
     Non-tensor data for a whole batch counts: it is declared as a class with the field ``data``.
 
-    >>> from td_tensorclass import TensorClass
     >>> is_tensorclass(TensorClass), is_tensorclass({})
     (True, False)
     """
