@@ -223,7 +223,7 @@ def _publish(
         for node in nodes[1:]:
             staging.make(node.parts)
         for place in sidecars:
-            staging.tree.link(tree, place[:-1], place[:-1], place[-1])
+            staging.tree.link(tree, place, place)
         seen: set[tuple[int, int]] = set()
         for place, file, size in grown:
             _grow(tree, staging, place, file, size, seen)
@@ -240,7 +240,7 @@ def _write_manifest(tree: Tree, metas: dict[Parts, bytes], files: list[Parts], a
     """List what the save has with its new rows, with hashes where it had hashes of what it had before."""
     sizes: dict[Parts, list[Any]] = {place: [len(text), None] for place, text in metas.items()}
     for place in files:
-        status = tree.stat(place[:-1], place[-1])
+        status = tree.stat_path(place)
         assert status is not None
         sizes[place] = [status.st_size, status.st_mtime_ns]
     hashes: dict[Parts, str] = {}
@@ -276,14 +276,12 @@ def _grow(
     finally:
         _fs.close(fd)
     if own:
-        staging.tree.link(tree, place[:-1], place[:-1], place[-1])
+        staging.tree.link(tree, place, place)
 
 
 def _copy(tree: Tree, place: Parts, size: int, target: int) -> None:
-    source, _ = tree.open(place[:-1], place[-1])
-    with _fs.closing(source):
-        position = 0
-        for piece in _fs.read_pieces(source):
-            kept = piece[: size - position]
-            _fs.write_at(target, kept, position)
-            position += len(kept)
+    position = 0
+    for piece in file_pieces(tree, place):
+        kept = piece[: size - position]
+        _fs.write_at(target, kept, position)
+        position += len(kept)

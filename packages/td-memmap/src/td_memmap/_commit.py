@@ -310,7 +310,7 @@ class Staging:
         for path in others:
             self.tree.make_way(path)
             try:
-                self.tree.link(previous, path[:-1], path[:-1], path[-1])
+                self.tree.link(previous, path, path)
             except FileNotFoundError:
                 continue
             except OSError as error:

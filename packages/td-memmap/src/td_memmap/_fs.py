@@ -389,14 +389,12 @@ class Tree:
         if sync:
             os.fsync(self.fd(parts))
 
-    def link(
-        self, source: Tree, source_parts: Parts, parts: Parts, name: str, new_name: str | None = None
-    ) -> None:
-        """Give a file of another tree a name here; both names are the same file."""
+    def link(self, source: Tree, old: Parts, new: Parts) -> None:
+        """Give the file at a path of another tree a path here; both are the same file."""
         # To open the other directory may close this one: both can be of one tree.
-        with closing(os.dup(source.fd(source_parts))) as old:
-            new = self.fd(parts)
-            os.link(name, new_name or name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
+        with closing(os.dup(source.fd(old[:-1]))) as there:
+            here = self.fd(new[:-1])
+            os.link(old[-1], new[-1], src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
 
     def remove(self, parts: Parts, name: str) -> None:
         """Remove a file, if it is there."""

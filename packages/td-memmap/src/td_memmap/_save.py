@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from td_core._collection import Core, changed_meanwhile, same, show_path
@@ -30,7 +29,6 @@ from ._saved import attach
 from ._shapes import element_count, jagged, shaped, without_elements
 from ._tensor import MemoryMappedTensor, Place, is_there, is_whole, map_file, plain
 
-_CPU = torch.device("cpu")
 # A smaller file is written faster than it is handed to another thread (measured: even at 0.3 to 1 MB). Without being
 # asked no thread is used at all: a write goes to the page cache, which two threads fill hardly faster than one (measured
 # on two cores: 4 threads take 0.85 to 1.15 times as long, on 177 MB in 184 files and on 1 GB in 32).
@@ -250,7 +248,7 @@ class _Writer:
 
     def _link(self, source: Tree, path: Parts, file: LeafFile) -> bool:
         try:
-            self.staging.tree.link(source, path[:-1], file.parts, path[-1], file.name)
+            self.staging.tree.link(source, path, file.path)
         except FileNotFoundError:
             return False  # the save that had it was replaced meanwhile
         except OSError as error:
