@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from .._class_methods import of_class
 from .._collection import Core, leaf_against_node, show_path
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
@@ -224,41 +225,14 @@ class Joining(Shaping):
 
     __slots__ = ()
 
-    @classmethod
-    def stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
-        """Return collections stacked along a new batch dim; see :func:`td_core.stack`.
-
-        >>> TensorDict.stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
-        tensor([0, 1])
-        """
-        return stack(input, dim, out=out)
-
-    @classmethod
-    def cat(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
-        """Return collections one after the other along a batch dim; see :func:`td_core.cat`.
-
-        >>> TensorDict.cat([TensorDict({"a": [0]}, [1]), TensorDict({"a": [1]}, [1])])["a"]
-        tensor([0, 1])
-        """
-        return cat(input, dim, out=out)
-
-    @classmethod
-    def lazy_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
-        """Return a lazy stack around collections; see :func:`td_core.lazy_stack`.
-
-        >>> TensorDict.lazy_stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
-        tensor([0, 1])
-        """
-        return lazy_stack(input, dim, out=out, **kwargs)
-
-    @classmethod
-    def maybe_dense_stack(cls, input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
-        """Return a dense stack where the collections fit together, else a lazy one.
-
-        >>> TensorDict.maybe_dense_stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
-        tensor([0, 1])
-        """
-        return maybe_dense_stack(input, dim, out=out, **kwargs)
+    stack = of_class(stack)
+    """Return collections stacked along a new batch dim; see :func:`td_core.stack`."""
+    cat = of_class(cat)
+    """Return collections one after the other along a batch dim; see :func:`td_core.cat`."""
+    lazy_stack = of_class(lazy_stack)
+    """Return a lazy stack around collections; see :func:`td_core.lazy_stack`."""
+    maybe_dense_stack = of_class(maybe_dense_stack)
+    """Return a dense stack where the collections fit together, else a lazy one; see :func:`td_core.maybe_dense_stack`."""
 
     def stack_tensors(
         self: SelfT, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False

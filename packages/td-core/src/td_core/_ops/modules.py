@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._class_methods import of_class
 from .._collection import Child, Core, show_path
 from .._foreach import PLAIN
 from .._nodes import KINDS, dense
@@ -16,6 +17,181 @@ from ..errors import KeyPathError, StructureError
 from .leaf_writes import check_copied
 
 Move = tuple[dict[str, Any], str, Tensor, Any]  # slots of a module, key, new leaf, what the slot held
+
+
+def _slots(owner: Any) -> tuple[Any, Any, Any]:
+    """Return where a module keeps parameters, buffers and modules; a collection keeps all in one place."""
+    if not isinstance(owner, Core):
+        return owner._parameters, owner._buffers, owner._modules
+    entries = owner._inner()._children()
+    return entries, entries, entries
+
+
+def _put_back(moves: list[Move]) -> None:
+    # Backwards, so that a slot met twice (a shared submodule) ends with what it held first.
+    for slots, key, _, held in reversed(moves):
+        slots[key] = held
+
+
+def _copy_back(moves: list[Move]) -> None:
+    with torch.no_grad():
+        for slots, key, _, held in reversed(moves):
+            slots[key].copy_(held)
+
+
+def _as_parameter(value: Tensor, held: Any, made: dict[int, nn.Parameter]) -> Tensor:
+    """Return a plain leaf as a parameter where a parameter stood; tied leaves stay tied."""
+    if not isinstance(held, nn.Parameter) or isinstance(value, nn.Parameter) or value.grad_fn is not None:
+        return value
+    parameter = made.get(id(value))
+    if parameter is None:
+        floating = value.is_floating_point() or value.is_complex()
+        parameter = made[id(value)] = nn.Parameter(
+            value.detach(), requires_grad=held.requires_grad and floating
+        )
+    return parameter
+
+
+def from_module(
+    module: nn.Module,
+    as_module: bool = False,
+    lock: bool = True,
+    use_state_dict: bool = False,
+    filter_empty: bool = True,
+) -> Any:
+    """Return the parameters and buffers of a module, one level for each submodule.
+
+    Args:
+        module: any module; the leaves are its tensors, not copies.
+        as_module: return a :class:`TensorDictParams`.
+        lock: lock the result.
+        use_state_dict: take the entries of ``module.state_dict()``, so that its hooks run.
+        filter_empty: leave out submodules that hold nothing.
+
+    Returns:
+        A TensorDict of empty batch size (or a TensorDictParams around one).
+
+    >>> from_module(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
+    TensorDict(batch_size=[], fields={0: {bias: f32[3], weight: f32[3,2]}})
+    """
+    if use_state_dict:
+        result = dense({}, torch.Size())
+        for key, value in module.state_dict().items():
+            result._set_path(tuple(key.split(".")), value)
+    else:
+        result = _take(module, filter_empty)
+    return _finished(result, as_module, lock)
+
+
+def _finished(result: Any, as_module: bool, lock: bool) -> Any:
+    if as_module:
+        result = KINDS["TensorDictParams"].type(result, no_convert=True)
+    return result.lock_() if lock else result
+
+
+def _take(root: nn.Module, filter_empty: bool) -> Any:
+    if isinstance(root, Core):
+        return root._inner()
+    size = torch.Size()
+    top = _tensors(root)
+    todo: list[tuple[nn.Module, dict[str, Child], tuple[Any, ...]]] = [(root, top, ())]
+    levels: list[tuple[dict[str, Child], str]] = []
+    while todo:
+        module, entries, above = todo.pop()
+        if module in above:
+            raise StructureError(f"the module {type(module).__name__} contains itself")
+        for key, child in module._modules.items():
+            if child is None:
+                continue
+            levels.append((entries, key))
+            if isinstance(child, Core):
+                entries[key] = child._inner()
+                continue
+            below = _tensors(child)
+            entries[key] = dense(below, size)
+            if child._modules:
+                todo.append((child, below, (*above, module)))
+    if filter_empty:
+        # Levels were listed from the top, so backwards each is looked at after all below it.
+        for entries, key in reversed(levels):
+            if not entries[key]._children():
+                del entries[key]
+    return dense(top, size)
+
+
+def _is_sharded(module: Any) -> bool:
+    """Tell whether ``torch.distributed.fsdp.fully_shard`` was applied to a module, without importing it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return False
+    sharded: Any = getattr(fsdp, "FSDPModule", None)  # public since torch 2.6
+    return hasattr(type(module), "reshard") if sharded is None else isinstance(module, sharded)
+
+
+def _tensors(module: Any) -> dict[str, Child]:
+    if _is_sharded(module):
+        # Between a forward and a backward pass a module may hold whole parameters, whose memory is soon taken away.
+        module.reshard()
+    tensors: dict[str, Child] = {**module._parameters, **module._buffers}
+    if not PLAIN.issuperset(map(type, tensors.values())):
+        tensors = {key: value for key, value in tensors.items() if value is not None}
+    return tensors
+
+
+def from_modules(
+    *modules: nn.Module,
+    as_module: bool = False,
+    lock: bool = True,
+    use_state_dict: bool = False,
+    lazy_stack: bool = False,
+    expand_identical: bool = False,
+) -> Any:
+    """Return the stacked parameters of modules of one architecture, for an ensemble under ``vmap``.
+
+    Args:
+        *modules: at least one module.
+        as_module: return a :class:`TensorDictParams`.
+        lock: lock the result.
+        use_state_dict: as in :func:`from_module`.
+        lazy_stack: keep the modules' own tensors, in a lazy stack.
+        expand_identical: a tensor that all modules share is expanded, not copied.
+
+    Raises:
+        StructureError: the modules' parameters differ in names or shapes.
+
+    >>> from_modules(nn.Linear(2, 3), nn.Linear(2, 3))
+    TensorDict(batch_size=[2], fields={bias: f32[3], weight: f32[3,2]})
+    """
+    if not modules:
+        raise StructureError("from_modules() needs at least one module")
+    items = [from_module(module, lock=False, use_state_dict=use_state_dict) for module in modules]
+    result = items[0]._keep_together(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
+    return _finished(result, as_module, lock)
+
+
+def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
+    columns: list[list[Tensor]] = []
+    for item in items:
+        column: list[Tensor] = []
+        item._collect_like(items[0], column)
+        columns.append(column)
+    stacked: list[Tensor] = []
+    for row in zip(*columns):
+        first = row[0]
+        if expand_identical and all(leaf is first for leaf in row):
+            stacked.append(first.expand(len(row), *first.shape))
+            continue
+        try:
+            value = torch.stack([leaf.detach() if isinstance(leaf, nn.Parameter) else leaf for leaf in row])
+        except RuntimeError as error:
+            shapes = [tuple(leaf.shape) for leaf in row]
+            raise StructureError(f"cannot stack the modules: a parameter has shapes {shapes}") from error
+        if isinstance(first, nn.Parameter):
+            value = nn.Parameter(value, requires_grad=first.requires_grad)
+        stacked.append(value)
+    result = items[0]._with_leaves(stacked)
+    result._change_batch_size(torch.Size((len(items),)))
+    return result
 
 
 class Modules(Core):
@@ -39,29 +215,8 @@ class Modules(Core):
         """
         return from_module(module, as_module, lock, use_state_dict, filter_empty)
 
-    @classmethod
-    def from_modules(
-        cls,
-        *modules: nn.Module,
-        as_module: bool = False,
-        lock: bool = True,
-        use_state_dict: bool = False,
-        lazy_stack: bool = False,
-        expand_identical: bool = False,
-    ) -> Any:
-        """Return the stacked parameters of modules of one architecture; see :func:`from_modules`.
-
-        >>> TensorDict.from_modules(nn.Linear(2, 3), nn.Linear(2, 3))["weight"].shape
-        torch.Size([2, 3, 2])
-        """
-        return from_modules(
-            *modules,
-            as_module=as_module,
-            lock=lock,
-            use_state_dict=use_state_dict,
-            lazy_stack=lazy_stack,
-            expand_identical=expand_identical,
-        )
+    from_modules = of_class(from_modules)
+    """Return the stacked parameters of modules of one architecture; see :func:`td_core.from_modules`."""
 
     def to_module(
         self,
@@ -189,180 +344,3 @@ class Modules(Core):
         if swap_dest is not None:
             swap = swap_dest.update(swap)
         return swap._undone_by(lambda _: module.load_state_dict(state))
-
-
-def _slots(owner: Any) -> tuple[Any, Any, Any]:
-    """Return where a module keeps parameters, buffers and modules; a collection keeps all in one place."""
-    if not isinstance(owner, Core):
-        return owner._parameters, owner._buffers, owner._modules
-    entries = owner._inner()._children()
-    return entries, entries, entries
-
-
-def _put_back(moves: list[Move]) -> None:
-    # Backwards, so that a slot met twice (a shared submodule) ends with what it held first.
-    for slots, key, _, held in reversed(moves):
-        slots[key] = held
-
-
-def _copy_back(moves: list[Move]) -> None:
-    with torch.no_grad():
-        for slots, key, _, held in reversed(moves):
-            slots[key].copy_(held)
-
-
-def _as_parameter(value: Tensor, held: Any, made: dict[int, nn.Parameter]) -> Tensor:
-    """Return a plain leaf as a parameter where a parameter stood; tied leaves stay tied."""
-    if not isinstance(held, nn.Parameter) or isinstance(value, nn.Parameter) or value.grad_fn is not None:
-        return value
-    parameter = made.get(id(value))
-    if parameter is None:
-        floating = value.is_floating_point() or value.is_complex()
-        parameter = made[id(value)] = nn.Parameter(
-            value.detach(), requires_grad=held.requires_grad and floating
-        )
-    return parameter
-
-
-def from_module(
-    module: nn.Module,
-    as_module: bool = False,
-    lock: bool = True,
-    use_state_dict: bool = False,
-    filter_empty: bool = True,
-) -> Any:
-    """Return the parameters and buffers of a module, one level for each submodule.
-
-    Args:
-        module: any module; the leaves are its tensors, not copies.
-        as_module: return a :class:`TensorDictParams`.
-        lock: lock the result.
-        use_state_dict: take the entries of ``module.state_dict()``, so that its hooks run.
-        filter_empty: leave out submodules that hold nothing.
-
-    Returns:
-        A TensorDict of empty batch size (or a TensorDictParams around one).
-
-    >>> from_module(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
-    TensorDict(batch_size=[], fields={0: {bias: f32[3], weight: f32[3,2]}})
-    """
-    if use_state_dict:
-        result = dense({}, torch.Size())
-        for key, value in module.state_dict().items():
-            result._set_path(tuple(key.split(".")), value)
-    else:
-        result = _take(module, filter_empty)
-    if as_module:
-        result = KINDS["TensorDictParams"].type(result, no_convert=True)
-    if lock:
-        result.lock_()
-    return result
-
-
-def _take(root: nn.Module, filter_empty: bool) -> Any:
-    if isinstance(root, Core):
-        return root._inner()
-    size = torch.Size()
-    top = _tensors(root)
-    todo: list[tuple[nn.Module, dict[str, Child], tuple[Any, ...]]] = [(root, top, ())]
-    levels: list[tuple[dict[str, Child], str]] = []
-    while todo:
-        module, entries, above = todo.pop()
-        if module in above:
-            raise StructureError(f"the module {type(module).__name__} contains itself")
-        for key, child in module._modules.items():
-            if child is None:
-                continue
-            levels.append((entries, key))
-            if isinstance(child, Core):
-                entries[key] = child._inner()
-                continue
-            below = _tensors(child)
-            entries[key] = dense(below, size)
-            if child._modules:
-                todo.append((child, below, (*above, module)))
-    if filter_empty:
-        # Levels were listed from the top, so backwards each is looked at after all below it.
-        for entries, key in reversed(levels):
-            if not entries[key]._children():
-                del entries[key]
-    return dense(top, size)
-
-
-def _is_sharded(module: Any) -> bool:
-    """Tell whether ``torch.distributed.fsdp.fully_shard`` was applied to a module, without importing it."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
-        return False
-    sharded: Any = getattr(fsdp, "FSDPModule", None)  # public since torch 2.6
-    return hasattr(type(module), "reshard") if sharded is None else isinstance(module, sharded)
-
-
-def _tensors(module: Any) -> dict[str, Child]:
-    if _is_sharded(module):
-        # Between a forward and a backward pass a module may hold whole parameters, whose memory is soon taken away.
-        module.reshard()
-    tensors: dict[str, Child] = {**module._parameters, **module._buffers}
-    if not PLAIN.issuperset(map(type, tensors.values())):
-        tensors = {key: value for key, value in tensors.items() if value is not None}
-    return tensors
-
-
-def from_modules(
-    *modules: nn.Module,
-    as_module: bool = False,
-    lock: bool = True,
-    use_state_dict: bool = False,
-    lazy_stack: bool = False,
-    expand_identical: bool = False,
-) -> Any:
-    """Return the stacked parameters of modules of one architecture, for an ensemble under ``vmap``.
-
-    Args:
-        *modules: at least one module.
-        as_module: return a :class:`TensorDictParams`.
-        lock: lock the result.
-        use_state_dict: as in :func:`from_module`.
-        lazy_stack: keep the modules' own tensors, in a lazy stack.
-        expand_identical: a tensor that all modules share is expanded, not copied.
-
-    Raises:
-        StructureError: the modules' parameters differ in names or shapes.
-
-    >>> from_modules(nn.Linear(2, 3), nn.Linear(2, 3))
-    TensorDict(batch_size=[2], fields={bias: f32[3], weight: f32[3,2]})
-    """
-    if not modules:
-        raise StructureError("from_modules() needs at least one module")
-    items = [from_module(module, lock=False, use_state_dict=use_state_dict) for module in modules]
-    result = items[0]._keep_together(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
-    if as_module:
-        result = KINDS["TensorDictParams"].type(result, no_convert=True)
-    if lock:
-        result.lock_()
-    return result
-
-
-def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
-    columns: list[list[Tensor]] = []
-    for item in items:
-        column: list[Tensor] = []
-        item._collect_like(items[0], column)
-        columns.append(column)
-    stacked: list[Tensor] = []
-    for row in zip(*columns):
-        first = row[0]
-        if expand_identical and all(leaf is first for leaf in row):
-            stacked.append(first.expand(len(row), *first.shape))
-            continue
-        try:
-            value = torch.stack([leaf.detach() if isinstance(leaf, nn.Parameter) else leaf for leaf in row])
-        except RuntimeError as error:
-            shapes = [tuple(leaf.shape) for leaf in row]
-            raise StructureError(f"cannot stack the modules: a parameter has shapes {shapes}") from error
-        if isinstance(first, nn.Parameter):
-            value = nn.Parameter(value, requires_grad=first.requires_grad)
-        stacked.append(value)
-    result = items[0]._with_leaves(stacked)
-    result._change_batch_size(torch.Size((len(items),)))
-    return result
