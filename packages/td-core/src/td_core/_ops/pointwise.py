@@ -70,48 +70,26 @@ def _swapped(function: Callable[[Any, Any], Any]) -> Op:
     return Op(None, single)
 
 
+#: Operations that torch has under one name: as functions and in place, with kernels for lists; and as functions alone.
+_FUSED = ("add", "addcdiv", "addcmul", "clamp_max", "clamp_min", "div", "lerp", "mul", "pow", "sub")
+_SINGLE = (
+    "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "eq", "ge", "gt", "le", "lt", "ne", "rsub",
+)  # fmt: skip
+
 #: Every operation by name. Methods look theirs up here: torch.compile can trace what a global holds, but not an object
 #: that only the closure of a method knows.
 OPS: dict[str, Op] = {
-    "add": op("add", torch.add),
-    "add_": op("add_", Tensor.add_),
-    "addcdiv": op("addcdiv", torch.addcdiv),
-    "addcdiv_": op("addcdiv_", Tensor.addcdiv_),
-    "addcmul": op("addcmul", torch.addcmul),
-    "addcmul_": op("addcmul_", Tensor.addcmul_),
-    "bitwise_and": Op(None, torch.bitwise_and),
-    "bitwise_not": Op(None, torch.bitwise_not),
-    "bitwise_or": Op(None, torch.bitwise_or),
-    "bitwise_xor": Op(None, torch.bitwise_xor),
-    "clamp_max": op("clamp_max", torch.clamp_max),
-    "clamp_max_": op("clamp_max_", Tensor.clamp_max_),
-    "clamp_min": op("clamp_min", torch.clamp_min),
-    "clamp_min_": op("clamp_min_", Tensor.clamp_min_),
-    "div": op("div", torch.div),
-    "div_": op("div_", Tensor.div_),
-    "eq": Op(None, torch.eq),
-    "ge": Op(None, torch.ge),
-    "gt": Op(None, torch.gt),
-    "le": Op(None, torch.le),
-    "lerp": op("lerp", torch.lerp),
-    "lerp_": op("lerp_", Tensor.lerp_),
+    **{name: op(name, getattr(torch, name)) for name in _FUSED},
+    **{f"{name}_": op(f"{name}_", getattr(Tensor, f"{name}_")) for name in _FUSED},
+    **{name: Op(None, getattr(torch, name)) for name in _SINGLE},
     "logical_and": Op(None, _both),
-    "lt": Op(None, torch.lt),
     "maximum": Op(_fused("maximum", "clamp_min"), _largest),
     "maximum_": op("clamp_min_", Tensor.clamp_min_),
     "minimum": Op(_fused("minimum", "clamp_max"), _smallest),
     "minimum_": op("clamp_max_", Tensor.clamp_max_),
     "mod": Op(None, torch.remainder),
-    "mul": op("mul", torch.mul),
-    "mul_": op("mul_", Tensor.mul_),
-    "ne": Op(None, torch.ne),
-    "pow": op("pow", torch.pow),
-    "pow_": op("pow_", Tensor.pow_),
     "rdiv": _swapped(operator.truediv),
     "rpow": _swapped(operator.pow),
-    "rsub": Op(None, torch.rsub),
-    "sub": op("sub", torch.sub),
-    "sub_": op("sub_", Tensor.sub_),
 }
 
 
