@@ -422,6 +422,19 @@ class Core(ABC):
         )
 
 
+def every_level(root: Core) -> Iterator[Core]:
+    """Iterate over a collection and all below it, parents first."""
+    levels = [root]
+    for level in levels:
+        yield level
+        levels.extend(level._nested())
+
+
+def has_lazy_stack(root: Core) -> bool:
+    """Tell whether a collection is a lazy stack, or holds one, of other than values."""
+    return any(level._stacked() is not None and not level._opaque for level in every_level(root))
+
+
 def changed_meanwhile(node: Core) -> StructureError:
     """Return the error for a structure that another thread changed while it was walked twice."""
     return StructureError(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ._collection import Core
+from ._collection import Core, every_level
 
 T = TypeVar("T")
 
@@ -18,11 +18,8 @@ _IS_CPU = attrgetter("is_cpu")
 
 def relabel(node: Core, device: torch.device | None) -> None:
     """Store the device label at every level."""
-    todo = [node]
-    while todo:
-        level = todo.pop()
+    for level in every_level(node):
         level._set_device(device)
-        todo.extend(level._nested())
 
 
 def arrived(result: T, nodes: Iterable[dict[str, Any]], leaves: Iterable[Tensor]) -> T:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from ._collection import Core
+from ._collection import Core, every_level
 from .errors import LockedError
 
 
@@ -98,10 +98,6 @@ def refuse_if_locked(node: Core, what: str) -> None:
 
 def refuse_if_locked_below(root: Core, what: str) -> None:
     """Raise LockedError naming the change that was tried, if this collection or one in it is locked."""
-    refuse_if_locked(root, what)
-    todo = list(root._nested())
-    while todo:
-        node: Any = todo.pop()
-        if not node._opaque:
-            refuse_if_locked(node, what)
-            todo.extend(node._nested())
+    for level in every_level(root):
+        if level is root or not level._opaque:
+            refuse_if_locked(level, what)

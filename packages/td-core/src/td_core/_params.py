@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ._base import TensorDictBase
 from ._coerce import nest
-from ._collection import Child, Core, changed_meanwhile, own_copy, show_path
+from ._collection import Child, Core, changed_meanwhile, every_level, has_lazy_stack, own_copy, show_path
 from ._keys import is_key, unravel_key_to_tuple
 from ._locking import refuse_if_locked
 from ._names import Names
@@ -357,13 +357,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         with unchanged_on_error(self._inner_params):
             yield
             _refuse_lazy_stacks(self._inner_params)
-            todo: list[Any] = [] if self._no_convert else [self._inner_params]
-            while todo:
-                node = todo.pop()
+            for node in () if self._no_convert else every_level(self._inner_params):
                 for key, child in dict(node._children()).items():
-                    if not isinstance(child, Tensor):
-                        todo.append(child)
-                    elif (held := _converted(key, child)) is not child:
+                    if isinstance(child, Tensor) and (held := _converted(key, child)) is not child:
                         node._set_child(key, held)
 
     def update(
@@ -576,15 +572,11 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
 
 def _refuse_lazy_stacks(root: Any) -> None:
-    todo = [root]
-    while todo:
-        node = todo.pop()
-        if node._stacked() is not None and not node._opaque:
-            raise StructureError(
-                "the entries of a lazy stack are made when they are read, so they cannot be parameters of a module: "
-                "stack its members densely, or make a TensorDictParams of each"
-            )
-        todo.extend(node._nested())
+    if has_lazy_stack(root):
+        raise StructureError(
+            "the entries of a lazy stack are made when they are read, so they cannot be parameters of a module: "
+            "stack its members densely, or make a TensorDictParams of each"
+        )
 
 
 def _converted(key: str, value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Core, missing_key
+from .._collection import Core, every_level, missing_key
 from .._keys import unravel_key_to_tuple
 from .._labels import relabel
 from .._names import Names, check_names
@@ -248,17 +248,8 @@ class Metadata(Core):
         >>> TensorDict({"a": torch.zeros(2, 3).T}).is_contiguous()
         False
         """
-        todo: list[Core] = [self]
-        while todo:
-            node = todo.pop()
-            if node._stacked() is not None:
-                return False
-            for child in list(node._children().values()):
-                if not isinstance(child, Tensor):
-                    todo.append(child)
-                elif not child.is_contiguous():
-                    return False
-        return True
+        stacked = any(level._stacked() is not None for level in every_level(self))
+        return not stacked and all(leaf.is_contiguous() for leaf in self._leaves())
 
     def is_shared(self) -> bool:
         """Tell whether every leaf is in shared memory, which CUDA memory is; False where there is none.
@@ -393,10 +384,7 @@ class Metadata(Core):
         >>> TensorDict({"a": 1}).auto_device_().device
         device(type='cpu')
         """
-        levels: list[Core] = [self]
-        for node in levels:
-            levels.extend(child for child in node._below() if not isinstance(child, Tensor))
-        for node in reversed(levels):
+        for node in reversed(list(every_level(self))):
             if node._stacked() is None:
                 children = list(node._children().values())
                 found = {child.device for child in children if isinstance(child, Tensor) or not child._opaque}

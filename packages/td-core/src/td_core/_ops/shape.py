@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import _shape_plans as shapes
-from .._collection import Core, changed_meanwhile
+from .._collection import Core, changed_meanwhile, has_lazy_stack
 from .._foreach import Op
 from .._indexing import plan_index
 from .._locking import refuse_if_locked
@@ -424,18 +424,14 @@ class Shaping(Entries, Locking):
         >>> stack.densify(torch.jagged)["a"].is_nested
         True
         """
-        todo: list[Core] = [self]
-        while todo:
-            node = todo.pop()
-            if node._stacked() is not None and not node._opaque:
-                try:
-                    return self._densify(layout)  # type: ignore[no-any-return]
-                except RecursionError as error:
-                    raise DepthError(
-                        f"the levels are too many to be stacked one inside the other: {error}"
-                    ) from error
-            todo.extend(node._nested())
-        return self._with_children(self._children())
+        if not has_lazy_stack(self):
+            return self._with_children(self._children())
+        try:
+            return self._densify(layout)  # type: ignore[no-any-return]
+        except RecursionError as error:
+            raise DepthError(
+                f"the levels are too many to be stacked one inside the other: {error}"
+            ) from error
 
     def _densify(self, layout: torch.layout) -> Any:
         if self._opaque:
