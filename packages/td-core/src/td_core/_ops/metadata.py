@@ -62,22 +62,8 @@ class Metadata(Core):
         """
         return len(self.batch_size)
 
-    @property
-    def ndim(self) -> int:
-        """Number of batch dims.
-
-        >>> TensorDict(batch_size=[3, 4]).ndim
-        2
-        """
-        return len(self.batch_size)
-
-    def ndimension(self) -> int:
-        """Return the number of batch dims.
-
-        >>> TensorDict(batch_size=[3, 4]).ndimension()
-        2
-        """
-        return len(self.batch_size)
+    ndim = batch_dims
+    ndimension = dim
 
     def numel(self) -> int:
         """Return the number of elements of the batch; 1 without batch dims.

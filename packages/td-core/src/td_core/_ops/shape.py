@@ -218,13 +218,7 @@ class Shaping(Entries, Locking):
         """
         return self.transpose(axis0, axis1)
 
-    def swapdims(self: SelfT, axis0: int, axis1: int) -> SelfT:
-        """Return :meth:`transpose` of two batch dims.
-
-        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]).swapdims(0, 1).batch_size
-        torch.Size([3, 2])
-        """
-        return self.transpose(axis0, axis1)
+    swapdims = swapaxes
 
     def movedim(self: SelfT, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> SelfT:
         """Return a view with some batch dims at new places and the others in their order.
@@ -239,13 +233,7 @@ class Shaping(Entries, Locking):
         """
         return self._permuted(shapes.movedim_plan(self.batch_size, source, destination))
 
-    def moveaxis(self: SelfT, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> SelfT:
-        """Return :meth:`movedim`, under the name that numpy gives it.
-
-        >>> TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3, 4]).moveaxis(0, -1).batch_size
-        torch.Size([3, 4, 2])
-        """
-        return self.movedim(source, destination)
+    moveaxis = movedim
 
     def _permuted(self: SelfT, plan: shapes.Permute) -> SelfT:
         result = self._transform(plan)
