@@ -7,7 +7,7 @@ export passes dicts), so nothing is asked of leaves but ``shape``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -63,26 +63,22 @@ def register(
 
 def has_leaves(node: Core) -> bool:
     """Tell whether any leaf is below a node."""
-    todo: list[Core] = [node]
-    while todo:
-        children = todo.pop()._below()
-        if not all(isinstance(child, Core) for child in children):
-            return True
-        todo.extend(children)
-    return False
+    return any(True for _ in _leaves_of([node]))
 
 
 def leaves_below(nodes: list[Any]) -> list[Any]:
     """Return the leaves below some nodes: tensors, and the objects that pytrees have in place of tensors and nodes."""
-    leaves: list[Any] = []
+    return list(_leaves_of(nodes))
+
+
+def _leaves_of(nodes: list[Any]) -> Iterator[Any]:
     todo = nodes[:]
     while todo:
         node = todo.pop()
         if isinstance(node, Core):
             todo.extend(node._below())
         else:
-            leaves.append(node)
-    return leaves
+            yield node
 
 
 def sizes_of(node: Core, children: list[Any]) -> tuple[Any, ...]:

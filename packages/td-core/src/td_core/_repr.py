@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ._collection import Core
 from ._nodes import dense
+from ._pytree import leaves_below
 from ._ragged import merged_shape, shown_shape
 from ._settings import SETTINGS
 from .errors import StructureError
@@ -426,10 +427,5 @@ def _bytes(node: Any) -> int:
 
 def _leaves(root: Any) -> list[Tensor]:
     """Return the leaves; none where anything else stands in the place of one."""
-    todo = [root]
-    while todo:
-        node = todo.pop()
-        if not isinstance(node, Core):
-            return []
-        todo.extend(child for child in node._below() if not isinstance(child, Tensor))
-    return root._leaves()  # type: ignore[no-any-return]
+    leaves = leaves_below([root])
+    return leaves if all(isinstance(leaf, Tensor) for leaf in leaves) else []

@@ -309,21 +309,6 @@ def _tensors(node: Any, name: str) -> list[Tensor]:
     return _checked(node, name, [entry for entry in entries if isinstance(entry, Tensor)])
 
 
-def _apart(node: Any, name: str) -> list[Tensor]:
-    """Return every leaf, those of the members of lazy stacks each by itself, which need not stack."""
-    leaves: list[Tensor] = []
-    todo = [node]
-    for level in todo:
-        for child in level._children().values() if level._opaque else level._below():
-            if isinstance(child, Tensor):
-                leaves.append(child)
-            elif child._shows_tensor:
-                leaves.append(child._unwrap())
-            elif not child._opaque:
-                todo.append(child)
-    return _checked(node, name, leaves)
-
-
 def _checked(node: Any, name: str, leaves: list[Tensor]) -> list[Tensor]:
     if not leaves:
         raise ValueError(f"{name}(reduce=True) needs a leaf; this {type(node).__name__} has none")
@@ -339,7 +324,7 @@ def _features_together(node: Any, name: str) -> Tensor:
 def _together(node: Any, name: str, dim: int | None) -> Tensor:
     """Return all elements of all leaves in one dim, or the leaves behind each other along ``dim``."""
     if dim is None:
-        return torch.cat([leaf.flatten() for leaf in _apart(node, name)])
+        return torch.cat([leaf.flatten() for leaf in _checked(node, name, node._leaves())])
     leaves = _tensors(node, name)
     shapes = [list(leaf.shape) for leaf in leaves]
     try:

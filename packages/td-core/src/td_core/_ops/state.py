@@ -345,8 +345,8 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
             # In the legacy form a value of a class is a level of its own.
             if record is not None and key in record.values and "data" in _values(given):
                 steps.append((node, key, (_values(given)["data"],)))
-            elif key not in entries and (isinstance(given, Tensor) or not _is_empty(given)):
-                unexpected.extend(_leaf_names(given, (*path, key)))
+            elif key not in entries and (names := _leaf_names(given, (*path, key))):
+                unexpected.extend(names)
                 steps.append((node, key, given))
         if not node._opaque:
             steps.extend((node, key, (value,)) for key, value in _values(level).items())
@@ -476,14 +476,3 @@ def _leaf_names(child: Any, path: tuple[str, ...]) -> list[str]:
         entries = node.entries if level else _entries(node)
         todo.extend((below, (*at, key)) for key, below in reversed(list(entries.items())))
     return names
-
-
-def _is_empty(level: _Level) -> bool:
-    todo = [level]
-    for each in todo:
-        if _stored_kind(each) is not None or any(
-            isinstance(value, Tensor) for value in each.entries.values()
-        ):
-            return False
-        todo += each.entries.values()
-    return True
