@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, Final, Literal, Union
+from typing import Any, Final, Union
 
 import torch
 
@@ -25,7 +25,6 @@ class NoDefault(enum.Enum):
 
 
 NO_DEFAULT: Final = NoDefault.NO_DEFAULT
-NoDefaultType = Literal[NoDefault.NO_DEFAULT]
 
 NestedKey = Union[str, tuple[Any, ...]]  # noqa: UP007  evaluated, on Python 3.10 too
 """A key: a string, or a (nested) tuple of strings."""

@@ -189,17 +189,14 @@ class Entries(Core):
         node._set_path(path[-1], value, at + path[:-1], non_blocking=non_blocking)
 
     def _set_new(self, path: tuple[str, ...], value: Any, at: tuple[str, ...], non_blocking: bool) -> None:
-        """Store a checked value under a path whose first key is new."""
+        """Store a checked value under a path of several keys, the first of which is new."""
         refuse_if_locked(self, f"set {show_path(at + path)}")
         if isinstance(value, Core):
             refuse_cycle(self, value, at + path)
         entry = self._coerced(value, at + path, non_blocking)
         for part in reversed(path[1:]):
             entry = dense({part: entry}, self.batch_size, self.device, self._names)
-        if len(path) == 1:
-            self._set_child(path[0], entry)
-        else:
-            add_level(self, path[0], entry)
+        add_level(self, path[0], entry)
 
     def _coerced(self, value: Any, path: tuple[str, ...], non_blocking: bool) -> Child:
         """Return ``value`` as an entry of this collection; a sub-collection takes its dim names."""

@@ -235,8 +235,6 @@ class Updating(Entries):
         try:
             entry = self._get_path(path)
         except StructureError:
-            if parent._stacked() is None:
-                raise
             # The members' entries do not stack: each is written by itself, as far as the index stays in the batch dims.
             parent._assign(index, {path[-1]: value}, non_blocking=non_blocking)
             return self
