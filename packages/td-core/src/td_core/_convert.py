@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict, namedtuple
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import getitem
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from ._collection import Child, Core
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
 from ._nodes import dense
+from ._ops.key_trees import Row, build
 from ._ops.operands import named, where
 from .errors import DepthError
 from .typing import BatchSize, DeviceType
@@ -230,7 +232,7 @@ class Converting(Core):
         >>> TensorDict({"a": 1, "b": {"c": 2}}).to_namedtuple().b.c
         tensor(2)
         """
-        levels: list[tuple[Core, dict[str, Any], dict[str, Any] | None, str]] = [(self, {}, None, "")]
+        levels: list[Row] = [(self, {}, None, "")]
         for node, out, _, _ in levels:
             for key, child in dict(node._dict_entries()).items():  # type: ignore[attr-defined]
                 out[key] = child
@@ -238,16 +240,13 @@ class Converting(Core):
                     out[key] = child._unwrap()
                     if not child._opaque:
                         levels.append((child, {}, out, key))
-        result: Any = None
-        for _, out, parent, key in reversed(levels):
-            wanted = dest_cls is not None and (
-                parent is None or {*out} == {*getattr(dest_cls, "_fields", ())}
-            )
+
+        def make(node: Core, out: dict[str, Any]) -> Any:
+            wanted = dest_cls is not None and (node is self or {*out} == {*getattr(dest_cls, "_fields", ())})
             cls: Any = dest_cls if wanted else _namedtuple_of(tuple(out))
-            result = cls(**out)
-            if parent is not None:
-                parent[key] = result
-        return result
+            return cls(**out)
+
+        return build(levels, make)
 
     def to_pytree(self) -> Any:
         """Return the pytree from which :meth:`from_pytree` made this collection, with today's leaves.
@@ -260,7 +259,7 @@ class Converting(Core):
         """
         if PYTREE_TYPE not in self._children():
             return self
-        levels: list[tuple[Core, dict[str, Any], dict[str, Any] | None, str]] = [(self, {}, None, "")]
+        levels: list[Row] = [(self, {}, None, "")]
         for node, out, _, _ in levels:
             for key, child in dict(node._children()).items():
                 out[key] = child if isinstance(child, Tensor) else child._unwrap()
@@ -268,12 +267,7 @@ class Converting(Core):
                     PYTREE_TYPE in child._children() or key.startswith(NON_STRING_KEY)
                 ):
                     levels.append((child, {}, out, key))
-        result: Any = None
-        for _, out, parent, key in reversed(levels):
-            result = _container(out)
-            if parent is not None:
-                parent[key] = result
-        return result
+        return build(levels, lambda _, out: _container(out))
 
     def to_struct_array(self) -> np.ndarray[Any, Any]:
         """Return a structured array of the shape of the batch, with a field for each entry; data is copied.
@@ -386,8 +380,5 @@ def _value_column(node: Any, batch_size: torch.Size) -> np.ndarray[Any, Any]:
         return flat
     column = np.empty(tuple(batch_size), dtype=object)
     for position in np.ndindex(*batch_size):
-        item = value
-        for i in position:
-            item = item[i]
-        column[position] = item
+        column[position] = reduce(getitem, position, value)
     return column

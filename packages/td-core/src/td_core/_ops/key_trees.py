@@ -6,7 +6,7 @@ up, so that each is built once, complete, by its own kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -54,11 +54,15 @@ def key_tree(keys: Iterable[NestedKey], *, longest: bool) -> KeyTree:
     return tree
 
 
-def build(rows: list[Row]) -> Any:
-    """Return the copy of the first row's node, with the copies of the others inside."""
+def _level_of(node: Core, children: dict[str, Child]) -> Any:
+    return node._with_children(children)
+
+
+def build(rows: list[Row], make: Callable[[Core, dict[str, Child]], Any] = _level_of) -> Any:
+    """Return what ``make`` gives for the first row, after those of the others were put inside."""
     built: Any = None
     for node, children, parent, key in reversed(rows):
-        built = node._with_children(children)
+        built = make(node, children)
         if parent is not None:
             parent[key] = built
     return built

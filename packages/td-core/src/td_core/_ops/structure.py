@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from operator import methodcaller
 from typing import Any, TypeVar
 
 import torch
@@ -289,7 +290,7 @@ class Structure(Updating):
         if inplace:
             refuse_if_locked(self, "flatten the keys in place")
             _replace_all(self, self.flatten_keys(separator, is_leaf=is_leaf))
-            self._undo = partial(_unflatten_in_place, separator)
+            self._undo = methodcaller("unflatten_keys", separator, inplace=True)
             return self
         members = self._stacked()
         result: SelfT
@@ -297,7 +298,7 @@ class Structure(Updating):
             result = self._like([member.flatten_keys(separator, is_leaf=is_leaf) for member in members[0]])
         else:
             result = self._with_children(flat_entries(self, separator, is_leaf))
-        result._undo = partial(_write_back_flat, weakref.ref(self), separator)
+        result._undo = partial(_write_back_inverse, weakref.ref(self), "unflatten_keys", separator)
         return result
 
     def unflatten_keys(self: SelfT, separator: str = ".", inplace: bool = False) -> SelfT:
@@ -321,10 +322,10 @@ class Structure(Updating):
         if inplace:
             refuse_if_locked(self, "unflatten the keys in place")
             _replace_all(self, _unflattened(self, separator, own=False))
-            self._undo = partial(_flatten_in_place, separator)
+            self._undo = methodcaller("flatten_keys", separator, inplace=True)
             return self
         result: SelfT = _unflattened(self, separator, own=True)
-        result._undo = partial(_write_back_deep, weakref.ref(self), separator)
+        result._undo = partial(_write_back_inverse, weakref.ref(self), "flatten_keys", separator)
         return result
 
     def rename_key_(self: SelfT, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> SelfT:
@@ -550,17 +551,14 @@ def _empty_levels(root: Core, batch_size: torch.Size | None) -> Any:
             if not isinstance(child, Tensor) and not child._opaque:
                 children[key] = None
                 rows.append((child, {}, children, key))
-    built: Any = None
-    for node, children, parent, key in reversed(rows):
-        if batch_size is None or (
-            node._stacked() is None and node.batch_size[: len(batch_size)] == batch_size
-        ):
-            built = node._with_children(children)
-        else:
-            built = node._with_children(children, batch_size=batch_size, names=None)
-        if parent is not None:
-            parent[key] = built
-    return built
+
+    def make(node: Core, children: dict[str, Child]) -> Core:
+        fits = node._stacked() is None and node.batch_size[: len(batch_size or ())] == batch_size
+        if batch_size is None or fits:
+            return node._with_children(children)
+        return node._with_children(children, batch_size=batch_size, names=None)
+
+    return build(rows, make)
 
 
 def _replace_all(root: Core, other: Core) -> None:
@@ -616,17 +614,5 @@ def _write_back_rest(source: weakref.ref[Any], result: Any) -> None:
     _write_back(owner, result.select(*present))
 
 
-def _write_back_flat(source: weakref.ref[Any], separator: str, result: Any) -> None:
-    _write_back(source_of(result, source), result.unflatten_keys(separator))
-
-
-def _write_back_deep(source: weakref.ref[Any], separator: str, result: Any) -> None:
-    _write_back(source_of(result, source), result.flatten_keys(separator))
-
-
-def _unflatten_in_place(separator: str, result: Any) -> None:
-    result.unflatten_keys(separator, inplace=True)
-
-
-def _flatten_in_place(separator: str, result: Any) -> None:
-    result.flatten_keys(separator, inplace=True)
+def _write_back_inverse(source: weakref.ref[Any], method: str, separator: str, result: Any) -> None:
+    _write_back(source_of(result, source), getattr(result, method)(separator))
