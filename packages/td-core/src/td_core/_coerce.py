@@ -6,7 +6,7 @@ the coercers that plugins register, by type; an entry for ``object`` is tried la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -254,7 +254,9 @@ def nest(
     while todo:
         mapping, node, entries, at = todo.pop()
         if seen is not None:
-            if id(mapping) in seen and _contains_itself(mapping):
+            if id(mapping) in seen and contains_itself(
+                mapping, lambda item: item.values() if isinstance(item, Mapping) else ()
+            ):
                 raise StructureError(f"{show_path(at)} holds a mapping that contains itself")
             seen.add(id(mapping))
         for key, value in mapping.items():
@@ -279,14 +281,14 @@ def nest(
     return root
 
 
-def _contains_itself(mapping: Mapping[Any, Any]) -> bool:
-    todo = [value for value in mapping.values() if isinstance(value, Mapping)]
-    visited: set[int] = set()
+def contains_itself(container: Any, items: Callable[[Any], Iterable[Any]]) -> bool:
+    """Tell whether a container is among its own items, those of its items, and so on."""
+    todo, seen = [container], set()
     while todo:
-        inner = todo.pop()
-        if inner is mapping:
-            return True
-        if id(inner) not in visited:
-            visited.add(id(inner))
-            todo.extend(value for value in inner.values() if isinstance(value, Mapping))
+        for item in items(todo.pop()):
+            if item is container:
+                return True
+            if id(item) not in seen:
+                seen.add(id(item))
+                todo.append(item)
     return False

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._coerce import COERCERS, coerce, nest
+from ._coerce import COERCERS, coerce, contains_itself, nest
 from ._collection import Core
 from ._devices import as_device
 from ._names import check_names
@@ -69,8 +69,6 @@ def from_any(
     content = _content(obj)
     if content is None:
         return obj
-    if isinstance(content, Core):
-        return content
     if isinstance(obj, np.ndarray) and batch_size is None and not auto_batch_size and batch_dims is None:
         batch_size = obj.shape
     return _build(content, batch_size, device, None, auto_batch_size, batch_dims)
@@ -435,11 +433,13 @@ def _plain(content: Mapping[Any, Any]) -> dict[Any, Any]:
                 out[key] = value
                 continue
             inner = _content(value)
-            if inner is None or isinstance(inner, Core):
-                out[key] = value if inner is None else inner
+            if inner is None:
+                out[key] = value
                 continue
             if not torch.compiler.is_compiling():  # before 2.13 it knows no identities
-                if id(value) in open_levels and _holds_itself(value):
+                if id(value) in open_levels and contains_itself(
+                    value, lambda item: (_content(item) or {}).values()
+                ):
                     raise StructureError(f"the entry {key!r} holds a mapping that contains itself")
                 open_levels.add(id(value))
             below: dict[Any, Any] = {}
@@ -449,8 +449,10 @@ def _plain(content: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _content(value: Any) -> Any:
-    """Return the entries of a container, a collection made by a sibling, or None for a leaf."""
-    if isinstance(value, (Core, Mapping)):
+    """Return the entries of a container, or None for a leaf or a collection."""
+    if isinstance(value, Core):
+        return None
+    if isinstance(value, Mapping):
         return value
     if isinstance(value, tuple) and type(value) is not torch.Size:
         fields = getattr(value, "_fields", None)
@@ -475,15 +477,3 @@ def _field(value: Any) -> Any:
     # The items of a field lie a whole record apart, which a tensor counts in items.
     shared = all(step >= 0 and step % value.dtype.itemsize == 0 for step in value.strides)
     return value if shared and value.flags.writeable and value.flags.aligned else np.array(value)
-
-
-def _holds_itself(mapping: Any) -> bool:
-    todo, seen = [mapping], set()
-    while todo:
-        for value in (_content(todo.pop()) or {}).values():
-            if value is mapping:
-                return True
-            if id(value) not in seen and isinstance(value, (Mapping, tuple)):
-                seen.add(id(value))
-                todo.append(value)
-    return False
