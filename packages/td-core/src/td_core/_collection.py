@@ -12,13 +12,14 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from ._keys import closest
 from ._names import Names, move_names
+from ._plans import ShapePlan
 from .errors import BatchSizeError, KeyMismatchError, KeyPathError, StructureError
 from .typing import NO_DEFAULT, NoDefault
 
@@ -28,31 +29,6 @@ SelfT = TypeVar("SelfT", bound="Core")
 #: What ``_collect`` tells ``_with_leaves``: the entries of each level as they were read, in the order of the walk, or of
 #: the only one where all are leaves; None where the levels have to be walked again.
 Walked = Any  # list[dict[str, Child]] | dict[str, Child] | None
-
-
-class Plan(Protocol):
-    """What a shape operation or an index does to each leaf, worked out once from the batch size.
-
-    The first ``n`` dims of every leaf, and of every sub-collection's batch size, become ``lead``.
-    """
-
-    @property
-    def leaf(self) -> Callable[[Any], Any]:
-        """Callable applied to each leaf (to the list of leaves when joining)."""
-
-    @property
-    def lead(self) -> tuple[int, ...]:
-        """New leading dims (for an exploding plan: a tuple of them, one for each part, is in ``leads``)."""
-
-    @property
-    def n(self) -> int:
-        """How many leading dims are replaced."""
-
-    def dims(self) -> tuple[int | None, ...]:
-        """For each new leading dim, the old dim whose name it keeps."""
-
-    def member(self, stack_dim: int) -> tuple[Any, int] | None:
-        """Return the plan for the members of a lazy stack and its new stack dim; None: densify first."""
 
 
 #: What ``_locked`` is where what is attached to a node has locked it, and not its owner.
@@ -370,7 +346,7 @@ class Core(ABC):
             }
         )
 
-    def _transform(self: SelfT, plan: Plan) -> SelfT:
+    def _transform(self: SelfT, plan: ShapePlan) -> SelfT:
         """Return the result of a shape plan."""
         leaf = plan.leaf
         return self._with_children(
@@ -396,7 +372,7 @@ class Core(ABC):
             for part, lead in zip(parts, plan.leads, strict=True)
         )
 
-    def _join(self: SelfT, items: Sequence[Core], plan: Plan, path: tuple[str, ...] = ()) -> SelfT:
+    def _join(self: SelfT, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> SelfT:
         """Return ``items`` (this node first) joined leaf by leaf: ``plan.leaf`` takes the list of leaves.
 
         Raises:

@@ -33,13 +33,9 @@ class Repeat(ShapePlan):
                 full = by_ndim[ndim] = (*repeats, *[1] * (ndim - n)) or ((),)
             return value.repeat(*full)
 
-        self.leaf = leaf
         added = len(repeats) - n
-        self.lead = (
-            *repeats[:added],
-            *[size * times for size, times in zip(batch, repeats[added:], strict=True)],
-        )
-        self.n = n
+        repeated = [size * times for size, times in zip(batch, repeats[added:], strict=True)]
+        super().__init__(leaf, (*repeats[:added], *repeated), n)
         self._batch = batch
         self._repeats = repeats
 
@@ -62,9 +58,7 @@ class Flip(ShapePlan):
     __slots__ = ("_dims",)
 
     def __init__(self, batch: Shape, dims: Shape) -> None:
-        self.leaf = methodcaller("flip", dims)
-        self.lead = batch
-        self.n = len(batch)
+        super().__init__(methodcaller("flip", dims), batch, len(batch))
         self._dims = dims
 
     def _along(self, stack_dim: int) -> Along:
@@ -80,9 +74,7 @@ class Roll(ShapePlan):
     __slots__ = ("_dims", "_shifts")
 
     def __init__(self, batch: Shape, shifts: Shape, dims: Shape) -> None:
-        self.leaf = methodcaller("roll", shifts, dims)
-        self.lead = batch
-        self.n = len(batch)
+        super().__init__(methodcaller("roll", shifts, dims), batch, len(batch))
         self._shifts = shifts
         self._dims = dims
 
@@ -116,9 +108,7 @@ class RollFlat(ShapePlan):
                 else value.clone()
             )
 
-        self.leaf = leaf
-        self.lead = batch
-        self.n = n
+        super().__init__(leaf, batch, n)
         self._shift = shift
 
     def _along(self, stack_dim: int) -> Along | None:
@@ -138,9 +128,7 @@ class Take(ShapePlan):
         method: Callable[[int], Callable[[Tensor], Tensor]],
         picks: Callable[[], Sequence[int] | None],
     ) -> None:
-        self.leaf = method(dim)
-        self.lead = (*batch[:dim], size)
-        self.n = dim + 1
+        super().__init__(method(dim), (*batch[:dim], size), dim + 1)
         self._batch = batch
         self._dim = dim
         self._method = method
@@ -183,9 +171,7 @@ class Gather(ShapePlan):
                     by_shape[shape] = full
             return value.gather(dim, full)
 
-        self.leaf = leaf
-        self.lead = tuple(index.shape)
-        self.n = n
+        super().__init__(leaf, tuple(index.shape), n)
 
     def _along(self, stack_dim: int) -> None:
         """Each position takes from its own member: they must be stacked first."""
@@ -210,11 +196,8 @@ class Pad(ShapePlan):
                 full = by_ndim[ndim] = [0] * 2 * (ndim - n) + backwards
             return pad(tensor, full, value=value)
 
-        self.leaf = leaf
-        self.lead = tuple(
-            [size + before + after for size, (before, after) in zip(batch, amounts, strict=True)]
-        )
-        self.n = n
+        lead = [size + before + after for size, (before, after) in zip(batch, amounts, strict=True)]
+        super().__init__(leaf, tuple(lead), n)
         self._batch = batch
         self._amounts = amounts
         self._value = value
@@ -249,9 +232,7 @@ class Where(ShapePlan):
                 full = by_ndim[ndim] = wide(condition, ndim)
             return torch.where(full, mine, theirs)
 
-        self.leaf = leaf
-        self.lead = ()
-        self.n = 0
+        super().__init__(leaf, (), 0)
 
     def along(self, stack_dim: int) -> None:
         """Each member would need its part of the condition: they must be stacked first."""

@@ -54,6 +54,7 @@ class IndexPlan(ShapePlan):
     ) -> None:
         # torch reads a tensor half as fast out of a tuple.
         self.index = index = index[0] if type(index) is tuple and len(index) == 1 else index
+        # Every indexing comes here, so no call of the constructor above.
         self.leaf = _reader(index)
         self.lead = lead
         self.n = n

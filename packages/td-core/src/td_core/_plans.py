@@ -68,9 +68,10 @@ class ShapePlan:
     invents: ClassVar[bool] = False
     shares: ClassVar[bool] = False
 
-    leaf: Callable[[Any], Any]
-    lead: Shape
-    n: int
+    def __init__(self, leaf: Callable[[Any], Any], lead: Shape, n: int) -> None:
+        self.leaf = leaf
+        self.lead = lead
+        self.n = n
 
     def dims(self) -> tuple[int | None, ...]:
         """For each new leading dim, the old dim whose name it keeps; here every dim keeps its own."""
@@ -108,7 +109,9 @@ class ExplodePlan(ShapePlan):
 
     __slots__ = ("leads",)
 
-    leads: Sequence[Shape]
+    def __init__(self, leaf: Callable[[Any], Any], lead: Shape, n: int, leads: Sequence[Shape]) -> None:
+        super().__init__(leaf, lead, n)
+        self.leads = leads
 
 
 _REMEMBERED = 256

@@ -39,18 +39,7 @@ class Reshape(ShapePlan):
         *,
         copy: bool = True,
     ) -> None:
-        n = len(old)
-        sizes = Sizes(new, n)
-        if leaf is not None:
-            self.leaf = leaf
-        elif torch.compiler.is_compiling():
-            self.leaf = lambda value: (value.reshape if copy else value.view)(*sizes.of(value.shape))
-        elif copy:
-            self.leaf = lambda value: value.reshape(*sizes[value.shape])
-        else:
-            self.leaf = lambda value: value.view(*sizes[value.shape])
-        self.lead = new
-        self.n = n
+        super().__init__(leaf or _reshaper(old, new, copy), new, len(old))
         self._old = old
         self._copy = copy
         self._kept = kept
@@ -83,15 +72,22 @@ class Reshape(ShapePlan):
         return None
 
 
+def _reshaper(old: Shape, new: Shape, copy: bool) -> Callable[[Tensor], Tensor]:
+    sizes = Sizes(new, len(old))
+    if torch.compiler.is_compiling():
+        return lambda value: (value.reshape if copy else value.view)(*sizes.of(value.shape))
+    if copy:
+        return lambda value: value.reshape(*sizes[value.shape])
+    return lambda value: value.view(*sizes[value.shape])
+
+
 class Dense(ShapePlan):
     """The same dims, of a dense collection: lazy stacks are stacked first."""
 
     __slots__ = ()
 
     def __init__(self, leaf: Callable[[Tensor], Tensor]) -> None:
-        self.leaf = leaf
-        self.lead = ()
-        self.n = 0
+        super().__init__(leaf, (), 0)
 
     def along(self, stack_dim: int) -> None:
         """No member stays a member."""
@@ -105,9 +101,7 @@ class Permute(ShapePlan):
     shares = True
 
     def __init__(self, lead: Shape, order: Shape, leaf: Callable[[Tensor], Tensor]) -> None:
-        self.leaf = leaf
-        self.lead = lead
-        self.n = len(lead)
+        super().__init__(leaf, lead, len(lead))
         self.order = order
 
     def dims(self) -> tuple[int | None, ...]:
@@ -130,9 +124,8 @@ class Unsqueeze(ShapePlan):
 
     def __init__(self, batch: Shape, dim: int) -> None:
         # Indexing with None is the cheaper spelling, at the front only.
-        self.leaf = itemgetter(None) if dim == 0 else methodcaller("unsqueeze", dim)
-        self.lead = (*batch[:dim], 1) if dim else (1,)
-        self.n = dim
+        leaf = itemgetter(None) if dim == 0 else methodcaller("unsqueeze", dim)
+        super().__init__(leaf, (*batch[:dim], 1), dim)
         self._batch = batch
         self._dim = dim
 
@@ -153,9 +146,9 @@ class Squeeze(ShapePlan):
     shares = True
 
     def __init__(self, batch: Shape, dims: Shape) -> None:
-        self.leaf = methodcaller("squeeze", dims[0] if len(dims) == 1 else dims)
-        self.n = max(dims) + 1 if dims else 0
-        self.lead = tuple([batch[dim] for dim in range(self.n) if dim not in dims])
+        n = max(dims, default=-1) + 1
+        lead = tuple([batch[dim] for dim in range(n) if dim not in dims])
+        super().__init__(methodcaller("squeeze", dims[0] if len(dims) == 1 else dims), lead, n)
         self._batch = batch
         self._dims = dims
 
@@ -178,13 +171,10 @@ class Expand(ShapePlan):
     shares = True
 
     def __init__(self, old: Shape, new: Shape) -> None:
-        n = len(old)
-        sizes = Sizes(new, n)
-        self.leaf = lambda value: value.expand(*sizes[value.shape])
+        sizes = Sizes(new, len(old))
+        super().__init__(lambda value: value.expand(*sizes[value.shape]), new, len(old))
         if torch.compiler.is_compiling():
             self.leaf = lambda value: value.expand(*sizes.of(value.shape))
-        self.lead = new
-        self.n = n
         self._old = old
 
     def dims(self) -> tuple[int | None, ...]:
@@ -207,10 +197,8 @@ class Unbind(ExplodePlan):
     shares = True
 
     def __init__(self, batch: Shape, dim: int) -> None:
-        self.leaf = torch.unbind if dim == 0 else methodcaller("unbind", dim)
-        self.lead = batch[:dim]
-        self.leads = [self.lead] * batch[dim]
-        self.n = dim + 1
+        leaf = torch.unbind if dim == 0 else methodcaller("unbind", dim)
+        super().__init__(leaf, batch[:dim], dim + 1, [batch[:dim]] * batch[dim])
         self._batch = batch
         self._dim = dim
 
@@ -234,11 +222,8 @@ class Split(ExplodePlan):
     shares = True
 
     def __init__(self, batch: Shape, dim: int, sizes: Sequence[int]) -> None:
-        self.leaf = methodcaller("split_with_sizes", sizes, dim)
-        before = batch[:dim]
-        self.lead = batch[: dim + 1]
-        self.leads = [(*before, size) for size in sizes]
-        self.n = dim + 1
+        leaf = methodcaller("split_with_sizes", sizes, dim)
+        super().__init__(leaf, batch[: dim + 1], dim + 1, [(*batch[:dim], size) for size in sizes])
         self._batch = batch
         self._dim = dim
         self._sizes = sizes
@@ -264,15 +249,9 @@ class Join(ShapePlan):
 
     def __init__(self, batch: Shape, dim: int, sizes: Sequence[int], stacks: bool) -> None:
         join: Callable[..., Tensor] = torch.stack if stacks else torch.cat
+        lead = (*batch[:dim], len(sizes) if stacks else sum(sizes), *batch[dim + (not stacks) :])
         # Without a dim argument, torch parses the call faster.
-        self.leaf = join if dim == 0 else functools.partial(join, dim=dim)
-        lead = list(batch)
-        if stacks:
-            lead.insert(dim, len(sizes))
-        else:
-            lead[dim] = sum(sizes)
-        self.lead = tuple(lead)
-        self.n = len(batch)
+        super().__init__(join if dim == 0 else functools.partial(join, dim=dim), lead, len(batch))
         self.dim = dim
         self.stacks = stacks
         self._batch = batch

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ._base import TensorDictBase
 from ._coerce import WRAPPED, nest
-from ._collection import Child, Core, Plan, Walked, changed_meanwhile, check_same_leaves, leaf_against_node
+from ._collection import Child, Core, Walked, changed_meanwhile, check_same_leaves, leaf_against_node
 from ._components import chained_components, of_components
 from ._devices import as_device
 from ._foreach import PLAIN
@@ -26,6 +26,7 @@ from ._names import Names, check_names, fit_names, move_names
 from ._nodes import set_dense
 from ._ops.batch_size import as_batch_size
 from ._ops.join_levels import rows, why_not_joined
+from ._plans import ShapePlan
 from ._pytree import register_mapping
 from ._traced import new_object
 from ._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, LevelKeys, stores_what_is_shown
@@ -572,7 +573,7 @@ class TensorDict(TensorDictBase):
                     level[key] = child._map(fn)
         return root
 
-    def _transform(self: SelfT, plan: Plan) -> SelfT:
+    def _transform(self: SelfT, plan: ShapePlan) -> SelfT:
         leaf, lead, n, old = plan.leaf, plan.lead, plan.n, self._batch_size
         # Slicing a Size and putting one together are among the dearest steps of a small operation.
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead else old[n:]
@@ -640,7 +641,7 @@ class TensorDict(TensorDictBase):
             sizes = [torch.Size(lead + tail) for lead in leads]
         return [_node(cls, {}, size, device, names) for size in sizes]
 
-    def _join(self: SelfT, items: Sequence[Core], plan: Plan, path: tuple[str, ...] = ()) -> SelfT:
+    def _join(self: SelfT, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> SelfT:
         leaf, lead, n = plan.leaf, plan.lead, plan.n
         names = None if self._names is None else move_names(self._names, plan.dims(), n)
         old = self._batch_size

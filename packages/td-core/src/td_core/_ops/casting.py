@@ -39,9 +39,7 @@ class NewBatch(ShapePlan):
 
     def __init__(self, old: Shape, new: Shape, make: Callable[[Tensor, Shape], Tensor]) -> None:
         n = len(old)
-        self.leaf = lambda leaf: make(leaf, (*new, *leaf.shape[n:]))
-        self.lead = new
-        self.n = n
+        super().__init__(lambda leaf: make(leaf, (*new, *leaf.shape[n:])), new, n)
 
     def dims(self) -> tuple[int | None, ...]:
         return tuple(range(self.n)) if len(self.lead) == self.n else (None,) * len(self.lead)

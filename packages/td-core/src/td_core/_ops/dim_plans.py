@@ -24,9 +24,7 @@ class Scan(ShapePlan):
     invents = True
 
     def __init__(self, batch: Shape, dim: int, make: Callable[[int], Leaf]) -> None:
-        self.leaf = make(dim)
-        self.lead = batch
-        self.n = len(batch)
+        super().__init__(make(dim), batch, len(batch))
         self._dim = dim
         self._make = make
 
@@ -54,20 +52,15 @@ class Reduce(ShapePlan):
         make: Callable[[tuple[int, ...] | None], Leaf],
         front: int | None = None,
     ) -> None:
-        self.leaf = make(dims)
-        self.lead = () if front is None else (front,)
+        lead: Shape
         if dims is None:
-            self.lead += (1,) * len(batch) if keepdim else ()
-            self.n = ALL_DIMS
-        elif len(dims) == 1 and not keepdim:
-            self.lead += without(batch, dims[0])
-            self.n = len(batch)
+            lead = (1,) * len(batch) if keepdim else ()
+        elif keepdim:
+            lead = tuple([1 if dim in dims else size for dim, size in enumerate(batch)])
         else:
-            kept = enumerate(batch)
-            self.lead += tuple(
-                [1 if dim in dims else size for dim, size in kept if keepdim or dim not in dims]
-            )
-            self.n = len(batch)
+            lead = tuple([size for dim, size in enumerate(batch) if dim not in dims])
+        lead = lead if front is None else (front, *lead)
+        super().__init__(make(dims), lead, ALL_DIMS if dims is None else len(batch))
         self._batch = batch
         self._dims = dims
         self._keepdim = keepdim
@@ -96,10 +89,7 @@ class Pair(ExplodePlan):
     invents = True
 
     def __init__(self, plan: ShapePlan) -> None:
-        self.leaf = plan.leaf
-        self.lead = plan.lead
-        self.leads = [plan.lead, plan.lead]
-        self.n = plan.n
+        super().__init__(plan.leaf, plan.lead, plan.n, [plan.lead, plan.lead])
         self._plan = plan
 
     def dims(self) -> tuple[int | None, ...]:
