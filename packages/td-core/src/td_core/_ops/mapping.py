@@ -7,6 +7,7 @@ its leaves need not be stacked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -84,7 +85,9 @@ class LeafMapping(Core):
             nested_keys = constructor_kwargs.pop("nested_keys", False)
             if constructor_kwargs:
                 raise TypeError(f"apply() takes no {', '.join(constructor_kwargs)}")
-        walk = _Walk(fn, named, nested_keys, inplace, default, filter_empty, call_on_nested, is_leaf)
+        walk = _Walk(
+            fn, named, nested_keys, inplace, default, filter_empty, _everything if call_on_nested else is_leaf
+        )
         return walk.run(self, others, batch_size, device, names, propagate_lock, out)
 
     def named_apply(
@@ -115,7 +118,9 @@ class LeafMapping(Core):
         """
         if constructor_kwargs:
             raise TypeError(f"named_apply() takes no {', '.join(constructor_kwargs)}")
-        walk = _Walk(fn, True, nested_keys, inplace, default, filter_empty, call_on_nested, is_leaf)
+        walk = _Walk(
+            fn, True, nested_keys, inplace, default, filter_empty, _everything if call_on_nested else is_leaf
+        )
         return walk.run(self, others, batch_size, device, names, propagate_lock, out)
 
     def apply_(self: SelfT, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> SelfT:
@@ -130,32 +135,21 @@ class LeafMapping(Core):
         return self
 
 
+@dataclass
 class _Walk:
     """One call of ``apply``."""
 
+    fn: Callable[..., Any]
+    named: bool
+    nested_keys: bool
+    inplace: bool
+    default: Any
+    filter_empty: bool | None
+    is_leaf: IsLeaf | None
     size: torch.Size | None = None
     device: Any = NO_DEFAULT
     names: Any = NO_DEFAULT
-
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        named: bool,
-        nested_keys: bool,
-        inplace: bool,
-        default: Any,
-        filter_empty: bool | None,
-        call_on_nested: bool,
-        is_leaf: IsLeaf | None,
-    ) -> None:
-        self.fn = fn
-        self.named = named
-        self.nested_keys = nested_keys
-        self.inplace = inplace
-        self.default = default
-        self.filter_empty = filter_empty
-        self.is_leaf = _everything if call_on_nested else is_leaf
-        self.writes: list[tuple[Any, str, Child, Child, Path]] = []
+    writes: list[tuple[Any, str, Child, Child, Path]] = field(default_factory=list)
 
     def run(
         self,

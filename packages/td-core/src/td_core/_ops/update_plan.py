@@ -6,6 +6,7 @@ Levels that both sides have are merged; a lazy stack is updated member by member
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,35 +31,21 @@ class _Through(dict[str, Any]):
     """One entry under a nested key, as a mapping; a leaf in its way is an error, not replaced."""
 
 
+@dataclass(slots=True)
 class UpdatePlan:
     """The plan of one update: what to store where."""
 
-    __slots__ = (
-        "clone", "copies", "inplace", "is_leaf", "non_blocking", "refills", "resize", "root", "sizes",
-        "stores", "strict",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        root: Core,
-        clone: bool,
-        inplace: bool,
-        non_blocking: bool,
-        is_leaf: IsLeaf | None,
-        resize: bool,
-        strict: bool = False,
-    ) -> None:
-        self.root = root
-        self.clone = clone
-        self.inplace = inplace
-        self.non_blocking = non_blocking
-        self.is_leaf = is_leaf
-        self.resize = resize
-        self.strict = strict
-        self.stores: list[tuple[Core, str, Child]] = []
-        self.copies: list[tuple[Any, str, Any, Path]] = []
-        self.sizes: list[tuple[Core, torch.Size]] = []
-        self.refills: list[tuple[Any, list[Any]]] = []
+    root: Core
+    clone: bool
+    inplace: bool
+    non_blocking: bool
+    is_leaf: IsLeaf | None
+    resize: bool
+    strict: bool = False
+    stores: list[tuple[Core, str, Child]] = field(default_factory=list, init=False)
+    copies: list[tuple[Any, str, Any, Path]] = field(default_factory=list, init=False)
+    sizes: list[tuple[Core, torch.Size]] = field(default_factory=list, init=False)
+    refills: list[tuple[Any, list[Any]]] = field(default_factory=list, init=False)
 
     def read(self, source: Mapping[Any, Any] | Core, keys: Sequence[NestedKey] | None) -> None:
         """Check the entries of ``source`` that ``keys`` names (None: all), and list what is to be done with them."""
