@@ -167,5 +167,5 @@ def padded_tensor(
         amounts: list[int] = []
         for size, full in zip(reversed(leaf.shape), reversed(shape)):
             amounts += [full - size, 0] if side == "left" else [0, full - size]
-        padded.append(torch.nn.functional.pad(leaf, amounts, value=value))
+        padded.append(torch.nn.functional.pad(leaf, amounts, value=value) if any(amounts) else leaf)
     return torch.stack(padded, dim)

@@ -12,6 +12,8 @@ from .._coerce import COERCERS
 from .._collection import Child, Core, leaf_against_node, show_path
 from .._keys import unravel_key_to_tuple
 from .._ops.joining import cat, lazy_stack, stack
+from .._plans import without
+from .._ragged import padded_tensor
 from ..errors import KeyPathError, StructureError
 from ..typing import NestedKey
 
@@ -64,14 +66,9 @@ def pad_sequence(
         padding_value = 0.0
     left = padding_side == "left"
     masks: dict[Path, Tensor] = {}
-    top: dict[str, Child] = {}
-    rows: list[tuple[Any, dict[str, Child], torch.Size, Any, str]] = [
-        (items[0], top, _padded_size(items), None, "")
-    ]
-    todo: list[tuple[list[Any], dict[str, Child], Path]] = [(items, top, ())]
+    levels: list[tuple[list[Any], dict[str, Child], Path, Any, str]] = [(items, {}, (), None, "")]
     used: set[Path] = set()
-    while todo:
-        nodes, out_entries, at = todo.pop()
+    for nodes, out_entries, at, _, _ in levels:
         columns = [node._children() for node in nodes]
         for key in columns[0]:
             if not all(key in column for column in columns):
@@ -92,18 +89,16 @@ def pad_sequence(
             elif first._opaque:
                 out_entries[key] = _pad_values(entries, left)
             else:
-                inner: dict[str, Child] = {}
                 out_entries[key] = None
-                rows.append((first, inner, _padded_size(entries), out_entries, key))
-                todo.append((entries, inner, path))
+                levels.append((entries, {}, path, out_entries, key))
     unknown = [path for path in fills if path not in used]
     if unknown:
         raise KeyPathError(
             f"padding_value names {unknown}, which are no tensor entries; there are {sorted(used)}"
         )
     result: Any = None
-    for node, entries_of, size, parent, key in reversed(rows):
-        result = node._with_children(entries_of, batch_size=size, names=None)
+    for nodes, out_entries, _, parent, key in reversed(levels):
+        result = nodes[0]._with_children(out_entries, batch_size=_padded_size(nodes), names=None)
         if parent is not None:
             parent[key] = result
     if return_mask is not False:
@@ -132,18 +127,12 @@ def _pad_leaves(leaves: list[Tensor], pad_dim: int, value: float, left: bool, pa
             f"pad_sequence: {show_path(path)} has {ndim} dims, so dim {pad_dim} cannot be padded"
         )
     dim = pad_dim % ndim
-    length = max(leaf.shape[dim] if leaf.ndim == ndim else 0 for leaf in leaves)
-    padded = []
-    for leaf in leaves:
-        amount = length - leaf.shape[dim] if leaf.ndim == ndim else 0
-        pads = [0, 0] * (ndim - 1 - dim) + ([amount, 0] if left else [0, amount])
-        padded.append(torch.nn.functional.pad(leaf, pads, value=value) if amount else leaf)
-    if any(leaf.shape != padded[0].shape for leaf in padded):
+    if len({(leaf.ndim, without(leaf.shape, dim)) for leaf in leaves}) > 1:
         raise StructureError(
             f"pad_sequence: {show_path(path)} has shapes {[list(leaf.shape) for leaf in leaves]}, which differ in "
             f"other dims than {pad_dim}"
         )
-    return torch.stack(padded)
+    return padded_tensor(path, leaves, 0, value, "left" if left else "right")
 
 
 def _mask(leaves: list[Tensor], pad_dim: int, left: bool, batch_dims: int) -> Tensor:
