@@ -359,29 +359,23 @@ def _tree_content(pytree: Any) -> dict[str, Any]:
     while todo:
         tree, out = todo.pop()
         out[PYTREE_TYPE] = type(tree)
-        entries: dict[str, Any]
+        entries: Iterable[tuple[Any, Any]]
+        below: dict[str, Any]
         if isinstance(tree, Mapping):
-            entries = {}
-            for i, (key, value) in enumerate(tree.items()):
-                if isinstance(key, str):
-                    entries[key] = value
-                else:
-                    entries[f"{NON_STRING_KEY}{i}"] = {"key": key, "value": value}
+            entries = tree.items()
         elif isinstance(tree, tuple) and hasattr(tree, "_fields"):
-            entries = dict(zip(tree._fields, tree, strict=True))
+            entries = zip(tree._fields, tree, strict=True)
         elif isinstance(tree, (list, tuple)):
-            entries = {str(i): value for i, value in enumerate(tree)}
+            entries = ((str(i), value) for i, value in enumerate(tree))
         else:
             raise TypeError(f"a pytree is made of dicts, lists and tuples; got {type(tree).__name__}")
-        for key, value in entries.items():
-            if key.startswith(NON_STRING_KEY):
-                out[key] = inner = {"key": _as_data(value["key"])}
-                key, value, target = "value", value["value"], inner
-            else:
-                target = out
+        for i, (key, value) in enumerate(entries):
+            target = out
+            if not isinstance(key, str):
+                out[f"{NON_STRING_KEY}{i}"] = target = {"key": _as_data(key)}
+                key = "value"
             if isinstance(value, (Mapping, list, tuple)) and not isinstance(value, Core):
-                below: dict[str, Any] = {}
-                target[key] = below
+                target[key] = below = {}
                 todo.append((value, below))
             elif isinstance(value, (Tensor, Core, np.ndarray, np.generic, bool, int, float, complex)):
                 target[key] = value
