@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,6 +55,7 @@ def assert_close(
     for value in (actual, expected):
         if not isinstance(value, Core):
             raise TypeError(f"assert_close compares collections; got {type(value).__name__}")
+    check = partial(torch.testing.assert_close, rtol=rtol, atol=atol, equal_nan=equal_nan)
     while todo:
         mine, theirs, at = todo.pop()
         stacked, other = mine._stacked(), theirs._stacked()
@@ -75,7 +78,7 @@ def assert_close(
                 continue
             reference, path = right[key], (*at, key)
             if isinstance(value, Tensor) and isinstance(reference, Tensor):
-                _check_leaf(value, reference, path, rtol, atol, equal_nan, msg)
+                _check_leaf(value, reference, path, check, msg)
             elif (
                 isinstance(value, Tensor)
                 or isinstance(reference, Tensor)
@@ -86,7 +89,7 @@ def assert_close(
             elif not value._opaque:
                 todo.append((value, reference, path))
             elif value._shows_tensor:
-                _check_leaf(value._unwrap(), reference._unwrap(), path, rtol, atol, equal_nan, msg)
+                _check_leaf(value._unwrap(), reference._unwrap(), path, check, msg)
             elif not value._compare(reference, torch.eq).all():
                 raise AssertionError(
                     f"{msg}{show_path(path)} differs: {value._unwrap()!r}, expected {reference._unwrap()!r}"
@@ -98,22 +101,13 @@ assert_allclose_td = assert_close
 
 
 def _check_leaf(
-    value: Tensor,
-    reference: Tensor,
-    path: tuple[str, ...],
-    rtol: float | None,
-    atol: float | None,
-    equal_nan: bool,
-    msg: str,
+    value: Tensor, reference: Tensor, path: tuple[str, ...], check: Callable[..., None], msg: str
 ) -> None:
     try:
         # Nested tensors of the same components have different shapes where they do not share their offsets.
-        pairs = (
-            zip(value.unbind(), reference.unbind())
-            if same_components(value, reference)
-            else [(value, reference)]
-        )
-        for mine, theirs in pairs:
-            torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol, equal_nan=equal_nan)
+        if same_components(value, reference):
+            check(list(value.unbind()), list(reference.unbind()))
+        else:
+            check(value, reference)
     except AssertionError as error:
         raise AssertionError(f"{msg}{show_path(path)} differs: {error}") from None
