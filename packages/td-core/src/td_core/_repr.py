@@ -6,7 +6,7 @@ Nothing is stacked or copied to be printed: a lazy stack is described from its m
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -129,7 +129,7 @@ def _exclusive(node: Any) -> list[tuple[int, Any, list[str]]]:
 
 def _tail(entry: Any, node: Any) -> str:
     """Return the dims of a leaf behind the batch dims."""
-    shape = entry.shape if isinstance(entry, Ragged) else shown_shape(entry)
+    shape = _shape(entry)
     return _dims(shape if shape == (-1,) else shape[len(node.batch_size) :])
 
 
@@ -335,30 +335,12 @@ def _long_entry(field: Shown, indent: int, options: dict[str, Any]) -> list[Any]
 
 def _long_leaf(leaf: Any, options: dict[str, Any]) -> str:
     name = leaf.name if isinstance(leaf, Ragged) else type(leaf).__name__
-    shape = leaf.shape if isinstance(leaf, Ragged) else shown_shape(leaf)
-    details: list[str] = []
-    if options["show_shape"]:
-        details.append(f"shape=torch.Size([{', '.join(map(str, shape))}])")
-    if options["show_field_device"]:
-        details.append(f"device={leaf.device}")
-    if options["show_dtype"]:
-        details.append(f"dtype={leaf.dtype}")
-    if options["show_field_is_shared"]:
-        details.append(f"is_shared={isinstance(leaf, Tensor) and leaf.is_shared()}")
-    if isinstance(leaf, Tensor):
-        if options["show_grad"]:
-            details.append(f"requires_grad={leaf.requires_grad}")
-        if options["show_is_contiguous"]:
-            details.append(f"is_contiguous={leaf.is_contiguous()}")
-        if options["show_is_view"]:
-            details.append(
-                f"is_view={leaf._base is not None or leaf.numel() * leaf.element_size() < _storage(leaf)}"
-            )
-        if options["show_storage_size"]:
-            details.append(f"storage_size={_storage(leaf)}")
-        if options["plain"]:
-            details.append(_moments(leaf))
-    return f"{name}({', '.join(details)})"
+    known = {**_DETAILS, **_DETAILS_OF_TENSORS} if isinstance(leaf, Tensor) else _DETAILS
+    return f"{name}({', '.join([detail(leaf) for option, detail in known.items() if options[option]])})"
+
+
+def _shape(leaf: Any) -> tuple[Any, ...]:
+    return leaf.shape if isinstance(leaf, Ragged) else shown_shape(leaf)
 
 
 def _storage(leaf: Tensor) -> int:
@@ -371,6 +353,21 @@ def _moments(leaf: Tensor) -> str:
     values = leaf.detach().double()
     return f"mean={values.mean().item():.4g}, std={values.std().item() if leaf.numel() > 1 else float('nan'):.4g}"
 
+
+#: What the long form says of a leaf, by option.
+_DETAILS: dict[str, Callable[[Any], str]] = {
+    "show_shape": lambda leaf: f"shape=torch.Size([{', '.join(map(str, _shape(leaf)))}])",
+    "show_field_device": lambda leaf: f"device={leaf.device}",
+    "show_dtype": lambda leaf: f"dtype={leaf.dtype}",
+    "show_field_is_shared": lambda leaf: f"is_shared={isinstance(leaf, Tensor) and leaf.is_shared()}",
+}
+_DETAILS_OF_TENSORS: dict[str, Callable[[Any], str]] = {
+    "show_grad": lambda leaf: f"requires_grad={leaf.requires_grad}",
+    "show_is_contiguous": lambda leaf: f"is_contiguous={leaf.is_contiguous()}",
+    "show_is_view": lambda leaf: f"is_view={leaf._base is not None or leaf.nbytes < _storage(leaf)}",
+    "show_storage_size": lambda leaf: f"storage_size={_storage(leaf)}",
+    "plain": _moments,
+}
 
 _MUTED = 'style="opacity:0.7"'
 _LIST = '<ul style="list-style:none;margin:0;padding-left:1.5em">'
