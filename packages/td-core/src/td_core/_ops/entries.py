@@ -98,6 +98,11 @@ class Entries(Core):
                 raise missing_key(node, part, path[:depth]) from None
         return node
 
+    def _holder(self, path: tuple[str, ...]) -> Any:
+        """Return the collection that is to have the last key of a path; KeyPathError where there is none."""
+        node = self._get_path(path[:-1])
+        return self._get_path(path) if isinstance(node, Tensor) else node
+
     @overload
     def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
     @overload
@@ -219,9 +224,7 @@ class Entries(Core):
         tensor([1., 1.])
         """
         path = unravel_key_to_tuple(key)
-        node, last = self._get_path(path[:-1]), path[-1]
-        if isinstance(node, Tensor):
-            self._get_path(path)
+        node, last = self._holder(path), path[-1]
         try:
             held = node._stand_in(last)
         except KeyError:
@@ -259,9 +262,7 @@ class Entries(Core):
         ['b']
         """
         path = unravel_key_to_tuple(key)
-        node = self._get_path(path[:-1])
-        if isinstance(node, Tensor):
-            self._get_path(path)
+        node = self._holder(path)
         refuse_if_locked(node, f"remove {show_path(path)}")
         try:
             node._del_child(path[-1])

@@ -315,6 +315,14 @@ def raise_at_leaf(
         del error
 
 
+def each_leaf(name: str, node: Any, this: Op) -> Any:
+    """Return the collection of ``this.single(leaf)``; an error says at which leaf it fails."""
+    try:
+        return node._map(this.single)
+    except LEAF_ERRORS as error:
+        raise_at_leaf(error, name, node, this, node._leaves())
+
+
 def raise_at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tensor], Any]) -> NoReturn:
     """Raise the error that says at which entry a function of one leaf fails."""
     try:

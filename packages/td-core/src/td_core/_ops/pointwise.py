@@ -28,6 +28,7 @@ from .operands import (
     combine,
     combine_inplace,
     compare_values,
+    each_leaf,
     operand_inplace,
     raise_at_leaf,
     write_leaves,
@@ -393,10 +394,7 @@ class Pointwise(Core):
 
     def __invert__(self: SelfT) -> SelfT:
         """Return the bitwise not of each element, the logical one of bools."""
-        try:
-            return self._map(torch.bitwise_not)
-        except LEAF_ERRORS as error:
-            raise_at_leaf(error, "~td", self, OPS["bitwise_not"], self._leaves())
+        return each_leaf("~td", self, OPS["bitwise_not"])  # type: ignore[no-any-return]
 
     def add(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
         """Return the sum with ``alpha`` times ``other``; operands and errors as for :meth:`mul`.
@@ -470,11 +468,7 @@ class Pointwise(Core):
         if min is None and max is None:
             raise TypeError("clamp() needs min, max or both; got neither")
         if isinstance(min, NUMBERS) and isinstance(max, NUMBERS):
-            this = Op(None, methodcaller("clamp", min, max))
-            try:
-                result = self._map(this.single)
-            except LEAF_ERRORS as error:
-                raise_at_leaf(error, "clamp", self, this, self._leaves())
+            result: SelfT = each_leaf("clamp", self, Op(None, methodcaller("clamp", min, max)))
         else:
             result = self if min is None else self.clamp_min(min)
             result = result if max is None else result.clamp_max(max)

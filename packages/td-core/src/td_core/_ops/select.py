@@ -15,7 +15,7 @@ from .._foreach import Op, foreach, op
 from .._locking import refuse_if_locked
 from ..errors import BatchSizeError, StructureError
 from .joining import written
-from .operands import LEAF_ERRORS, parts_along, raise_at_leaf, write_leaves
+from .operands import LEAF_ERRORS, each_leaf, parts_along, raise_at_leaf, write_leaves
 from .shape import Shaping
 
 SelfT = TypeVar("SelfT", bound="Selecting")
@@ -255,11 +255,7 @@ def _choose_or(node: Any, value: Any, condition: Tensor) -> Any:
             return _mapped("where", node, _WHERE, condition, value)
     if isinstance(value, Tensor) and value.ndim:
         node = node.contiguous()
-    this = Op(None, _filled_with(value))
-    try:
-        other = node._map(this.single)
-    except LEAF_ERRORS as error:
-        raise_at_leaf(error, "where", node, this, node._leaves())
+    other = each_leaf("where", node, Op(None, _filled_with(value)))
     return _choose(node, other, condition)
 
 

@@ -307,10 +307,7 @@ class Updating(Entries):
         tensor([3., 3.])
         """
         path = unravel_key_to_tuple(key)
-        parent = self._get_path(path[:-1])
-        if isinstance(parent, Tensor):
-            self._get_path(path)
-        todo = [parent]
+        todo = [self._holder(path)]
         leaves: list[Tensor] = []
         while todo:
             node = todo.pop()
