@@ -101,16 +101,10 @@ def run(
     worker_threads: int = 1,
     start_method: str | None = None,
 ) -> Iterator[Any]:
-    """Yield ``fn(item)`` for each task, in order.
+    """Yield ``fn(item)`` for each task, in order; arguments as for ``Parallel.map``.
 
-    Args:
-        fn: called in the workers.
-        tasks: read as workers become free, at most a few ahead of what was yielded.
-        num_workers: how many processes.
-        seed: task ``i`` runs with ``torch.manual_seed(seed + i)``.
-        max_tasks_per_child: how many tasks a process runs before another one takes its place.
-        worker_threads: the number of threads that torch uses in each worker.
-        start_method: as for :func:`multiprocessing.get_context`.
+    Tasks are read as workers become free, at most a few ahead of what was yielded; task ``i`` runs with
+    ``torch.manual_seed(seed + i)``.
 
     Raises:
         WorkerError: a worker died.

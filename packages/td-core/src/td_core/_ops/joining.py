@@ -258,18 +258,9 @@ class Joining(Shaping):
     def cat_tensors(
         self: SelfT, *keys: NestedKey, out_key: NestedKey, dim: int = 0, keep_entries: bool = False
     ) -> SelfT:
-        """Replace some entries by one, which has them one after the other.
+        """Replace some entries by one, which has them one after the other along ``dim``.
 
-        Args:
-            *keys: the entries.
-            out_key: the new entry.
-            dim: the dim, among all dims of the entries.
-            keep_entries: keep the entries as well.
-
-        Raises:
-            KeyPathError: an entry is missing.
-            LockedError: the collection is locked.
-            BatchSizeError: the result does not start with the batch size.
+        Arguments and errors as for :meth:`stack_tensors`.
 
         >>> TensorDict({"a": [0], "b": [1]}).cat_tensors("a", "b", out_key="c")["c"]
         tensor([0, 1])
@@ -318,16 +309,9 @@ class Joining(Shaping):
     def cat_from_tensordict(
         self, dim: int = 0, *, sorted: bool | list[NestedKey] | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """Return every leaf, one after the other in one tensor.
+        """Return every leaf, one after the other along ``dim`` of one tensor.
 
-        Args:
-            dim: the dim, among all dims of the leaves.
-            sorted: in which order: that of insertion by default, True for the order of the keys, or all keys in
-                the wanted order.
-            out: a tensor to write into.
-
-        Raises:
-            KeyMismatchError: ``sorted`` has other keys than the collection.
+        Arguments and errors as for :meth:`stack_from_tensordict`.
 
         >>> TensorDict({"b": [1], "a": [0]}).cat_from_tensordict(sorted=["a", "b"])
         tensor([0, 1])

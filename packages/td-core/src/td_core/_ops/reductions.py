@@ -106,11 +106,6 @@ def with_indices(name: str, what: str) -> Callable[..., Any]:
 
         return _pair(self, name, Reduce(tuple(self.batch_size), (place,), keepdim, make), joined, result_type)
 
-    example = f"""
-        >>> td = TensorDict({{"a": torch.tensor([[1.0, 2.0], [3.0, 0.0]])}}, batch_size=[2])
-        >>> torch.equal(td.{name}(0).values["a"], td["a"].{name}(0).values)
-        True
-        """
     method.__name__ = name
     method.__doc__ = f"""Return {what}, and where it was found.
 
@@ -120,7 +115,11 @@ def with_indices(name: str, what: str) -> Callable[..., Any]:
             keepdim: keep the reduced dim, with size 1.
             reduce: reduce all leaves together, to tensors.
             return_indices: give ``torch.return_types.{name}`` of values and indices; otherwise only the values.
-{example}"""
+
+        >>> td = TensorDict({{"a": torch.tensor([[1.0, 2.0], [3.0, 0.0]])}}, batch_size=[2])
+        >>> torch.equal(td.{name}(0).values["a"], td["a"].{name}(0).values)
+        True
+        """
     return method
 
 
@@ -386,10 +385,7 @@ class Reductions(Core):
         return _planned(self, "all", _truth_plan(self, "all", dim))
 
     def any(self, dim: int | str | None = None) -> Any:
-        """Tell whether any element is true, as one bool; with ``dim`` return a collection of bools.
-
-        Args:
-            dim: a batch dim or its name.
+        """Tell whether any element is true, as one bool; with ``dim`` return a collection of bools, as :meth:`all`.
 
         >>> td = TensorDict({"a": torch.tensor([True, False])}, batch_size=[2])
         >>> td.any(), td.any(0)["a"]

@@ -84,11 +84,7 @@ class Selecting(Shaping):
         return _mapped("masked_fill", self, _FILLED, mask, value)  # type: ignore[no-any-return]
 
     def masked_fill_(self: SelfT, mask: Tensor, value: float | bool) -> SelfT:
-        """Write ``value`` into every leaf, in place, where a mask is true.
-
-        Args:
-            mask: bool; its dims are the first batch dims, or of size one.
-            value: the number.
+        """Write ``value`` into every leaf, in place, where a mask is true; arguments as for :meth:`masked_fill`.
 
         Raises:
             BatchSizeError: the mask does not fit the batch.
