@@ -23,6 +23,7 @@ from ._locking import refuse_if_locked
 from ._names import Names
 from ._ops.structure import unchanged_on_error
 from ._pytree import register
+from ._torch_private import plain_results
 from .errors import StructureError
 from .typing import NO_DEFAULT, NestedKey, NoDefault
 
@@ -58,11 +59,7 @@ class Buffer(Tensor):
         memo[id(self)] = copied.requires_grad_(self.requires_grad)
         return copied
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute on buffers as on plain tensors: the results are plain."""
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+    __torch_function__ = plain_results
 
 
 class _Slots(MutableMapping[str, Any]):

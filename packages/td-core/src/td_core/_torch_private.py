@@ -20,13 +20,21 @@ __all__ = [
 ]  # fmt: skip
 
 
+def _found(path: str, default: Any = None) -> Any:
+    """Return what torch has under a dotted name; the default where it has no such thing."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return default if found is None else found
+
+
 def foreach_kernel(name: str) -> Callable[..., Any] | None:
     """Return ``torch._foreach_<name>``, which takes a list of tensors, or None where this torch has none.
 
     >>> foreach_kernel("no_such_function") is None
     True
     """
-    return getattr(torch, f"_foreach_{name}", None)
+    return _found(f"_foreach_{name}")  # type: ignore[no-any-return]
 
 
 def _unknown_level() -> bool:
@@ -34,18 +42,12 @@ def _unknown_level() -> bool:
     return True
 
 
-_functorch: Any = getattr(torch._C, "_functorch", None)
-
 #: Return None outside the transforms of ``torch.func`` (vmap, grad, jvp), something else inside.
-functorch_level: Callable[[], Any] = getattr(_functorch, "peek_interpreter_stack", _unknown_level)
+functorch_level: Callable[[], Any] = _found("_C._functorch.peek_interpreter_stack", _unknown_level)
 
-_level_of: Callable[[Tensor], int] | None = getattr(_functorch, "maybe_get_level", None)
-_pop: Callable[[], Any] | None = getattr(
-    getattr(getattr(torch, "_functorch", None), "pyfunctorch", None),
-    "temporarily_pop_interpreter_stack",
-    None,
-)
-_GRAD: Any = getattr(getattr(_functorch, "TransformType", None), "Grad", None)
+_level_of: Callable[[Tensor], int] | None = _found("_C._functorch.maybe_get_level")
+_pop: Callable[[], Any] | None = _found("_functorch.pyfunctorch.temporarily_pop_interpreter_stack")
+_GRAD: Any = _found("_C._functorch.TransformType.Grad")
 
 
 @contextmanager
@@ -91,10 +93,8 @@ def base_of(tensor: Tensor) -> Tensor | None:
     return None if torch.compiler.is_compiling() else getattr(tensor, "_base", None)
 
 
-_creation_of: Callable[[Tensor], Any] | None = getattr(
-    getattr(torch._C, "_autograd", None), "_get_creation_meta", None
-)
-_DEFAULT: Any = getattr(getattr(getattr(torch._C, "_autograd", None), "CreationMeta", None), "DEFAULT", None)
+_creation_of: Callable[[Tensor], Any] | None = _found("_C._autograd._get_creation_meta")
+_DEFAULT: Any = _found("_C._autograd.CreationMeta.DEFAULT")
 
 
 def is_read_only_view(tensor: Tensor) -> bool:
@@ -135,7 +135,7 @@ def _as_plain(cls: type, func: Callable[..., Any], types: Any, args: Any = (), k
 
 
 #: The ``__torch_function__`` of a tensor subclass whose results are plain tensors.
-plain_results: Any = getattr(torch._C, "_disabled_torch_function_impl", classmethod(_as_plain))
+plain_results: Any = _found("_C._disabled_torch_function_impl", classmethod(_as_plain))
 
 
 def nested_view(flat: Tensor, shapes: Tensor, strides: Tensor, offsets: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def nested_view(flat: Tensor, shapes: Tensor, strides: Tensor, offsets: Tensor) 
     >>> nested_view(torch.arange(3), table, torch.ones_like(table), torch.tensor([0, 1])).unbind()
     (tensor([0]), tensor([1, 2]))
     """
-    view: Callable[..., Tensor] | None = getattr(torch, "_nested_view_from_buffer", None)
+    view: Callable[..., Tensor] | None = _found("_nested_view_from_buffer")
     if view is not None:
         return view(flat, shapes, strides, offsets)
     rows = zip(shapes.tolist(), strides.tolist(), offsets.tolist(), strict=True)
@@ -171,7 +171,7 @@ class _Looks:
         return len(tensors) == len(self.looks) and all(map(eq, map(self._of, tensors), self.looks))
 
 
-_GUARDS: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", _Looks)
+_GUARDS: Any = _found("_C._dynamo.guards.TensorGuards", _Looks)
 
 
 def looks(tensors: Iterable[Tensor]) -> Callable[..., bool]:
@@ -197,7 +197,7 @@ def ragged_dim(tensor: Tensor) -> int:
     return int(getattr(tensor, "_ragged_idx", 1))
 
 
-_USES: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+_USES: Callable[[int], int] | None = _found("_C._storage_Use_Count")
 
 
 def users_of(memory: torch.UntypedStorage) -> int | None:
