@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from enum import Enum, Flag
-from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
 from typing import Any
 
 import numpy as np
@@ -242,11 +242,6 @@ def _load_array(value: Any) -> np.ndarray[Any, Any]:
     return np.frombuffer(content, dtype).reshape(shape) if content else np.zeros(shape, dtype)
 
 
-def _dump_time64(value: Any) -> list[Any]:
-    unit, count = np.datetime_data(value.dtype)
-    return [unit, count, int(value.view("i8"))]
-
-
 def _scalar(cls: type, dump: Callable[[Any], Any], accepts: type) -> LeafSerializer:
     """Return the serializer of a numpy scalar type that is made from what ``dump`` gives."""
 
@@ -276,13 +271,20 @@ def _complex(cls: Any, part: type, accepts: type) -> LeafSerializer:
 
 
 def _time64(cls: Any) -> LeafSerializer:
+    def dump(value: Any) -> list[Any]:
+        return [*np.datetime_data(value.dtype), int(value.view("i8"))]
+
     def load(value: Any) -> Any:
         unit, count, ticks = _items(value, str, int, int)
         if unit == "generic":
             return cls("NaT") if ticks == -(2**63) else cls(ticks)
         return cls(ticks, (unit, count))
 
-    return LeafSerializer("numpy." + cls.__name__, cls, _dump_time64, load)
+    return LeafSerializer("numpy." + cls.__name__, cls, dump, load)
+
+
+def _path(cls: type[PurePath], loaded: type[PurePath]) -> LeafSerializer:
+    return LeafSerializer(cls.__name__, cls, str, lambda value: loaded(_exactly(str, value)))
 
 
 # On some platforms two of these names are one type.
@@ -323,21 +325,11 @@ _OTHER = [
         lambda v: [v.days, v.seconds, v.microseconds],
         lambda v: timedelta(*_items(v, int, int, int)),
     ),
-    LeafSerializer("PurePosixPath", PurePosixPath, str, lambda v: PurePosixPath(_exactly(str, v))),
-    LeafSerializer("PureWindowsPath", PureWindowsPath, str, lambda v: PureWindowsPath(_exactly(str, v))),
+    _path(PurePosixPath, PurePosixPath),
+    _path(PureWindowsPath, PureWindowsPath),
     # A concrete path of the other system cannot be made here; its pure form says the same.
-    LeafSerializer(
-        "PosixPath",
-        PosixPath,
-        str,
-        lambda v: (PosixPath if os.name == "posix" else PurePosixPath)(_exactly(str, v)),
-    ),
-    LeafSerializer(
-        "WindowsPath",
-        WindowsPath,
-        str,
-        lambda v: (WindowsPath if os.name == "nt" else PureWindowsPath)(_exactly(str, v)),
-    ),
+    _path(PosixPath, PosixPath if os.name == "posix" else PurePosixPath),
+    _path(WindowsPath, WindowsPath if os.name == "nt" else PureWindowsPath),
     LeafSerializer("type", type, _dump_class, _load_class),
     LeafSerializer("torch.dtype", torch.dtype, str, _load_dtype),
     LeafSerializer("torch.device", torch.device, str, _load_device),
