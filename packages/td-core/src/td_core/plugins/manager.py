@@ -203,7 +203,7 @@ class PluginManager:
                 if hook not in hooks and callable(getattr(plugin, hook, None)):
                     raise PluginError(f"{record}: {hook}() lacks the decorator @hookimpl")
             for hook in hooks:
-                for names, add in _additions(hook, self._results(hook, plugin, record), record):
+                for names, add in self._additions(hook, plugin, record):
                     try:
                         undo.callback(add())
                     except PluginError as error:
@@ -234,8 +234,8 @@ class PluginManager:
                 self.pluggy.unregister(plugin)
             raise PluginError(f"{record}: {' '.join(str(error).split())}") from error
 
-    def _results(self, hook: str, plugin: object, record: PluginRecord) -> list[Any]:
-        """Return what this plugin alone returns from a hook."""
+    def _additions(self, hook: str, plugin: object, record: PluginRecord) -> list[Addition]:
+        """Return what the results of a hook of this plugin alone add, all checked to be of the right type."""
         caller = getattr(self.pluggy.hook, hook)
         mine = [each for each in caller.get_hookimpls() if each.plugin is plugin]
         if not caller.has_spec() and not all(each.optionalhook for each in mine):
@@ -247,7 +247,11 @@ class PluginManager:
             raise PluginError(
                 f"{record}: {_signature(hook)} has nothing to wrap; implement it without wrapper=True"
             )
-        return [each.function() for each in mine]
+        results = [each.function() for each in mine]
+        try:
+            return list(_HOOKS[hook](results, record))
+        except PluginError as error:
+            raise PluginError(f"{record}, hook {_signature(hook)}: {error}") from error
 
     def _note(self, record: PluginRecord) -> None:
         self._records[record.id] = record
@@ -354,16 +358,6 @@ _HOOKS: dict[str, Callable[[list[Any], PluginRecord], Iterator[Addition]]] = {
     "td_serializers": _serializers,
     "td_coercers": _coercers,
 }
-
-
-def _additions(hook: str, results: list[Any], record: PluginRecord) -> list[Addition]:
-    """Return what a hook's results add, all checked to be of the right type."""
-    if hook not in _HOOKS:
-        return []
-    try:
-        return list(_HOOKS[hook](results, record))
-    except PluginError as error:
-        raise PluginError(f"{record}, hook {_signature(hook)}: {error}") from error
 
 
 def _items(results: list[Any], *types: type) -> Iterator[Any]:
