@@ -20,17 +20,8 @@ def main() -> None:
     rows = [("id", "distribution", "version", "state", "hooks", "import")]
     for each in plugins():
         state = f"{each.state}: {each.reason}" if each.reason else each.state
-        seconds = f"{each.seconds * 1000:.1f} ms"
-        rows.append(
-            (
-                each.id,
-                each.distribution or "-",
-                each.version or "-",
-                state,
-                ", ".join(each.hooks) or "-",
-                seconds,
-            )
-        )
+        hooks, seconds = ", ".join(each.hooks), f"{each.seconds * 1000:.1f} ms"
+        rows.append((each.id, each.distribution or "-", each.version or "-", state, hooks or "-", seconds))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

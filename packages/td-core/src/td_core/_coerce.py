@@ -118,20 +118,17 @@ def coerce(
         MissingPluginError: no coercer takes the value.
         PluginError: what the coercer gave is no entry.
     """
-    if isinstance(value, Tensor) and type(value) not in WRAPPED:
-        entry = value
-    elif isinstance(value, Core):
-        return _coerce_collection(value, batch_size, device, path, non_blocking)
-    else:
-        converted = _convert(value, batch_size, device, path)
-        if isinstance(converted, Core):
-            return _coerce_collection(converted, batch_size, device, path, non_blocking)
-        if not isinstance(converted, Tensor):
+    entry = value
+    if not isinstance(value, Tensor) or type(value) in WRAPPED:
+        if not isinstance(value, Core):
+            entry = _convert(value, batch_size, device, path)
+        if isinstance(entry, Core):
+            return _coerce_collection(entry, batch_size, device, path, non_blocking)
+        if not isinstance(entry, Tensor):
             raise PluginError(
                 f"{show_path(path)}: the coercer of {type(value).__name__} gave no tensor or collection, but a "
-                f"{type(converted).__name__}"
+                f"{type(entry).__name__}"
             )
-        entry = converted
     if batch_size and lead_of(entry, len(batch_size)) != batch_size:
         hint = "" if isinstance(value, Tensor) else "; a number has no dims, so expand it first"
         raise BatchSizeError(

@@ -67,8 +67,7 @@ def _dense_from_directory(record: Record) -> TensorDict:
     names = check_names(listed, len(size)) if isinstance(listed, list) else None
     device = None if device in (None, "None") else torch.device(device)
     td: TensorDict = (record.cls or TensorDict)._make(dict(record.entries), size, device, names)
-    if names is not None:
-        _name_below(td)
+    _name_below(td)
     if meta.get("_locked") is True:
         td.lock_()
     return td

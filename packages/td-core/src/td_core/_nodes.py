@@ -105,6 +105,7 @@ class NodeKinds:
             PluginError: it is no kind of collection, or its tag, class or name in a format is taken.
         """
         _check_kind(kind)
+        names = [(format_name, name) for format_name, each in kind.layouts.items() for name in each.names]
         if not replace:
             if kind.tag in self._by_tag:
                 raise PluginError(
@@ -112,20 +113,15 @@ class NodeKinds:
                 )
             if kind.type in self._by_type:
                 raise PluginError(f"{kind.type!r} already has a node kind, {self._by_type[kind.type].tag!r}")
-            for format_name, layout in kind.layouts.items():
-                for name in layout.names:
-                    if (format_name, name) in self._by_name:
-                        owner = self._by_name[format_name, name].tag
-                        raise PluginError(
-                            f"the name {name!r} in {format_name!r} is taken by the kind {owner!r}"
-                        )
+            for format_name, name in names:
+                if (format_name, name) in self._by_name:
+                    owner = self._by_name[format_name, name].tag
+                    raise PluginError(f"the name {name!r} in {format_name!r} is taken by the kind {owner!r}")
         self._by_tag[kind.tag] = kind
         self._by_type[kind.type] = kind
         if provider is not None:
             self.providers[kind.tag] = provider
-        for format_name, layout in kind.layouts.items():
-            for name in layout.names:
-                self._by_name[format_name, name] = kind
+        self._by_name.update(dict.fromkeys(names, kind))
 
     def remove(self, tag: str) -> None:
         """Forget a kind."""

@@ -57,7 +57,7 @@ def parse_tensor_dict_string(s: str) -> Any:
     position = start.end()
     while True:
         entries, size, key = stack[-1]
-        if _blank(text, position) == "}":
+        if text[position:].lstrip().startswith("}"):
             position = text.index("}", position)
             device = None if head is None else head[2]
             if long:
@@ -97,10 +97,6 @@ def parse_tensor_dict_string(s: str) -> Any:
     if text[position:] != closing:
         raise _unreadable(text, position)
     return root
-
-
-def _blank(text: str, position: int) -> str:
-    return text[position:].lstrip()[:1]
 
 
 def _ints(dims: str) -> tuple[int, ...]:

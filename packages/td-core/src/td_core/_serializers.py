@@ -110,10 +110,10 @@ class Serializers:
         Raises:
             MissingPluginError: it is not registered; the message lists what is.
         """
-        found = self._by_name.get(DEFAULT_FORMAT if name is None else name)
-        if found is not None:
-            return found
-        if name is None or name == DEFAULT_FORMAT:
+        name = DEFAULT_FORMAT if name is None else name
+        if name in self._by_name:
+            return self._by_name[name]
+        if name == DEFAULT_FORMAT:
             names = self._names()
             hint = f"; registered formats, to be named by format=: {names}" if names != "none" else ""
             raise MissingPluginError(

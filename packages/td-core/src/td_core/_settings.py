@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -192,7 +193,7 @@ def get_defaults_to_none() -> bool:
     return SETTINGS.get_defaults_to_none
 
 
-class set_lazy_legacy:  # noqa: N801  the reference implementation's spelling
+class set_lazy_legacy(nullcontext[None]):  # noqa: N801  the reference implementation's spelling
     """Accept the switch to the lazy views of early releases, which do not exist here.
 
     Raises:
@@ -204,6 +205,7 @@ class set_lazy_legacy:  # noqa: N801  the reference implementation's spelling
     """
 
     def __init__(self, mode: bool) -> None:
+        super().__init__()
         if mode:
             raise NotImplementedError(
                 "lazy views do not exist here: shape operations return collections whose leaves are views; "
@@ -211,14 +213,6 @@ class set_lazy_legacy:  # noqa: N801  the reference implementation's spelling
             )
 
     def set(self) -> None:
-        """Keep things as they are."""
-
-    def __enter__(self) -> None:
-        """Keep things as they are."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
         """Keep things as they are."""
 
     def __call__(self, fn: FnT) -> FnT:

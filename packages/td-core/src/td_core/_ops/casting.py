@@ -249,11 +249,11 @@ class Casting(Moving):
         tensor(5.)
         """
         leaves = self._leaves()
-        gradients: list[Tensor | None] = [None] * len(leaves)
-        if gradient is not None:
-            given: list[Tensor] = []
-            gradient._collect_like(self, given)
-            gradients = list(given)
+        gradients: list[Any] = []
+        if gradient is None:
+            gradients = [None] * len(leaves)
+        else:
+            gradient._collect_like(self, gradients)
         pairs = [pair for pair in zip(leaves, gradients, strict=True) if pair[0].requires_grad]
         if not pairs:
             raise RuntimeError(f"backward: no leaf of this {type(self).__name__} requires gradients")
