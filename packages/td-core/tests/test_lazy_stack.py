@@ -537,6 +537,16 @@ def test_no_member_can_lose_a_stack_dim():
     assert stack.batch_size == (2, 2)
 
 
+def test_the_batch_size_of_a_level_above_fits_the_stack_dim():
+    td = TensorDict({"n": {"s": LazyStackedTensorDict(TensorDict({"a": 0}), TensorDict({"a": 0}))}})
+    with pytest.raises(
+        BatchSizeError, match=r"\[3\] does not fit key \('n', 's'\), a lazy stack of 2 along dim 0"
+    ):
+        td.batch_size = [3]
+    td.batch_size = [2]
+    assert td["n"].batch_size == (2,)
+
+
 def test_a_batch_size_may_be_one_int():
     stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(3)}, [3]) for _ in range(2)])
     stack.batch_size = 2

@@ -48,6 +48,9 @@ class TestShape:
         with pytest.raises(TypeError, match="a dim is an int here; got 'x'"):
             td.unbind("x")
 
+    def test_one_dim_may_be_named_by_a_string(self) -> None:
+        assert TensorDict(batch_size=[3], names="time").names == ["time"]
+
     @pytest.mark.parametrize(("size", "count"), [([], 1), ([0], 0), ([3, 4], 12)])
     def test_numel(self, size: list[int], count: int) -> None:
         assert TensorDict(batch_size=size).numel() == count

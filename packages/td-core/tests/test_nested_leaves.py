@@ -250,3 +250,13 @@ def test_a_factor_for_each_component_is_multiplied_in_place():
     td = data().mul_(torch.tensor([1, 10, 100]))
     assert components(td) == [[0, 1], [0, 10, 20], [0]]
     assert td["n", "at"].tolist() == [0, 10, 200]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_components_of_strided_layout_follow_an_index_that_leaves_some() -> None:
+    td = TensorDict({"rows": torch.nested.as_nested_tensor([*ragged().unbind()], layout=torch.strided)}, [3])
+    assert components(td[[2, 0]]) == [[0], [0, 1]]
+    with pytest.raises(
+        StructureError, match="key 'rows': a nested tensor of strided layout has at least one"
+    ):
+        td[:0]

@@ -363,7 +363,14 @@ class TestFlatten:
 
     @pytest.mark.parametrize("inplace", [False, True])
     @pytest.mark.parametrize(
-        "source", [{"a.b": 1, "a": 1}, {"a": 1, "a.b": 1}, {"a.b": 1, "a": {"b": 1}}, {"a.b": 1, "a.b.c": 1}]
+        "source",
+        [
+            {"a.b": 1, "a": 1},
+            {"a": 1, "a.b": 1},
+            {"a.b": 1, "a": {"b": 1}},
+            {"a": {"b": 1}, "a.b": 1},
+            {"a.b": 1, "a.b.c": 1},
+        ],
     )
     def test_unflatten_collisions(self, source: Any, inplace: bool) -> None:
         td = TensorDict(source)

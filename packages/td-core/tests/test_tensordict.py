@@ -351,3 +351,11 @@ def test_a_wrong_call_says_what_is_wrong_and_changes_nothing(
     with pytest.raises(error, match=message):
         call(td)
     assert list(td.keys(True)) == list(before.keys(True)) and (td == before).all()
+
+
+def test_is_locked_can_be_set() -> None:
+    td = TensorDict({"n": {"a": 0}})
+    td.is_locked = True
+    assert td.is_locked and td["n"].is_locked
+    td.is_locked = False
+    assert not td.is_locked and not td["n"].is_locked

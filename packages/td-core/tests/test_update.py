@@ -480,6 +480,8 @@ class TestAssign:
         assert td["agents", "y"].shape == torch.Size([3, 2, 4, 3])
         with pytest.raises(BatchSizeError, match=r"key \('agents', 'z'\) has shape \[2\], .* size \[2, 4\]"):
             td[0] = {"agents": {"z": torch.ones(2)}}
+        td[1] = {"new": {"level": torch.ones(2)}}
+        assert td["new", "level"].tolist() == [[0, 0], [1, 1], [0, 0]]
 
     def test_a_locked_collection_gets_no_new_key(self) -> None:
         td = dense().lock_()
