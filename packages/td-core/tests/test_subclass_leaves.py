@@ -29,6 +29,15 @@ class Kept(Tensor):
         return result.as_subclass(cls) if func in KEPT else result
 
 
+class Cloned(Tensor):
+    """A class with a method of its own."""
+
+    def clone(self, **options):
+        copied = super().clone(**options)
+        copied.cloned = True
+        return copied
+
+
 class Wrapper(Tensor):
     """A tensor around another one, which knows few operations, as those with quantized values."""
 
@@ -106,6 +115,12 @@ def test_a_leaf_has_the_class_that_the_operation_gives_it(around, kind, operatio
     torch.testing.assert_close(content(found), content(wanted), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("options", [{}, {"memory_format": torch.preserve_format}])
+def test_a_clone_is_what_the_method_of_the_class_makes(options):
+    td = TensorDict({"x": torch.zeros(2).as_subclass(Cloned)})
+    assert td.clone(**options)["x"].cloned
+
+
 @pytest.mark.parametrize(
     "write",
     [
@@ -164,3 +179,36 @@ def test_a_wrapper_that_has_no_memory_is_not_shared():
     with pytest.raises(RuntimeError, match="cannot share key 'x': a Wrapper has no memory of its own"):
         td.share_memory_()
     assert not td.is_locked
+
+
+MASK = torch.tensor([True, False, True, False])
+REFUSED = {
+    "exp_": lambda td: td.exp_(),
+    "mul_": lambda td: td.div_(td.mul(1)),
+    "masked_fill_": lambda td: td.masked_fill_(MASK, 0),
+    "zero_": lambda td: td.zero_(),
+    "to": lambda td: td.to(torch.float64),
+    "zeros_like": torch.zeros_like,
+    "new_ones": lambda td: td.new_ones(2),
+    "full_like": lambda td: torch.full_like(td, 2),
+    "update_": lambda td: td.update_(TensorDict({"n": {"x": torch.ones(4, 3)}}, [4])),
+    "apply_": lambda td: td.apply(lambda leaf: leaf + 1, inplace=True),
+    "load_state_dict": lambda td: td.load_state_dict(td.clone().state_dict()),
+    "td[...]": lambda td: td.__setitem__(..., 1),
+    "td[...] = td": lambda td: td.__setitem__(..., td.clone()),
+    "td[mask]": lambda td: td.__setitem__(MASK, 1),
+}
+
+
+@pytest.mark.parametrize("do", REFUSED.values(), ids=REFUSED)
+def test_what_a_wrapper_does_not_know_is_refused_with_its_key(do):
+    td = TensorDict({"plain": torch.ones(4, 3), "n": {"x": Wrapper(torch.ones(4, 3))}}, [4])
+    with pytest.raises(NotImplementedError, match=r"\('n', 'x'\).* of a wrapper"):
+        do(td)
+
+
+@pytest.mark.skipif(not hasattr(torch, "uint4"), reason="this torch has no integers of less than a byte")
+def test_what_torch_cannot_clone_is_named():
+    td = TensorDict({"n": {"x": torch.arange(4, dtype=torch.uint8).view(torch.uint4)}})
+    with pytest.raises(NotImplementedError, match=r"cannot compute clone: key \('n', 'x'\): .*UInt4"):
+        td.clone()

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from ._torch_private import foreach_kernel, functorch_level
 
-__all__ = ["PLAIN", "Op", "foreach", "needs_grad", "op", "shares_grad"]
+__all__ = ["PLAIN", "Op", "columns", "foreach", "needs_grad", "op", "shares_grad"]
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -116,7 +116,7 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
                 if not results or not results[0].requires_grad or all(leaf.requires_grad for leaf in leaves):
                     return results
                 # Where one leaf requires grad, autograd takes all the results of one call for its own.
-                rows = zip(leaves, *_columns(leaves, operands))
+                rows = zip(leaves, *columns(leaves, operands))
                 return [
                     result
                     if any(isinstance(each, Tensor) and each.requires_grad for each in row)
@@ -124,10 +124,15 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
                     for result, row in zip(results, rows)
                 ]
     single = op.single
-    return list(map(single, leaves, *_columns(leaves, operands)))
+    return list(map(single, leaves, *columns(leaves, operands)))
 
 
-def _columns(leaves: list[Tensor], operands: tuple[Any, ...]) -> list[list[Any]]:
+def columns(leaves: list[Tensor], operands: tuple[Any, ...]) -> list[list[Any]]:
+    """Return the operands with one value for each leaf.
+
+    >>> columns([torch.zeros(1)] * 2, (7, [1, 2]))
+    [[7, 7], [1, 2]]
+    """
     return [operand if type(operand) is list else [operand] * len(leaves) for operand in operands]
 
 

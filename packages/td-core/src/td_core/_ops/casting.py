@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -23,12 +22,12 @@ from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, NoDefault
 from .leaf_writes import is_sealed
 from .moving import Moving
-from .operands import where
+from .operands import LEAF_ERRORS, raise_at_entry, raise_at_leaf, where
 
 SelfT = TypeVar("SelfT", bound="Casting")
 
-# Not torch.clone: some subclasses keep their class in the method only.
-_CLONE = op("clone", Tensor.clone)
+# Not torch.clone: some subclasses keep their class in the method only, or have one of their own.
+_CLONE = op("clone", lambda leaf: leaf.clone())
 
 
 class NewBatch(ShapePlan):
@@ -65,7 +64,7 @@ class Casting(Moving):
         (False, True)
         """
         if kwargs and recurse:
-            return self._map(partial(Tensor.clone, **kwargs))
+            return self._map(lambda leaf: leaf.clone(**kwargs))
         if kwargs:
             raise TypeError(f"clone(recurse=False) copies no leaf, so it takes no {', '.join(kwargs)}")
         if not recurse:
@@ -76,7 +75,10 @@ class Casting(Moving):
                 return copied  # type: ignore[no-any-return]
         leaves: list[Tensor] = []
         levels = self._collect(leaves)
-        return self._with_leaves(foreach(_CLONE, leaves), levels)
+        try:
+            return self._with_leaves(foreach(_CLONE, leaves), levels)
+        except LEAF_ERRORS as error:
+            raise_at_leaf(error, "clone", self, _CLONE, leaves)
 
     def copy(self: SelfT) -> SelfT:
         """Return a new collection around the same leaves: ``clone(recurse=False)``.
@@ -482,7 +484,11 @@ def _new(
             pin_memory=bool(pin_memory),
         )
 
-    result = node._transform(NewBatch(node.batch_size, new, make))
+    plan = NewBatch(node.batch_size, new, make)
+    try:
+        result = node._transform(plan)
+    except LEAF_ERRORS as error:
+        raise_at_entry(error, name, node, plan.leaf)
     if label != result.device:
         relabel(result, label)
     return result

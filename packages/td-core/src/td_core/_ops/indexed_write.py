@@ -20,7 +20,8 @@ from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._nodes import dense
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import RARELY_SCATTERED, check_fits, copy_all, refuse_expanded, refuse_grad
+from .leaf_writes import RARELY_SCATTERED, check_fits, refuse_expanded, refuse_grad
+from .operands import copy_named, named
 
 Path = tuple[str, ...]
 
@@ -31,8 +32,8 @@ class IndexedWrite:
     """The plan of one ``td[index] = value``."""
 
     __slots__ = (
-        "basic", "eager", "index", "lead", "made", "members", "n", "non_blocking", "others", "rows",
-        "targets", "values",
+        "basic", "eager", "index", "lead", "made", "members", "n", "non_blocking", "others", "paths",
+        "rows", "targets", "values",
     )  # fmt: skip
 
     def __init__(self, plan: IndexPlan, batch_size: torch.Size, non_blocking: bool) -> None:
@@ -45,6 +46,7 @@ class IndexedWrite:
         self.n = len(batch_size)
         self.non_blocking = non_blocking
         self.targets: list[Tensor] = []
+        self.paths: list[Path] = []
         self.values: list[Any] = []
         self.made: list[tuple[Core, str, Child]] = []
         self.others: list[tuple[Core, str, Core, Any]] = []
@@ -135,7 +137,10 @@ class IndexedWrite:
                 f"cannot write {show_path(path)} at an index: its layout, {target.layout}, has no views"
             )
         if self.basic:
-            target = target[self.index]
+            try:
+                target = target[self.index]
+            except (RuntimeError, TypeError) as error:
+                raise named(error, f"cannot write {show_path(path)} at an index: {error}") from error
             refuse_expanded(target, path)
         elif target.dtype in RARELY_SCATTERED:
             nothing = torch.empty(0, dtype=target.dtype, device=target.device)
@@ -144,6 +149,7 @@ class IndexedWrite:
             except RuntimeError as error:
                 raise StructureError(f"cannot write {show_path(path)} at positions: {error}") from error
         self.targets.append(target)
+        self.paths.append(path)
         self.values.append(value)
 
     def _list_components(self, target: Tensor, value: Any, path: Path) -> None:
@@ -236,10 +242,10 @@ class IndexedWrite:
         """Do what was listed."""
         targets, values = self.targets, self.values
         if self.basic and not any(isinstance(value, NUMBERS) for value in values):
-            copy_all(targets, values, self.non_blocking)
+            copy_named(targets, values, lambda i: show_path(self.paths[i]), self.non_blocking)
         else:
             place = Placed(() if self.basic else self.index)
-            for target, value in zip(targets, values, strict=True):
+            for target, value, path in zip(targets, values, self.paths, strict=True):
                 # torch casts and moves what it writes through a view, but not what it scatters.
                 if isinstance(value, Tensor) and (
                     value.dtype != target.dtype or value.device != target.device
@@ -248,7 +254,11 @@ class IndexedWrite:
                 elif target.is_cuda and not self.basic and isinstance(value, NUMBERS):
                     # torch would make it on the host, and wait for the copy.
                     value = torch.full((), value, dtype=target.dtype, device=target.device)  # type: ignore[arg-type]
-                target[place.on(target)] = value
+                at = place.on(target)
+                try:
+                    target[at] = value
+                except (RuntimeError, TypeError) as error:
+                    raise named(error, f"cannot write {show_path(path)} at an index: {error}") from error
         for row, value in self.rows:
             row[...] = value
         for write in self.members:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._coerce import coerce
-from .._collection import Child, Core, leaf_against_node, missing_key
+from .._collection import Child, Core, leaf_against_node, missing_key, show_path
 from .._devices import as_device
 from .._keys import join_key
 from .._locking import refuse_if_locked
@@ -23,7 +23,8 @@ from .._torch_private import base_of
 from .._views import IsLeaf
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
 from .batch_size import as_batch_size
-from .leaf_writes import check_copied, copy_all, share_storage
+from .leaf_writes import check_copied, share_storage
+from .operands import copy_named
 
 SelfT = TypeVar("SelfT", bound="LeafMapping")
 Path = tuple[str, ...]
@@ -349,6 +350,7 @@ class _Walk:
         """Copy the results of an in-place call into the leaves, after checking all of them."""
         targets: list[Tensor] = []
         values: list[Tensor] = []
+        paths: list[Path] = []
         others: list[tuple[Any, str, Any, Any]] = []
         for node, key, child, value, path in self.writes:
             if isinstance(child, Tensor) and isinstance(value, Tensor):
@@ -357,13 +359,14 @@ class _Walk:
                     value = value.clone()  # torch copies nothing that overlaps
                 targets.append(child)
                 values.append(value)
+                paths.append(path)
             elif isinstance(child, Tensor) or isinstance(value, Tensor):
                 raise leaf_against_node(child, value, path)
             else:
                 if child._opaque:
                     refuse_if_locked(node, f"replace key {join_key(path[:-1], key)!r}")
                 others.append((node, key, child, value))
-        copy_all(targets, values)
+        copy_named(targets, values, lambda i: show_path(paths[i]))
         for node, key, child, value in others:
             if child._opaque:
                 node._set_child(key, value)

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
-from .._foreach import Op, foreach, shares_grad
+from .._foreach import PLAIN, Op, columns, foreach, shares_grad
 from .._known_looks import KnownLooks
 from .._plans import broadcast_shape
 from .._ragged import shown_shape
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import COPY, check_writable, contiguous, refuse_grad
+from .leaf_writes import COPY, check_writable, contiguous, copy_all, refuse_grad
 
 Operand = Any  # Core | Tensor | numpy array | number
 
@@ -154,14 +154,23 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
             # The autograd of fused kernels takes no integers beside leaves that require grad.
             if shares_grad(leaves, *operands):
                 this = Op(None, this.single)
+    done = 0
     try:
-        foreach(this, leaves, *operands, plain=known)
-    except RuntimeError:
+        if known or torch.compiler.is_compiling() or PLAIN.issuperset(map(type, leaves)):
+            foreach(this, leaves, *operands, plain=known)
+        else:
+            for row in zip(leaves, *columns(leaves, operands), strict=True):
+                this.single(*row)
+                done += 1
+    except (RuntimeError, TypeError) as error:
         for leaf in leaves:
             if leaf.requires_grad:
                 refuse_grad(leaf, _path_of(node, leaf))
         _check_dtypes(name, node, this, leaves, operands)
-        raise
+        if PLAIN.issuperset(map(type, leaves)):
+            raise
+        message = f"cannot compute {name} in place: {where(node, leaves[done])}: {error}"
+        raise named(error, message) from error
 
 
 def _writable(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> bool:
@@ -292,6 +301,21 @@ def _path_of(node: Any, leaf: Tensor) -> tuple[str, ...]:
 def named(error: Exception, message: str) -> Exception:
     """Return an error of the same type, where that is a plain one, with the key in its message."""
     return type(error)(message) if type(error) in LEAF_ERRORS else error
+
+
+def copy_named(
+    targets: list[Tensor], values: list[Tensor], name: Callable[[int], str], non_blocking: bool = False
+) -> None:
+    """Copy each value into its target; for an error ``name`` tells which entry the target of a number is."""
+    try:
+        copy_all(targets, values, non_blocking)
+    except (RuntimeError, TypeError) as error:
+        for i, (target, value) in enumerate(zip(targets, values, strict=True)):
+            try:
+                target.copy_(value, non_blocking)  # what was copied may be copied again
+            except (RuntimeError, TypeError) as again:
+                raise named(again, f"cannot write {name(i)} in place: {again}") from error
+        raise
 
 
 def raise_at_leaf(

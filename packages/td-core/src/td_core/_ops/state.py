@@ -24,7 +24,8 @@ from .._locking import refuse_if_locked
 from .._nodes import KINDS, NodeKind, Record, dense
 from .._ragged import shown_shape
 from ..errors import FormatError, KeyPathError, StructureError
-from .leaf_writes import check_writable, copied_fused, copy_all, may_fuse
+from .leaf_writes import check_writable, copied_fused, may_fuse
+from .operands import copy_named, where
 
 SelfT = TypeVar("SelfT", bound="State")
 
@@ -137,7 +138,7 @@ class State(Core):
                 targets.append(held)
                 values.append(value)
         with torch.no_grad():
-            copy_all(targets, values)
+            copy_named(targets, values, lambda i: where(self, targets[i]))
         for node, meta in _levels(self, root):
             size = meta.get("batch_size")
             if size is not None and tuple(node.batch_size) != tuple(size):

@@ -22,7 +22,8 @@ from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
 from ..typing import NestedKey
 from .entries import refuse_cycle
 from .key_trees import only, wanted_tree
-from .leaf_writes import check_copied, copy_all
+from .leaf_writes import check_copied
+from .operands import copy_named
 
 Path = tuple[str, ...]
 
@@ -189,6 +190,7 @@ class UpdatePlan:
         """Do what was listed."""
         targets: list[Tensor] = []
         values: list[Tensor] = []
+        paths: list[Path] = []
         others: list[tuple[Core, str, Child]] = []
         copies = self.copies[::-1]
         while copies:
@@ -213,6 +215,7 @@ class UpdatePlan:
                 check_copied(current, path, value)
                 targets.append(current)
                 values.append(value)
+                paths.append(path)
             elif isinstance(current, Tensor) or isinstance(value, Tensor) or current._opaque != value._opaque:
                 raise StructureError(
                     f"cannot write {show_path(path)} in place: it is a {type(current).__name__}, the value a "
@@ -232,7 +235,7 @@ class UpdatePlan:
                 store._set_child(key, value)
             else:
                 add_level(store, key, value)
-        copy_all(targets, values, self.non_blocking)
+        copy_named(targets, values, lambda i: show_path(paths[i]), self.non_blocking)
 
 
 def _by_member(stacked: Any, source: Any, at: Path) -> list[tuple[Any, Any]]:
