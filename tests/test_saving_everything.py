@@ -551,6 +551,19 @@ def test_appending_compares_values(value: Any, others: list[Any], tmp_path: Path
         td_memmap.append_memmap(tmp_path / "stack", stack)
 
 
+@pytest.mark.parametrize("value", [NonTensorData("x", batch_size=[2]), NonTensorStack("x", (1, 2))])
+@pytest.mark.parametrize("key", ["a", "shape"])  # the second makes the level one of the general form
+@pytest.mark.parametrize("device", [None, "cpu", "meta"])
+def test_loaded_values_have_the_device_of_their_level(value: Any, key: str, device: Any, place: Path) -> None:
+    level = TensorDict({key: torch.ones(2), "v": value}, [2], device="cpu")
+    TensorDict(
+        {"n": level, "v": value, "p": Point(torch.ones(2), y="x", batch_size=[2])}, [2], device="cpu"
+    ).memmap(place)
+    loaded = TensorDict.load_memmap(place, device=device)
+    for node in (loaded, loaded["n"]):
+        assert node.device == node.get("v").device == torch.device(device or "cpu")
+
+
 @pytest.mark.parametrize("checksums", [False, True])
 def test_appending_grows_a_value_with_more_batch_dims(checksums: bool, tmp_path: Path) -> None:
     def rows(count: int, *dims: int) -> TensorDict:

@@ -424,6 +424,17 @@ def test_tensors_of_one_anonymous_file_have_storages_of_their_own() -> None:
     assert len(file.getvalue()) < 4000
 
 
+def test_a_file_of_torch_is_read_without_the_elements() -> None:
+    file = io.BytesIO()
+    torch.save(TensorDict({"a": torch.arange(3), "n": {"b": torch.ones(3, 2)}}).memmap(), file)
+    file.seek(0)
+    read = torch.load(file, weights_only=False, map_location="meta")
+    assert [(leaf.is_meta, leaf.shape) for leaf in (read["a"], read["n", "b"])] == [
+        (True, (3,)),
+        (True, (3, 2)),
+    ]
+
+
 @pytest.mark.parametrize(
     "shown", [lambda leaf: leaf, lambda leaf: leaf[1:], lambda leaf: leaf.detach()[:, 1]]
 )

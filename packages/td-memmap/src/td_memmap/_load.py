@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._collection import show_path
+from td_core._collection import Core, show_path
 from td_core._nodes import Record, check_node
 from td_core._value_types import CONTAINERS
 from td_core._values import join
@@ -476,6 +476,11 @@ class Reader:
         meta = dict(level.meta)
         if meta.get("device") not in (None, "None") or (level.sized and self.options.device is not None):
             meta["device"] = self._device_name
+            for key in level.nodes:
+                # One value has no device of its own in files.
+                below = node.entries.get(key)
+                if isinstance(below, Core) and below._opaque and below.device is None:
+                    below._set_device(torch.device(self._device_name))
         record = Record(meta, node.entries, members, node.values or {}, node.above, level.cls)
         try:
             if level.kind is None:

@@ -568,8 +568,9 @@ def _from_anonymous(
     return _looked(lambda form: _on_anonymous(MemoryMappedTensor, file, offset, dtype, form), shape, look)
 
 
-def _from_elements(values: Tensor) -> MemoryMappedTensor:
-    return MemoryMappedTensor.from_tensor(values)
+def _from_elements(values: Tensor) -> Tensor:
+    # torch.load(map_location="meta") asks for no elements.
+    return values if values.is_meta else MemoryMappedTensor.from_tensor(values)
 
 
 def _looked(opener: Callable[[Shape], MemoryMappedTensor], shape: Shape, look: _Look) -> MemoryMappedTensor:
