@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 
 
@@ -245,3 +245,17 @@ def test_depth() -> None:
         2001.0,
     ]
     assert td.apply_(lambda leaf: leaf + 1)[path].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"default": 0}])
+@pytest.mark.parametrize("key", [None, "n"])
+def test_a_stack_of_another_number_of_members_is_named(key, arguments) -> None:
+    two, three = (lazy_stack([TensorDict({"a": torch.zeros(3)}, [3])] * size) for size in (2, 3))
+    where = "the root"
+    if key is not None:
+        two, three = TensorDict({key: two}), TensorDict({key: three})
+        where = "key 'n'"
+    with pytest.raises(
+        BatchSizeError, match=f"{where} is a lazy stack of 2 along dim 0, another .* batch size .3, 3."
+    ):
+        two.apply(lambda a, b: a + b, three, **arguments)

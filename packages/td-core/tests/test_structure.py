@@ -571,3 +571,28 @@ def test_a_locked_level_of_an_unlocked_collection_keeps_its_entries(change):
     with pytest.raises(LockedError, match="key .*'[bc]'.*: the TensorDict is locked"):
         change(td)
     assert list(td.keys(True)) == ["a", "n", ("n", "b"), ("n", "c")]
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_levels_that_no_key_was_split_into_stay_levels(locked) -> None:
+    td = TensorDict({"n": {"a": torch.zeros(2)}, "m": {"a": torch.zeros(2)}, "m/c": torch.zeros(2)}, [2])
+    before = list(td.keys(True))
+    if locked:
+        td.lock_()
+    with td.unflatten_keys("/") as nested:
+        nested["n", "a"].add_(1)
+        nested.set_(("m", "c"), torch.ones(2))
+        if not locked:
+            nested["n", "new"] = torch.ones(2)
+            nested["o", "new"] = torch.ones(2)
+    assert td["n", "a"].tolist() == td["m/c"].tolist() == [1, 1]
+    assert "n/a" not in td
+    if locked:
+        assert list(td.keys(True)) == before
+    else:
+        assert {("n", "new"), "o/new"} <= set(td.keys(True))
+
+
+def test_renaming_below_a_tensor_names_it() -> None:
+    with pytest.raises(KeyThroughLeafError, match="key 'a' is a tensor, so it has no entry 'b' to rename"):
+        TensorDict({"a": torch.zeros(2)}).rename_key_(("a", "b"), ("a", "c"))

@@ -284,3 +284,35 @@ def test_an_empty_selection_keeps_names():
     stack = with_keys_of_their_own()
     stack.names = ["x", "y"]
     assert stack[0:0].names == ["x", "y"]
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda td: td.permute(1, 0),
+        lambda td: td.transpose(0, 1),
+        lambda td: td.unsqueeze(0),
+        lambda td: td.unsqueeze(-1),
+        lambda td: td.squeeze(),
+        lambda td: td.view(*td.batch_size, 1),
+        lambda td: td.flatten_keys(),
+    ],
+)
+def test_what_a_context_gave_is_written_back_to_uneven_members(change, dim, locked) -> None:
+    stack = lazy_stack(
+        [TensorDict({"a": torch.zeros(3, i + 1), f"only {i}": torch.zeros(3)}, [3]) for i in range(2)], dim
+    )
+    leaves = [member["a"] for member in stack.tensordicts]
+    if locked:
+        stack.lock_()
+    with change(stack) as changed:
+        changed.apply_(lambda leaf: leaf.add_(1))
+        if not locked:
+            changed["new"] = torch.ones(changed.batch_size)
+    for i, (member, leaf) in enumerate(zip(stack.tensordicts, leaves, strict=True)):
+        assert member["a"] is leaf
+        assert (leaf == 1).all()
+        assert (member[f"only {i}"] == 1).all()
+        assert ("new" in member) is not locked

@@ -195,3 +195,38 @@ def test_expanding_as_a_tensorclass(nested) -> None:
     assert found.image.shape == (3, 2, 4)
     assert found.caption == "a"
     assert expanded.batch_size == found.batch_size == (3, 2)
+
+
+def leave_flat(stack) -> None:
+    with stack.view(-1) as flat:
+        flat.set_("image" if isinstance(stack, Sample) else ("n", "image"), torch.ones(4))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize(
+    "write",
+    [
+        leave_flat,
+        lambda stack: stack.load_state_dict(stack.apply(torch.ones_like).state_dict()),
+        lambda stack: stack.update_(stack.apply(torch.ones_like).to_tensordict()),
+        lambda stack: stack.copy_(stack.apply(torch.ones_like).to_tensordict()),
+    ],
+)
+def test_members_keep_the_one_value_that_they_have(write, locked, nested) -> None:
+    members = [Sample(torch.zeros(2), caption, batch_size=[2]) for caption in "ab"]
+    stack = lazy_stack([TensorDict({"n": member}, [2]) if nested else member for member in members])
+    if locked:
+        stack.lock_()
+    write(stack)
+    kept = [member["n"] if nested else member for member in stack]
+    assert [member.caption for member in kept] == ["a", "b"]
+    assert all(member.image.tolist() == [1, 1] for member in kept)
+
+
+def test_members_get_the_values_that_differ() -> None:
+    stack = lazy_stack([Sample(torch.zeros(2), caption, batch_size=[2]) for caption in "ab"])
+    state = lazy_stack([Sample(torch.zeros(2), caption, batch_size=[2]) for caption in "cb"]).state_dict()
+    stack.lock_().load_state_dict(state)
+    assert stack.caption == [["c", "c"], ["b", "b"]]
+    assert stack[1].caption == "b"

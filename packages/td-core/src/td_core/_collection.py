@@ -155,6 +155,10 @@ class Core(ABC):
         self._assign(index, value)  # type: ignore[attr-defined]
         return self
 
+    def _holds_same(self, other: Any) -> bool:
+        """Tell whether another node surely holds the same values, for kinds that hold values."""
+        return False
+
     def _check_keys(self, keys: Mapping[Any, Any]) -> None:  # noqa: B027 -- most kinds take any key
         """Raise where one of some keys is that of no entry which this node can have."""
 

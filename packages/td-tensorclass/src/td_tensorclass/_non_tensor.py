@@ -248,8 +248,12 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def _written_at(self, index: Any, value: Any) -> Any:
         if isinstance(value, NonTensorDataBase) and same_value(value._value, self._value):
             return self
-        if type(index) is tuple and not index and isinstance(value, NonTensorDataBase):
-            return self._replace_value(value._value)
+        if type(index) is tuple and not index:
+            if isinstance(value, NonTensorDataBase):
+                return self._replace_value(value._value)
+            # One value for each element that is this one everywhere changes nothing.
+            if isinstance(value, self._stack) and self._expanded()._holds_same(value):
+                return self
         stack = self._expanded()
         # It takes the place of this node in a collection that may be locked, or mapped to files.
         stack._locked, stack._lock_parents = self._locked, self._lock_parents

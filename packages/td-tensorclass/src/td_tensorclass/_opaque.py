@@ -18,7 +18,7 @@ from td_core.errors import KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
 
 from ._arrangement import positions
-from ._values import equal_values
+from ._values import equal_values, same_value
 
 NodeT = TypeVar("NodeT", bound="OpaqueNode")
 SelfT = TypeVar("SelfT", bound="ValueNode")
@@ -105,6 +105,12 @@ class ValueNode(OpaqueNode):
             BatchSizeError: it cannot.
         """
         raise NotImplementedError
+
+    def _holds_same(self, other: Any) -> bool:
+        size = self._batch_size
+        if type(other) is not type(self) or other.batch_size != size:
+            return False
+        return all(map(same_value, self._values_for(size), other._values_for(size)))
 
     def _stays_one(self, items: Sequence[Core], stacks: bool) -> bool:
         """Tell whether joining ``items``, this node first, gives one value for the whole batch.

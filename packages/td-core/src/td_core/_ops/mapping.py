@@ -21,6 +21,7 @@ from .._locking import refuse_if_locked
 from .._names import check_names
 from .._torch_private import base_of
 from .._views import IsLeaf
+from ..errors import BatchSizeError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
 from .batch_size import as_batch_size
 from .leaf_writes import check_copied, share_storage
@@ -290,6 +291,12 @@ class _Walk:
     def members(self, node: Any, stacked: Any, others: tuple[Any, ...], path: Path) -> Any:
         """Return the result for a lazy stack, member by member."""
         members, dim = stacked
+        for other in others:
+            if other is not _MISSING and other.batch_size[dim : dim + 1] != (len(members),):
+                raise BatchSizeError(
+                    f"{show_path(path)} is a lazy stack of {len(members)} along dim {dim}, another collection has batch "
+                    f"size {list(other.batch_size)} there"
+                )
         columns = [
             [other] * len(members) if other is _MISSING else list(other.unbind(dim)) for other in others
         ]

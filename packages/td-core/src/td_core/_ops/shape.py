@@ -21,6 +21,7 @@ from .. import _shape_plans as shapes
 from .._collection import Core, changed_meanwhile, has_lazy_stack
 from .._foreach import Op
 from .._indexing import plan_index
+from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._nodes import dense
 from .._ragged import nested_tensor, refuse_hidden, shown_shape
@@ -506,10 +507,21 @@ def _write_permuted(source: weakref.ref[Any], order: tuple[int, ...], result: An
 
 def write_back(owner: Any, result: Any) -> None:
     """Write the entries that are no views of the owner's own leaves; a locked owner gets them in place."""
+    mine, theirs = owner._stacked(), result._stacked()
+    if mine is not None and theirs is not None and mine[1] == theirs[1] and len(mine[0]) == len(theirs[0]):
+        # Entries of the members need not stack.
+        for member, part in zip(mine[0], theirs[0]):
+            write_back(member, part)
+        return
     for key, value in result.items(True, True, holds_no_entries):
         mine = owner.get(key, None)
         if isinstance(mine, Tensor) and isinstance(value, Tensor) and _same_memory(mine, value):
             continue
+        if mine is not None and not isinstance(value, Tensor):
+            # A lazy stack gathers the values of its members, which stay as they are where nothing was written.
+            path = unravel_key_to_tuple(key)
+            if owner._get_path(path)._holds_same(result._get_path(path)):
+                continue
         if owner.is_locked and mine is not None:
             owner.set_(key, value)
         else:

@@ -404,7 +404,10 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
         built = _build(held, value, node)
         if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
             built._set_names(held._names)  # which a state dict does not say
-        node._set_child(key, built)
+        if not assign and node._stacked() is not None and isinstance(held, Core) and held._opaque:
+            node._write_child(key, built)  # the members may each hold one value
+        else:
+            node._set_child(key, built)
     elif assign or key not in node._children():
         held = node._children().get(key)
         shows = isinstance(held, Core) and held._shows_tensor

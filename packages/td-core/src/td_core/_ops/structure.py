@@ -23,7 +23,7 @@ from .._locking import refuse_if_locked
 from .._names import check_names
 from .._ragged import distinct_members
 from .._views import IsLeaf, holds_no_entries
-from ..errors import KeyTakenError
+from ..errors import KeyTakenError, KeyThroughLeafError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .batch_size import as_batch_size
 from .flattening import flat_entries, nested_entries
@@ -298,7 +298,7 @@ class Structure(Updating):
             result = self._like([member.flatten_keys(separator, is_leaf=is_leaf) for member in members[0]])
         else:
             result = self._with_children(flat_entries(self, separator, is_leaf))
-        result._undo = partial(_write_back_inverse, weakref.ref(self), "unflatten_keys", separator)
+        result._undo = partial(_write_back_flat, weakref.ref(self), separator)
         return result
 
     def unflatten_keys(self: SelfT, separator: str = ".", inplace: bool = False) -> SelfT:
@@ -325,7 +325,7 @@ class Structure(Updating):
             self._undo = methodcaller("flatten_keys", separator, inplace=True)
             return self
         result: SelfT = _unflattened(self, separator, own=True)
-        result._undo = partial(_write_back_inverse, weakref.ref(self), "flatten_keys", separator)
+        result._undo = partial(_write_back_deep, weakref.ref(self), separator)
         return result
 
     def rename_key_(self: SelfT, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> SelfT:
@@ -367,7 +367,12 @@ class Structure(Updating):
             return self
         if len(old) > 1 and old[:-1] == new[:-1]:
             # A lazy stack below renames in its members, whose entries may not stack.
-            self._get_path(old[:-1]).rename_key_(old[-1], new[-1], safe)
+            parent = self._get_path(old[:-1])
+            if isinstance(parent, Tensor):
+                raise KeyThroughLeafError(
+                    f"{show_path(old[:-1])} is a tensor, so it has no entry {old[-1]!r} to rename"
+                )
+            parent.rename_key_(old[-1], new[-1], safe)
             return self
         entry = self._get_path(old)
         if old == new:
@@ -614,5 +619,18 @@ def _write_back_rest(source: weakref.ref[Any], result: Any) -> None:
     _write_back(owner, result.select(*present))
 
 
-def _write_back_inverse(source: weakref.ref[Any], method: str, separator: str, result: Any) -> None:
-    _write_back(source_of(result, source), getattr(result, method)(separator))
+def _write_back_flat(source: weakref.ref[Any], separator: str, result: Any) -> None:
+    _write_back(source_of(result, source), result.unflatten_keys(separator))
+
+
+def _write_back_deep(source: weakref.ref[Any], separator: str, result: Any) -> None:
+    owner = source_of(result, source)
+    # Levels that were there already stay levels, but for what they took up of the flat keys.
+    keys = owner.keys()
+    levels = [key for key in keys if not holds_no_entries(type(owner._stand_in(key)))]
+    below = result.select(*levels, strict=False)
+    paths = map(unravel_key_to_tuple, below.keys(True, True, holds_no_entries))
+    taken = [path for path in paths if separator.join(path) in keys]
+    _write_back(owner, below.exclude(*taken))
+    for part in (below.select(*taken), result.exclude(*levels)):
+        _write_back(owner, part.flatten_keys(separator))
