@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from td_core import Buffer, LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
+from td_core import Buffer, LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack, merge_tensordicts
 from td_core.errors import LockedError, StructureError
 
 
@@ -273,6 +273,17 @@ def test_a_shallow_copy_is_a_module_of_the_same_parameters():
     assert again["w"] is params["w"]
     del again["w"]
     assert "w" in params
+
+
+def test_a_shallow_copy_of_a_collection_keeps_the_parameters_in_it():
+    params = make()
+    td = TensorDict({"p": params, "x": torch.zeros(1)})
+    for again in (td.copy(), copy.copy(td), td.clone(recurse=False)):
+        assert type(again["p"]) is TensorDictParams and again["p"] is not params
+        assert again["p", "w"] is params["w"]
+    merged = merge_tensordicts(params, TensorDict({"z": torch.zeros(1)}))
+    assert type(merged) is TensorDict and type(merged["z"]) is torch.Tensor
+    assert type(params.float().sum(dim="feature")) is TensorDict
 
 
 def test_copies_of_parameters_can_be_stored():

@@ -397,6 +397,9 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
     def _rebuild(self, leaves: Iterator[Tensor]) -> Any:
         return self._inner_params._rebuild(leaves)
 
+    def _shallow(self: SelfT) -> SelfT:
+        return self._around(self._inner_params._shallow())
+
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
         return self._inner_params._map(fn)
 
@@ -433,7 +436,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         'TensorDictParams'
         """
         if not recurse:
-            return self._again(self._inner_params.clone(False, **kwargs))
+            return super().clone(False, **kwargs)
         return self._again(self._inner_params._map(own_copy))
 
     def __copy__(self: SelfT) -> Any:

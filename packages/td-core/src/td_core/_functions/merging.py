@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .._collection import Child, Core, leaf_against_node
+from .._collection import Child, Core, leaf_against_node, same
 from .._keys import unravel_key_to_tuple
 from ..errors import StructureError
 from ..typing import NestedKey
@@ -56,7 +56,7 @@ def merge_tensordicts(
                 else:
                     levels.setdefault(path, child)
                     todo.append((path, child))
-    result = tensordicts[0]._shallow()
+    result = tensordicts[0]._map(same)  # a copy, which of parameters is plain
     for path, level in levels.items():
         if path not in result.keys(True):
             result._set_path(path, level._with_children({}))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Core, show_path
+from .._collection import Core, same, show_path
 from .._foreach import Op, foreach, op
 from .._nodes import dense
 from .._plans import ShapePlan, wrap_dim
@@ -257,7 +257,7 @@ def _of_features(node: Any, call: Callable[[Tensor], Any], count: int | None = N
 
     ``count`` tells how many tensors it gives; None: a single one.
     """
-    results = [node._shallow() for _ in range(count or 1)]
+    results = [node._map(same) for _ in range(count or 1)]  # copies, which of parameters are plain
     todo = [results]
     while todo:
         levels = todo.pop()
