@@ -404,10 +404,11 @@ class Core(ABC):
 
 def every_level(root: Core) -> Iterator[Core]:
     """Iterate over a collection and all below it, parents first."""
-    levels = [root]
-    for level in levels:
+    todo = [root]
+    while todo:
+        level = todo.pop()
         yield level
-        levels.extend(level._nested())
+        todo.extend(level._nested())
 
 
 def has_lazy_stack(root: Core) -> bool:

@@ -39,7 +39,7 @@ class Reshape(ShapePlan):
         *,
         copy: bool = True,
     ) -> None:
-        super().__init__(leaf or _reshaper(old, new, copy), new, len(old))
+        super().__init__(_reshaper(old, new, copy) if leaf is None else leaf, new, len(old))
         self._old = old
         self._copy = copy
         self._kept = kept

@@ -68,7 +68,10 @@ def pad_sequence(
     masks: dict[Path, Tensor] = {}
     levels: list[tuple[list[Any], dict[str, Child], Path, Any, str]] = [(items, {}, (), None, "")]
     used: set[Path] = set()
-    for nodes, out_entries, at, _, _ in levels:
+    done = 0
+    while done < len(levels):  # torch.compile of torch 2.9 goes through what a list had at first
+        nodes, out_entries, at, _, _ = levels[done]
+        done += 1
         columns = [node._children() for node in nodes]
         for key in columns[0]:
             if not all(key in column for column in columns):
