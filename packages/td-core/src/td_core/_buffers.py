@@ -64,7 +64,7 @@ class Leaves:
             order = [position[id(tensor)] for tensor in self.tensors]
         rows, places, others, ranges = _pack(tensors)
         grads = [i for i, grad in enumerate(map(_REQUIRES_GRAD, tensors)) if grad and i not in others]
-        attributes = {i: vars(tensor) for i, tensor in enumerate(tensors) if vars(tensor) and i not in others}
+        attributes = {i: given for i, given in enumerate(map(vars, tensors)) if given and i not in others}
         arrays: list[Any] = [each.numpy() for each in ranges]
         buffers = [pickle.PickleBuffer(a) if protocol >= 5 else a.tobytes() for a in arrays]
         # Releases that know of no attributes read what has none.

@@ -116,7 +116,7 @@ def default_collate_functions() -> dict[Any, Callable[..., Any]]:
     return getattr(torch.utils.data._utils.collate, "default_collate_fn_map", {})
 
 
-_CALLER: Any = getattr(torch._ops, "HigherOrderOperator", ())
+_CALLER: Any = _found("_ops.HigherOrderOperator", ())
 
 
 def is_caller(func: Any) -> bool:
