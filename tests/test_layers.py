@@ -49,7 +49,7 @@ LAYERS = [
     ],
     ["_ops", "_from_python", "_convert", "_repr", "_serializers", "plugins.siblings"],
     ["_base"],
-    ["_tensordict", "_lazy_stack", "_params"],
+    ["_wrapper", "_tensordict", "_lazy_stack", "_params"],
     ["_kinds", "_functions", "_lazy_pytree", "_repr_parser"],
     ["plugins"],
     ["__init__"],

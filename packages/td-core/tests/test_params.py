@@ -321,7 +321,7 @@ def test_a_get_hook_sees_every_entry_that_is_read():
     assert params["w"].eq(5).all() and params.w.eq(5).all() and next(iter(params.values())).eq(5).all()
     assert dict(params.items(True, True))["n", "b"].eq(5).all()
     params.set_at_("w", 1.0, 0)
-    assert params._inner_params["w"][0].eq(1).all(), "what is written goes to the parameter itself"
+    assert params._tensordict["w"][0].eq(1).all(), "what is written goes to the parameter itself"
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def _stack_from_directory(record: Record) -> LazyStackedTensorDict:
 
 
 def _flatten_params(params: TensorDictParams) -> Record:
-    return Record({"no_convert": bool(params._no_convert)}, members={"params": params._inner_params})
+    return Record({"no_convert": bool(params._no_convert)}, members={"params": params._tensordict})
 
 
 def _unflatten_params(record: Record) -> TensorDictParams:
@@ -154,7 +154,7 @@ def _unflatten_params(record: Record) -> TensorDictParams:
 
 
 def _params_to_directory(params: TensorDictParams) -> Record:
-    inner = params._inner_params
+    inner = params._tensordict
     layout = KINDS.of(inner).layouts["memmap/1"]
     record = layout.flatten(inner)
     record.meta.setdefault("_type", layout.names[0])

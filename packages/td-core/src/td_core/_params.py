@@ -24,6 +24,7 @@ from ._names import Names
 from ._ops.structure import unchanged_on_error
 from ._pytree import register
 from ._torch_private import plain_results
+from ._wrapper import Wrapper
 from .errors import StructureError
 from .typing import NO_DEFAULT, NestedKey, NoDefault
 
@@ -143,7 +144,7 @@ def _without_grad(method: MethodT) -> MethodT:
     return wrapped  # type: ignore[return-value]
 
 
-class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both have state_dict and zero_grad
+class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc]  # both have state_dict and zero_grad
     """An ``nn.Module`` whose parameters and buffers are the leaves of a collection.
 
     Floating-point leaves become ``nn.Parameter``, the others buffers. Operations on it give plain collections, except
@@ -164,7 +165,6 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
     ['w', 'n.b']
     """
 
-    _inner_params: Any
     _no_convert: Any
     _get_hooks: list[Callable[..., Any]]
 
@@ -184,21 +184,20 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
                 f"give the parameters as a collection or as keywords, not both; got keywords {list(kwargs)}"
             )
         if isinstance(parameters, TensorDictParams):
-            parameters = parameters._inner_params
+            parameters = parameters._tensordict
         elif not isinstance(parameters, Core):
             parameters = nest(parameters, torch.Size(), None)
         set_attribute = object.__setattr__
         set_attribute(self, "_no_convert", no_convert)
         set_attribute(self, "_get_hooks", [])
         _refuse_lazy_stacks(parameters)
-        set_attribute(self, "_inner_params", parameters if no_convert else parameters._map(_as_parameter))  # type: ignore[union-attr]
-        set_attribute(self, "_undo", None)
+        set_attribute(self, "_tensordict", parameters if no_convert else parameters._map(_as_parameter))  # type: ignore[union-attr]
         if lock:
             self.lock_()
 
     @property
     def _parameters(self) -> Any:
-        return _Slots(self.__dict__.get("_inner_params"), True)
+        return _Slots(self.__dict__.get("_tensordict"), True)
 
     @_parameters.setter
     def _parameters(self, value: Any) -> None:
@@ -206,7 +205,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     @property
     def _buffers(self) -> Any:
-        return _Slots(self.__dict__.get("_inner_params"), False)
+        return _Slots(self.__dict__.get("_tensordict"), False)
 
     @_buffers.setter
     def _buffers(self, value: Any) -> None:
@@ -229,7 +228,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             if name in base.__dict__:
                 # Its own lookup raised, and its error says more than ours would.
                 return base.__dict__[name].__get__(self, type(self))
-        inner = self.__dict__.get("_inner_params")
+        inner = self.__dict__.get("_tensordict")
         if inner is not None and name in inner._children():
             found = self.get(name)
             return self._around(found) if isinstance(found, TensorDictBase) else found
@@ -241,7 +240,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         Raises:
             TypeError: the name is that of an entry, or the value a parameter or a module, which no module would find there.
         """
-        inner = self.__dict__.get("_inner_params")
+        inner = self.__dict__.get("_tensordict")
         if isinstance(value, (nn.Parameter, nn.Module)) or (inner is not None and name in inner._children()):
             raise TypeError(f"set {name!r} by key: params[{name!r}] = ...")
         object.__setattr__(self, name, value)
@@ -258,48 +257,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     def __repr__(self) -> str:
         """Return the printed form, around that of the collection."""
-        return f"{type(self).__name__}(params={self._inner_params!r})"
-
-    @property
-    def batch_size(self) -> torch.Size:
-        """Leading dims that all parameters share; settable where every one agrees."""
-        return self._inner_params.batch_size  # type: ignore[no-any-return]
-
-    @batch_size.setter
-    def batch_size(self, batch_size: Sequence[int]) -> None:
-        self._inner_params.batch_size = batch_size
-
-    @property
-    def device(self) -> torch.device | None:
-        """Device of every parameter, or None where they keep their own."""
-        return self._inner_params.device  # type: ignore[no-any-return]
-
-    @property
-    def _names(self) -> Names | None:
-        return self._inner_params._names  # type: ignore[no-any-return]
-
-    @_names.setter
-    def _names(self, names: Names | None) -> None:
-        self._inner_params._names = names
-
-    @property
-    def _locked(self) -> bool:  # type: ignore[override]  # nothing writes it here: locks go to what _inner() gives
-        return self._inner_params._locked  # type: ignore[no-any-return]
+        return f"{type(self).__name__}(params={self._tensordict!r})"
 
     def _inner(self) -> Core:
-        return self._inner_params._inner()  # type: ignore[no-any-return]
-
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._inner_params._set_batch_size(batch_size)
-
-    def _set_device(self, device: torch.device | None) -> None:
-        self._inner_params._set_device(device)
-
-    def _children(self) -> Mapping[str, Child]:
-        return self._inner_params._children()  # type: ignore[no-any-return]
-
-    def _get_child(self, key: str) -> Child:
-        return self._inner_params._get_child(key)
+        return self._tensordict._inner()  # type: ignore[no-any-return]
 
     def __getitem__(self, index: Any) -> Any:
         """Return an entry by key, or the plain collection of all entries indexed along the batch dims."""
@@ -332,11 +293,11 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             _refuse_lazy_stacks(value)
         if not self._no_convert:
             value = _converted(key, value)
-        self._inner_params._set_child(key, value)
+        self._tensordict._set_child(key, value)
 
     def _add_child(self, key: str, value: Core) -> Child:
         _refuse_lazy_stacks(value)
-        return self._inner_params._add_child(key, value if self._no_convert else _converted(key, value))
+        return self._tensordict._add_child(key, value if self._no_convert else _converted(key, value))
 
     def _set_path(
         self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
@@ -351,10 +312,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
     @contextmanager
     def _adopting(self) -> Iterator[None]:
         """Make parameters of what is stored in the levels below, which are plain; where that fails, nothing is."""
-        with unchanged_on_error(self._inner_params):
+        with unchanged_on_error(self._tensordict):
             yield
-            _refuse_lazy_stacks(self._inner_params)
-            for node in () if self._no_convert else every_level(self._inner_params):
+            _refuse_lazy_stacks(self._tensordict)
+            for node in () if self._no_convert else every_level(self._tensordict):
                 for key, child in dict(node._children()).items():
                     if isinstance(child, Tensor) and (held := _converted(key, child)) is not child:
                         node._set_child(key, held)
@@ -368,15 +329,6 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
             super().update(input_dict_or_td, clone, inplace, **kwargs)
         return self
 
-    def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
-        self._inner_params._write_child(key, value, non_blocking=non_blocking)
-
-    def _del_child(self, key: str) -> None:
-        self._inner_params._del_child(key)
-
-    def _nested(self) -> Iterator[Core]:
-        return self._inner_params._nested()  # type: ignore[no-any-return]
-
     def _with_children(
         self,
         children: Mapping[str, Child],
@@ -386,38 +338,21 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         names: Names | NoDefault | None = NO_DEFAULT,
     ) -> Any:
         """Return a plain collection: parameters that were computed on are no longer parameters."""
-        return self._inner_params._with_children(children, batch_size=batch_size, device=device, names=names)
-
-    def _collect(self, out: list[Tensor]) -> None:
-        self._inner_params._collect(out)
-
-    def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
-        self._inner_params._collect_other(other, out, path)
-
-    def _rebuild(self, leaves: Iterator[Tensor]) -> Any:
-        return self._inner_params._rebuild(leaves)
+        return self._tensordict._with_children(children, batch_size=batch_size, device=device, names=names)
 
     def _shallow(self: SelfT) -> SelfT:
-        return self._around(self._inner_params._shallow())
+        return self._around(self._tensordict._shallow())
 
-    def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
-        return self._inner_params._map(fn)
-
-    def _transform(self, plan: Any) -> Any:
-        return self._inner_params._transform(plan)
-
-    def _explode(self, plan: Any) -> Any:
-        return self._inner_params._explode(plan)
+    # As every other node, which is what it stays.
+    _fit = Core._fit
+    _get_as = TensorDictBase._get_as
 
     def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
-        plain = [item._inner_params if isinstance(item, TensorDictParams) else item for item in items]
+        plain = [item._tensordict if isinstance(item, TensorDictParams) else item for item in items]
         return plain[0]._join(plain, plan, path)
 
-    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
-        self._inner_params._assign(index, value, non_blocking=non_blocking)
-
     def _keep_together(self, items: Sequence[Core], dim: int) -> Any:
-        plain = [item._inner_params if isinstance(item, TensorDictParams) else item for item in items]
+        plain = [item._tensordict if isinstance(item, TensorDictParams) else item for item in items]
         return plain[0]._keep_together(plain, dim)
 
     set_ = _without_grad(TensorDictBase.set_)
@@ -437,7 +372,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         """
         if not recurse:
             return super().clone(False, **kwargs)
-        return self._again(self._inner_params._map(own_copy))
+        return self._again(self._tensordict._map(own_copy))
 
     def __copy__(self: SelfT) -> Any:
         """Return a new collection of the same parameters."""
@@ -445,11 +380,11 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
 
     def to(self: SelfT, *args: Any, **kwargs: Any) -> Any:
         """Return parameters on another device or of another dtype; as ``TensorDict.to``."""
-        moved = self._inner_params.to(*args, **kwargs)
-        return self if moved is self._inner_params else self._again(moved)
+        moved = self._tensordict.to(*args, **kwargs)
+        return self if moved is self._tensordict else self._again(moved)
 
     def _again(self: SelfT, inner: Any) -> Any:
-        old = iter(self._inner_params._leaves())
+        old = iter(self._tensordict._leaves())
         try:
             return self._around(inner._map(lambda leaf: _like_parameter(leaf, next(old))))
         except StopIteration:
@@ -465,7 +400,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
     def _apply(self: SelfT, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SelfT:
         """Move or cast the parameters in place: what ``module.to()`` calls."""
         with torch.no_grad():
-            for leaf in self._inner_params._leaves():
+            for leaf in self._tensordict._leaves():
                 moved, grad = fn(leaf.data), leaf.grad
                 try:
                     leaf.data = moved
@@ -475,7 +410,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
                 if grad is not None:
                     leaf.grad = fn(grad)
         if self.device is not None:
-            devices = {leaf.device for leaf in self._inner_params._leaves()}
+            devices = {leaf.device for leaf in self._tensordict._leaves()}
             self._set_device(devices.pop() if len(devices) == 1 else None)
         return self
 
@@ -504,7 +439,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
                     f"{prefix + name}: shape {tuple(given.shape)} given, {tuple(leaf.shape)} expected"
                 )
             elif local_metadata.get("assign_to_params_buffers"):
-                node, key = _place_of(self._inner_params, name)
+                node, key = _place_of(self._tensordict, name)
                 node._set_child(key, _like_parameter(given, leaf))
             else:
                 with torch.no_grad():
@@ -520,10 +455,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         for before in self._state_dict_pre_hooks.values():
             before(self, prefix, keep_vars)
         source = self
-        if not all(map(_is_persistent, self._inner_params._leaves())):
-            entries = self._inner_params.items(include_nested=True, leaves_only=True)
+        if not all(map(_is_persistent, self._tensordict._leaves())):
+            entries = self._tensordict.items(include_nested=True, leaves_only=True)
             left_out = [key for key, leaf in entries if not _is_persistent(leaf)]
-            source = self._around(self._inner_params.exclude(*left_out))
+            source = self._around(self._tensordict.exclude(*left_out))
         state = TensorDictBase.state_dict(source, destination, prefix, keep_vars, flatten)
         for hook in self._state_dict_hooks.values():
             given = hook(self, state, prefix, {})
@@ -550,7 +485,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc]  # both
         with self._adopting():
             super().load_state_dict(state_dict, strict, assign, from_flatten)
             for name, old in before:
-                node, key = _place_of(self._inner_params, name)
+                node, key = _place_of(self._tensordict, name)
                 leaf: Any = node._children()[key]
                 if leaf is not old and (
                     type(leaf) is not type(old) or leaf.requires_grad is not old.requires_grad
@@ -611,7 +546,7 @@ def _like_parameter(leaf: Tensor, old: Tensor) -> Tensor:
 
 
 def _tree_flatten(params: TensorDictParams) -> tuple[list[Any], tuple[Any, ...]]:
-    return [params._inner_params], ()
+    return [params._tensordict], ()
 
 
 def _tree_unflatten(children: Any, context: tuple[Any, ...]) -> Any:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict, TensorDictBase
-from td_core._collection import Child, Core
+from td_core._collection import Child, Core, same, show_path
 from td_core._devices import as_device
 from td_core._foreach import PLAIN
 from td_core._keys import unravel_key_to_tuple
@@ -26,6 +26,8 @@ from td_core._names import Names, check_names
 from td_core._nodes import dense
 from td_core._ops.batch_size import as_batch_size
 from td_core._repr import ABSENT, Shown
+from td_core._traced import new_object
+from td_core._wrapper import Wrapper
 from td_core.errors import StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
@@ -34,7 +36,6 @@ from ._declaration import declare
 from ._non_tensor import NonTensorData
 from ._schema import OPTIONS, Options, Schema
 from ._typing import BatchSizeArgument, DeviceArgument, FieldsMeta, NamesArgument
-from ._wrapper import Wrapper
 
 SelfT = TypeVar("SelfT", bound="TensorClass")
 
@@ -75,6 +76,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     _cast: ClassVar[Callable[[str, Any], Any]]
     _has_post_init: ClassVar[bool] = False
     _inits_results: ClassVar[bool] = False
+    #: Whether a result of an operation needs :meth:`_finish`.
+    _finishes: ClassVar[bool] = False
     _prints_attributes = True
     _bracketed: ClassVar[dict[Any, type]] = {}
 
@@ -165,6 +168,22 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             if td.batch_size and number_for_batch(self._schema.hint(name), value):
                 value = NonTensorData(value)
         td._set_path(name, value, at, non_blocking=non_blocking)
+
+    @classmethod
+    def _bare(cls: type[SelfT], td: Any) -> SelfT:
+        """Return an instance around anything, as it was: nothing is checked, locked or run."""
+        node = new_object(cls)
+        object.__setattr__(node, "_tensordict", td)
+        return node
+
+    @classmethod
+    def _wrap(cls: type[SelfT], td: Any) -> SelfT:
+        """Return an instance around a collection whose keys are fields, unchecked."""
+        node = new_object(cls)
+        object.__setattr__(node, "_tensordict", td)
+        if cls._finishes:
+            node._finish()
+        return node
 
     def _finish(self) -> None:
         """Lock a frozen result, and run the ``__post_init__`` of a class that wants it for results too."""
@@ -322,6 +341,29 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         inner = self._tensordict._with_children(children, batch_size=batch_size, device=device, names=names)
         # Entries that are no fields (flattened or renamed keys, say) cannot be in the class; they are not lost.
         return self._wrap(inner) if children.keys() <= self._schema.names.keys() else inner
+
+    def _keep_together(self, items: Sequence[Core], dim: int) -> Core:
+        self._check_joinable(items, ())
+        inner = self._tensordict
+        return self._wrap(inner._keep_together([item._inner() for item in items], dim))
+
+    def _check_joinable(self, items: Sequence[Core], path: tuple[str, ...]) -> None:
+        for item in items:
+            if type(item) is not type(self):
+                where = f" at {show_path(path)}" if path else ""
+                raise StructureError(
+                    f"cannot join a {type(self).__name__} and a {type(item).__name__}{where}: convert one of them, with "
+                    "from_tensordict() or to_tensordict()"
+                )
+
+    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
+        mapped = self._tensordict._map(fn)
+        # Around the very leaves that it had, it is what it was, and no result.
+        return self._bare(mapped) if fn is same else self._wrap(mapped)
+
+    def _join(self: SelfT, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
+        self._check_joinable(items, path)
+        return self._wrap(self._tensordict._join([item._inner() for item in items], plan, path))
 
     def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
         """Return a field, or the default where it is None: a tensor, a collection, or the value of non-tensor data.

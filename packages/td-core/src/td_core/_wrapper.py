@@ -1,60 +1,38 @@
 """Wrapper: a collection that holds another one, of any kind, and hands every primitive to it.
 
-What a collection can do is inherited, and rests on the primitives; each is given to the collection inside, and its
-result is put into the class again. So every operation keeps the class, and no list of operations exists.
+What a collection can do is inherited, and rests on the primitives; each is given to the collection inside, and a class
+says what becomes of the result. So a class that puts it into itself again is kept by every operation, and no list of
+operations exists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from td_core import TensorCollection
-from td_core._collection import Child, Core, same, show_path
-from td_core._names import Names
-from td_core._traced import new_object
-from td_core.errors import StructureError
-from td_core.typing import BatchSize, NestedKey
-
-SelfT = TypeVar("SelfT", bound="Wrapper")
-
-_set = object.__setattr__
+from ._base import TensorCollection
+from ._collection import Child, Core
+from ._names import Names
+from .typing import BatchSize, NestedKey
 
 
 class Wrapper(TensorCollection):
     """Base of classes around one collection."""
 
-    #: Whether a result of an operation needs :meth:`_finish`.
-    _finishes: ClassVar[bool] = False
-
     _tensordict: Any
     _undo: Callable[[Any], Any] | None = None
 
     @classmethod
-    def _bare(cls: type[SelfT], td: Any) -> SelfT:
-        """Return an instance around anything, as it was: nothing is checked, locked or run."""
-        node = new_object(cls)
-        _set(node, "_tensordict", td)
-        return node
-
-    @classmethod
-    def _wrap(cls: type[SelfT], td: Any) -> SelfT:
-        """Return an instance around a collection whose keys are fields, unchecked."""
-        node = new_object(cls)
-        _set(node, "_tensordict", td)
-        if cls._finishes:
-            node._finish()
-        return node
-
-    def _finish(self) -> None:
-        """Complete the result of an operation."""
+    def _wrap(cls, td: Any) -> Any:
+        """Return what the class makes of a result of the collection inside: that itself."""
+        return td
 
     @property
     def batch_size(self) -> torch.Size:
-        """Leading dims that all fields share; settable where every field agrees."""
+        """Leading dims that all entries share; settable where every entry agrees."""
         return self._tensordict.batch_size  # type: ignore[no-any-return]
 
     @batch_size.setter
@@ -63,11 +41,11 @@ class Wrapper(TensorCollection):
 
     @property
     def device(self) -> torch.device | None:
-        """Device of every field, or None where fields keep their own."""
+        """Device of every entry, or None where entries keep their own."""
         return self._tensordict.device  # type: ignore[no-any-return]
 
     @property
-    def _locked(self) -> bool:  # type: ignore[override]
+    def _locked(self) -> bool:  # type: ignore[override]  # nothing writes it here: locks go to what _inner() gives
         return self._tensordict._locked  # type: ignore[no-any-return]
 
     @property
@@ -111,7 +89,7 @@ class Wrapper(TensorCollection):
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
         self._tensordict._write_child(key, value, non_blocking=non_blocking)
 
-    def _fit(self: SelfT, batch_size: torch.Size) -> SelfT:
+    def _fit(self, batch_size: torch.Size) -> Any:
         fitted = self._tensordict._fit(batch_size)
         return self if fitted is self._tensordict else self._wrap(fitted)
 
@@ -119,24 +97,10 @@ class Wrapper(TensorCollection):
         stacked = self._tensordict._stacked()
         return None if stacked is None else ([self._wrap(member) for member in stacked[0]], stacked[1])
 
-    def _like(self: SelfT, members: Sequence[Core], *args: Any) -> SelfT:
+    def _like(self, members: Sequence[Core], *args: Any) -> Any:
         inner = self._tensordict._like([member._inner() for member in members], *args)
         # Members that an operation took out of the class, for their keys are no fields, stay out of it.
         return self._wrap(inner) if all(isinstance(member, type(self)) for member in members) else inner
-
-    def _keep_together(self, items: Sequence[Core], dim: int) -> Core:
-        self._check_joinable(items, ())
-        inner = self._tensordict
-        return self._wrap(inner._keep_together([item._inner() for item in items], dim))
-
-    def _check_joinable(self, items: Sequence[Core], path: tuple[str, ...]) -> None:
-        for item in items:
-            if type(item) is not type(self):
-                where = f" at {show_path(path)}" if path else ""
-                raise StructureError(
-                    f"cannot join a {type(self).__name__} and a {type(item).__name__}{where}: convert one of them, with "
-                    "from_tensordict() or to_tensordict()"
-                )
 
     def _collect(self, out: list[Tensor]) -> Any:
         return self._tensordict._collect(out)
@@ -149,35 +113,29 @@ class Wrapper(TensorCollection):
     ) -> Any:
         return self._tensordict._collect_both(other._inner(), mine, theirs, foreign)
 
-    def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
+    def _rebuild(self, leaves: Iterator[Tensor]) -> Any:
         return self._wrap(self._tensordict._rebuild(leaves))
 
-    def _with_leaves(self: SelfT, leaves: Sequence[Tensor], levels: Any = None) -> SelfT:
+    def _with_leaves(self, leaves: Sequence[Tensor], levels: Any = None) -> Any:
         return self._wrap(self._tensordict._with_leaves(leaves, levels))
 
-    def _shallow(self: SelfT) -> SelfT:
+    def _shallow(self) -> Any:
         return self._wrap(self._tensordict._shallow())
 
-    def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
-        mapped = self._tensordict._map(fn)
-        # Around the very leaves that it had, it is what it was, and no result.
-        return self._bare(mapped) if fn is same else self._wrap(mapped)
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
+        return self._wrap(self._tensordict._map(fn))
 
-    def _transform(self: SelfT, plan: Any) -> SelfT:
+    def _transform(self, plan: Any) -> Any:
         return self._wrap(self._tensordict._transform(plan))
 
-    def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
+    def _explode(self, plan: Any) -> Any:
         wrap = self._wrap
         return tuple([wrap(part) for part in self._tensordict._explode(plan)])
-
-    def _join(self: SelfT, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
-        self._check_joinable(items, path)
-        return self._wrap(self._tensordict._join([item._inner() for item in items], plan, path))
 
     def _index(self, index: Any) -> Any:
         return self._wrap(self._tensordict._index(index))
 
-    def _rows(self: SelfT, count: int) -> Iterator[SelfT]:
+    def _rows(self, count: int) -> Any:
         return map(self._wrap, self._tensordict._rows(count))
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
@@ -188,7 +146,7 @@ class Wrapper(TensorCollection):
     def _set_names(self, names: Names | None) -> None:
         self._tensordict._set_names(names)
 
-    def _densify(self: SelfT, layout: torch.layout) -> SelfT:
+    def _densify(self, layout: torch.layout) -> Any:
         return self._wrap(self._tensordict._densify(layout))
 
     def _get_as(self, key: NestedKey, default: Any, **kwargs: Any) -> Any:
