@@ -16,7 +16,7 @@ from ._archive import ArchiveTree
 from ._fs import Parts
 from ._listing import printable, show_size
 from ._load import members_of, unlisted
-from ._meta import Level, describe, read_json
+from ._meta import At, Level, describe, read_json
 from ._one_version import on_one_version
 
 
@@ -146,7 +146,7 @@ def look(files: Any, parts: Parts) -> tuple[dict[str, Any], Level, dict[str, boo
         FileNotFoundError: the root has no metadata.
         FormatError: the metadata is damaged.
     """
-    where = files.show(parts, _names.META)
+    at = At(files.show(parts, _names.META), parts)
     try:
         meta = read_json(files, parts, _names.META)
     except FileNotFoundError:
@@ -156,11 +156,11 @@ def look(files: Any, parts: Parts) -> tuple[dict[str, Any], Level, dict[str, boo
             ) from None
         if not parts:
             raise
-        raise FormatError(f"{where} is missing") from None
-    level = describe(meta, where, parts, torch.Size(), robust_key=True, strict=False)
+        raise FormatError(f"{at.file} is missing") from None
+    level = describe(meta, at, torch.Size(), robust_key=True, strict=False)
     listing = files.entries(parts)
     if not level.sized and not level.general:
-        level.members = level.members or members_of(listing, where, parts)
+        level.members = level.members or members_of(listing, at)
     below = {}
     for name, names in level.nodes.items():
         below[name] = (*parts, next((each for each in names if each in listing), names[0]))

@@ -22,7 +22,7 @@ from td_core.errors import FormatError
 from . import _names, _views
 from ._dtypes import DTYPES
 from ._fs import Parts, Tree
-from ._meta import check_shape, damaged
+from ._meta import At, check_shape
 from ._tensor import plain
 
 _LEAF_META = ".meta.pt"
@@ -75,19 +75,17 @@ def _read(tree: Tree, parts: Parts, name: str) -> dict[str, Any]:
     except _DAMAGE as error:
         raise FormatError(f"{where} is no valid metadata: {error}") from error
     if not isinstance(meta, dict):
-        raise damaged(where, parts, "the content", meta, "a dict")
+        raise At(where, parts).damaged("the content", meta, "a dict")
     return meta
 
 
 def _leaf(reader: Any, parts: Parts, key: str) -> Tensor:
     meta = _read(reader.tree, parts, key + _LEAF_META)
-    where = reader.tree.show(parts, key + _LEAF_META)
+    at = At(reader.tree.show(parts, key + _LEAF_META), (*parts, key))
     dtype, shape = meta.get("dtype"), meta.get("shape")
     if not isinstance(dtype, torch.dtype) or str(dtype) not in DTYPES:
-        raise damaged(where, (*parts, key), "dtype", dtype, "a dtype that a file can hold")
-    shape = check_shape(
-        list(shape) if isinstance(shape, tuple) else shape, where, (*parts, key), "shape", dtype.itemsize
-    )
+        raise at.damaged("dtype", dtype, "a dtype that a file can hold")
+    shape = check_shape(list(shape) if isinstance(shape, tuple) else shape, at, "shape", dtype.itemsize)
     device = reader.options.device
     if reader.imagine:
         return torch.empty(shape, dtype=dtype, device=device or _CPU)
@@ -96,37 +94,33 @@ def _leaf(reader: Any, parts: Parts, key: str) -> Tensor:
 
 
 def _build(tree: Tree, level: _Level, built: list[Any], device: torch.device) -> Any:
-    where = tree.show(level.parts, _names.OLD_META)
+    at = At(tree.show(level.parts, _names.OLD_META), level.parts)
     meta = level.meta
     children = {key: built[position] for key, position in sorted(level.below.items())}
     try:
         if "stack_dim" in meta and "batch_size" not in meta:
-            return _stack(where, level, children, meta["stack_dim"])
+            return _stack(at, level, children, meta["stack_dim"])
         size = torch.Size(meta["batch_size"])
         dim = None if level.leaves else _lost_stack_dim(children, size)
         if dim is not None:
-            return _stack(where, level, children, dim)
+            return _stack(at, level, children, dim)
         for key, child in (*level.leaves.items(), *children.items()):
             shape = child.shape if isinstance(child, Tensor) else child.batch_size
             if shape[: len(size)] != size:
-                raise damaged(
-                    where, (*level.parts, key), "the shape", list(shape), f"one that starts with {list(size)}"
-                )
+                raise at.below(key).damaged("the shape", list(shape), f"one that starts with {list(size)}")
         kept = None if meta.get("device") is None else device
         source = TensorDict._make({**level.leaves, **children}, size, kept, None)
         return _views.look(source, meta) if "custom_op" in meta else source
     except FormatError:
         raise
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise FormatError(f"{where} cannot be put together: {error}") from error
+        raise FormatError(f"{at.file} cannot be put together: {error}") from error
 
 
-def _stack(where: str, level: _Level, children: dict[str, Any], dim: Any) -> Any:
+def _stack(at: At, level: _Level, children: dict[str, Any], dim: Any) -> Any:
     members = [children[str(i)] for i in range(len(children)) if str(i) in children]
     if len(members) != len(children) or level.leaves or not isinstance(dim, int):
-        raise damaged(
-            where, level.parts, "the members", [*children, *level.leaves], "0, 1, 2... and nothing else"
-        )
+        raise at.damaged("the members", [*children, *level.leaves], "0, 1, 2... and nothing else")
     return LazyStackedTensorDict(*members, stack_dim=dim)
 
 

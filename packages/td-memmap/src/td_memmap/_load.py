@@ -31,7 +31,7 @@ from ._errors import PickleRefusedError
 from ._fs import Parts, Tree
 from ._legacy import load_legacy
 from ._limits import check_mappings
-from ._meta import LIMIT, LeafEntry, Level, check_shape, damaged, read_json, read_level
+from ._meta import LIMIT, At, LeafEntry, Level, check_shape, read_json, read_level
 from ._one_version import on_one_version
 from ._plan import FORMAT
 from ._progress import Progress, reporter
@@ -174,6 +174,10 @@ class Reader:
                 below.append(Node(parts, (*node.key, name), level.batch_size, node.members, name))
         return below
 
+    def _at(self, node: Node, name: str = _names.META) -> At:
+        """Return a file of a node, for messages."""
+        return At(self.tree.show(node.parts, name), node.key)
+
     def _read_one(self, node: Node, sizes: bool) -> None:
         """Read the metadata of a node, and the files beside it."""
         parts = node.parts
@@ -185,15 +189,10 @@ class Reader:
             what = "has no metadata"
             if self.tree.stat_path(parts) is None:
                 what = f"is missing: the directory {parts[-1]!r} is not there"
-            where = self.tree.show(parts, _names.META)
-            raise FormatError(f"{where}: {show_path(node.key)} {what}") from None
+            raise FormatError(f"{self._at(node)} {what}") from None
+        options = self.options
         node.level = level = read_level(
-            content,
-            self.tree.show(parts, _names.META),
-            node.key,
-            node.above,
-            robust_key=self.options.robust_key,
-            strict=self.options.strict,
+            content, self._at(node), node.above, robust_key=options.robust_key, strict=options.strict
         )
         node.leaves = level.leaves
         if level.general:
@@ -215,11 +214,10 @@ class Reader:
     def _sidecars(self, node: Node) -> None:
         """Read the files beside the metadata of a node that is not a mapping: members, values."""
         level, tree = node.level, self.tree
-        where = tree.show(node.parts, _names.META)
         self.guessed = True
         listing = tree.entries(node.parts)
         if level.members is None:
-            level.members = members_of(listing, where, node.key)
+            level.members = members_of(listing, self._at(node))
         values = node.values = dict(level.values)
         if _names.VALUES in listing:
             self._typed(node, values, read_json(tree, node.parts, _names.VALUES))
@@ -230,15 +228,15 @@ class Reader:
 
     def _typed(self, node: Node, values: dict[str, Any], sidecar: Any) -> None:
         """Take what the sidecar says about values that are still the ones it was written for."""
-        level, where = node.level, self.tree.show(node.parts, _names.VALUES)
+        level, at = node.level, self._at(node, _names.VALUES)
         typed = sidecar.get("values", {}) if isinstance(sidecar, dict) else None
         if not isinstance(typed, dict) or not all(isinstance(value, dict) for value in typed.values()):
-            raise damaged(where, node.key, "the content", sidecar, "an object of values")
+            raise at.damaged("the content", sidecar, "an object of values")
         for name, value in typed.items():
             if name in values and values[name] == value.get("plain"):
-                values[name] = _joined(value, where, node.key)
+                values[name] = _joined(value, at)
         if "batch_size" in sidecar:
-            level.batch_size = check_shape(sidecar["batch_size"], where, node.key, "batch_size")
+            level.batch_size = check_shape(sidecar["batch_size"], at, "batch_size")
             node.above = level.batch_size
             level.meta = {**level.meta, "batch_size": sidecar["batch_size"]}
         # An entry that is loaded alone is without the batch size of its level, which they are for.
@@ -246,7 +244,7 @@ class Reader:
             level.meta = {**level.meta, "_names": sidecar["names"]}
 
     def _general_values(self, node: Node) -> None:
-        where = self.tree.show(node.parts, _names.META)
+        at = self._at(node)
         values = node.values = {}
         pickled: dict[str, Any] | None = None
         for name, value in node.level.values.items():
@@ -254,12 +252,12 @@ class Reader:
                 if pickled is None:
                     pickled = self._unpickle(node, _names.PICKLE)
                 if not isinstance(pickled, dict) or name not in pickled:
-                    raise damaged(where, node.key, name, pickled, f"a value in {_names.PICKLE}")
+                    raise at.damaged(name, pickled, f"a value in {_names.PICKLE}")
                 values[name] = pickled[name]
             elif "plain" in value:
-                values[name] = _joined(value, where, node.key)
+                values[name] = _joined(value, at)
             else:
-                raise damaged(where, node.key, name, value, "a value")
+                raise at.damaged(name, value, "a value")
 
     def _pickled(self, node: Node, listing: dict[str, bool]) -> dict[str, Any]:
         """Return the values in ``other.pickle``: by their recorded names where they are container types."""
@@ -275,8 +273,7 @@ class Reader:
                 return {key: CONTAINERS[name] for key, name in types.items()}
         values = self._unpickle(node, _names.PICKLE)
         if not isinstance(values, dict):
-            where = self.tree.show(node.parts, _names.PICKLE)
-            raise damaged(where, node.key, "the content", values, "a dict of values")
+            raise self._at(node, _names.PICKLE).damaged("the content", values, "a dict of values")
         return values
 
     def _unpickle(self, node: Node, name: str) -> Any:
@@ -346,8 +343,8 @@ class Reader:
                 f"{[stem + ending for stem in entry.files]} is there, {nbytes} bytes are expected"
             )
         if found.st_size < nbytes and not _fs.is_link(found):
-            where = self.tree.show(node.parts, stem + ending)
-            raise damaged(where, key, "the size", found.st_size, f"at least {nbytes} bytes")
+            at = At(self.tree.show(node.parts, stem + ending), key)
+            raise at.damaged("the size", found.st_size, f"at least {nbytes} bytes")
         return stem
 
     def _move(self) -> None:
@@ -385,8 +382,7 @@ class Reader:
             offsets = torch.empty(entry.jagged["components"] + 1, dtype=torch.int64, device=device)
             return jagged(entry.jagged["ragged"], values, offsets)
         except (RuntimeError, AssertionError) as error:
-            where = self.tree.show(node.parts, _names.META)
-            at = show_path((*node.key, key))
+            where, at = self.tree.show(node.parts, _names.META), show_path((*node.key, key))
             raise FormatError(
                 f"{where}: torch cannot make {at} on {device} without its content: {error}"
             ) from error
@@ -417,12 +413,12 @@ class Reader:
         if not count:
             return torch.empty(entry.shape, dtype=torch.int64, device="cpu")
         name = entry.files[0] + ".shape.memmap"
-        where, content = self.tree.show(node.parts, name), self.tree.read(node.parts, name, LIMIT)
+        at, content = self._at(node, name).below(key), self.tree.read(node.parts, name, LIMIT)
         if len(content) < count * 8:
-            raise damaged(where, (*node.key, key), "the size", len(content), f"at least {count * 8} bytes")
+            raise at.damaged("the size", len(content), f"at least {count * 8} bytes")
         table = torch.frombuffer(bytearray(content), dtype=torch.int64, count=count).view(entry.shape)
         for row in table.tolist():
-            check_shape(row, where, (*node.key, key), "the shape of a component", entry.dtype.itemsize)
+            check_shape(row, at, "the shape of a component", entry.dtype.itemsize)
         return table
 
     def _check_mappings(self, count: int) -> None:
@@ -460,14 +456,12 @@ class Reader:
         size = entry.shape[ragged - 1] if 0 < ragged <= len(entry.shape) else -1
         steps = offsets.diff()
         if size < 0 or int(offsets[0]) < 0 or int(offsets[-1]) > size or bool((steps < 0).any()):
-            where = self.tree.show(node.parts, stem + ".offsets.memmap")
-            raise damaged(where, node.key, "the offsets", offsets.tolist()[:10], f"increasing, within {size}")
+            at = self._at(node, stem + ".offsets.memmap")
+            raise at.damaged("the offsets", offsets.tolist()[:10], f"increasing, within {size}")
         # Not the sum of both, which could overflow.
         if lengths is not None and bool(((lengths < 0) | (lengths > size - offsets[:-1])).any()):
-            where = self.tree.show(node.parts, stem + ".lengths.memmap")
-            raise damaged(
-                where, node.key, "the lengths", lengths.tolist()[:10], f"from the offsets, within {size}"
-            )
+            at = self._at(node, stem + ".lengths.memmap")
+            raise at.damaged("the lengths", lengths.tolist()[:10], f"from the offsets, within {size}")
         return jagged(ragged, plain(values), plain(offsets), None if lengths is None else plain(lengths))
 
     def _build(self, node: Node) -> Any:
@@ -490,9 +484,8 @@ class Reader:
         except MissingPluginError:
             raise
         except _MISFITS as error:
-            where = self.tree.show(node.parts, _names.META)
             what = f"{error} is missing" if type(error) is KeyError else error
-            raise FormatError(f"{where}: {show_path(node.key)} cannot be put together: {what}") from error
+            raise FormatError(f"{self._at(node)} cannot be put together: {what}") from error
         if level.nodes and level.sized and level.batch_size:
             self._check_nested(node)
         return result
@@ -501,21 +494,16 @@ class Reader:
         size = node.level.batch_size
         for key, entry in node.entries.items():
             if not isinstance(entry, Tensor) and entry.batch_size[: len(size)] != size:
-                raise damaged(
-                    self.tree.show(node.parts, _names.META),
-                    (*node.key, key),
-                    "the batch size",
-                    list(entry.batch_size),
-                    f"one that starts with {list(size)}",
-                )
+                at, wanted = self._at(node).below(key), f"one that starts with {list(size)}"
+                raise at.damaged("the batch size", list(entry.batch_size), wanted)
 
 
-def _joined(value: dict[str, Any], where: str, key: tuple[str, ...]) -> Any:
+def _joined(value: dict[str, Any], at: At) -> Any:
     """Return a value, whose types may be of a package that is not here."""
     try:
         return join(value["plain"], value.get("types"))
     except (FormatError, MissingPluginError) as error:
-        raise type(error)(f"{where}: {show_path(key)}: {error}") from error
+        raise type(error)(f"{at}: {error}") from error
 
 
 def unlisted(tree: Any, parts: Parts) -> list[str]:
@@ -527,7 +515,7 @@ def unlisted(tree: Any, parts: Parts) -> list[str]:
     ]
 
 
-def members_of(listing: dict[str, bool], where: str, key: tuple[str, ...]) -> list[str]:
+def members_of(listing: dict[str, bool], at: At) -> list[str]:
     """Return the directories that hold members: ``_tensordict``, ``_source``, or 0, 1, 2... without a gap."""
     named = [name for name in (_names.INNER, _names.SOURCE) if listing.get(name)]
     numbers = sorted(
@@ -537,7 +525,5 @@ def members_of(listing: dict[str, bool], where: str, key: tuple[str, ...]) -> li
     )
     for expected, number in enumerate(numbers):
         if number != expected:
-            raise damaged(
-                where, key, "the members", numbers[:20], f"a member {expected}: its directory is missing"
-            )
+            raise at.damaged("the members", numbers[:20], f"a member {expected}: its directory is missing")
     return [*named, *map(str, numbers)]

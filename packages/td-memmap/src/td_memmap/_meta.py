@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -93,13 +93,32 @@ _MOST_KNOWN = 128
 _SHORT = 1 << 15
 
 
-def damaged(where: str, key: tuple[str, ...], fieldname: str, found: Any, expected: str) -> FormatError:
-    """Return the error for one wrong field."""
-    shown = repr(found)
-    return FormatError(
-        f"{where}: {show_path(key)}: {fieldname} is {shown if len(shown) < 200 else shown[:200] + '...'}, "
-        f"expected {expected}"
-    )
+class At(NamedTuple):
+    """Where something stands, for messages.
+
+    Attributes:
+        file: its path.
+        key: key path.
+
+    >>> str(At("save/meta.json", ("a",)))
+    "save/meta.json: key 'a'"
+    """
+
+    file: str
+    key: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.file}: {show_path(self.key)}"
+
+    def below(self, name: str) -> At:
+        """Return where an entry of this level stands, in the same file."""
+        return At(self.file, (*self.key, name))
+
+    def damaged(self, fieldname: str, found: Any, expected: str) -> FormatError:
+        """Return the error for one wrong field."""
+        shown = repr(found)
+        shown = shown if len(shown) < 200 else shown[:200] + "..."
+        return FormatError(f"{self}: {fieldname} is {shown}, expected {expected}")
 
 
 def parse_json(content: bytes, where: str) -> Any:
@@ -143,9 +162,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
-def read_level(
-    content: bytes, where: str, key: tuple[str, ...], above: torch.Size, *, robust_key: bool, strict: bool
-) -> Level:
+def read_level(content: bytes, at: At, above: torch.Size, *, robust_key: bool, strict: bool) -> Level:
     """Check the ``meta.json`` of the node at a key path, whose level above has the batch size ``above``.
 
     Keys are encoded as file names if ``robust_key``; what the format does not know is refused if ``strict``.
@@ -155,15 +172,15 @@ def read_level(
         MissingPluginError: the package that provides the kind is not installed.
     """
     known = _KNOWN.get((content, robust_key, strict))
-    obj = parse_json(content, where) if known is None else known.meta
+    obj = parse_json(content, at.file) if known is None else known.meta
     # A kind that is not here is said first: what it writes may look otherwise.
-    resolve = _general_kind if _version(obj, where, key) == VERSION else _kind
-    kind, cls = resolve(obj, where, key, strict)
-    level = known or describe(obj, where, key, above, robust_key=robust_key, strict=strict)
+    resolve = _general_kind if _version(obj, at) == VERSION else _kind
+    kind, cls = resolve(obj, at, strict)
+    level = known or describe(obj, at, above, robust_key=robust_key, strict=strict)
     if kind is KINDS["TensorDict"] and not (level.sized or level.general):
         # Its entries would be taken for values, and be lost.
-        check_shape(obj.get("shape"), where, key, "shape")
-        raise damaged(where, key, "custom_op", obj["custom_op"], "none, or an entry of that name")
+        check_shape(obj.get("shape"), at, "shape")
+        raise at.damaged("custom_op", obj["custom_op"], "none, or an entry of that name")
     if level.kind is not kind or level.cls is not cls:
         level = replace(level, kind=kind, cls=cls)
     # Any other depends on more than its content: on the level above, or on what is in the directory beside it.
@@ -174,20 +191,18 @@ def read_level(
     return level
 
 
-def _version(obj: Any, where: str, key: tuple[str, ...]) -> int:
+def _version(obj: Any, at: At) -> int:
     if not isinstance(obj, dict):
-        raise damaged(where, key, "the metadata", obj, "an object")
+        raise at.damaged("the metadata", obj, "an object")
     version = obj.get("_format_version")
     if type(version) is not int:
         return 0
     if version > VERSION:
-        raise damaged(where, key, "_format_version", version, f"at most {VERSION}: upgrade td-memmap")
+        raise at.damaged("_format_version", version, f"at most {VERSION}: upgrade td-memmap")
     return version
 
 
-def describe(
-    obj: Any, where: str, key: tuple[str, ...], above: torch.Size, *, robust_key: bool, strict: bool
-) -> Level:
+def describe(obj: Any, at: At, above: torch.Size, *, robust_key: bool, strict: bool) -> Level:
     """Check the content of one ``meta.json``, as far as no class is needed for it.
 
     The arguments are those of :func:`read_level`.
@@ -195,19 +210,19 @@ def describe(
     Raises:
         FormatError: something in it is wrong.
     """
-    version = _version(obj, where, key)
+    version = _version(obj, at)
     if version == VERSION:
-        return _general(obj, where, key)
+        return _general(obj, at)
     level = Level(None, False, None, {}, batch_size=above, version=version)
     if isinstance(obj.get("shape"), list) and not is_view(obj):
-        _mapping(level, obj, where, key, robust_key, strict)
+        _mapping(level, obj, at, robust_key, strict)
     else:
         level.meta = obj
         level.values = {name: value for name, value in obj.items() if name not in _BELONGS_TO_LEVEL}
         count = obj.get("_members")
         if count is not None:
             if type(count) is not int or not 0 <= count <= _MOST_MEMBERS:
-                raise damaged(where, key, "_members", count, f"a number of members, at most {_MOST_MEMBERS}")
+                raise at.damaged("_members", count, f"a number of members, at most {_MOST_MEMBERS}")
             level.members = [str(i) for i in range(count)]
     return level
 
@@ -221,12 +236,10 @@ def is_view(obj: dict[str, Any]) -> bool:
     return isinstance(obj.get("custom_op"), str) if isinstance(obj.get("shape"), list) else "index" in obj
 
 
-def _kind(
-    obj: dict[str, Any], where: str, key: tuple[str, ...], strict: bool
-) -> tuple[NodeKind | None, type | None]:
+def _kind(obj: dict[str, Any], at: At, strict: bool) -> tuple[NodeKind | None, type | None]:
     name = obj.get("_type")
     if not isinstance(name, str):
-        raise damaged(where, key, "_type", name, "the name of a class")
+        raise at.damaged("_type", name, "the name of a class")
     kind = KINDS.named(FORMAT, name)
     if kind is not None:
         return kind, None
@@ -247,22 +260,16 @@ def _kind(
             made: list[type] = generic.type.__subclasses__()
             return generic, next((cls for cls in made if cls.__qualname__ == title), None)
         raise MissingPluginError(
-            f"{where}: {show_path(key)} is of the {name[1:-1]}, which is provided by {missing_package('td-tensorclass')}"
+            f"{at} is of the {name[1:-1]}, which is provided by {missing_package('td-tensorclass')}"
         )
-    raise damaged(
-        where,
-        key,
-        "_type",
-        name,
-        "a class that this process has defined: import the module that defines it first",
+    raise at.damaged(
+        "_type", name, "a class that this process has defined: import the module that defines it first"
     )
 
 
-def _mapping(
-    level: Level, obj: dict[str, Any], where: str, key: tuple[str, ...], robust_key: bool, strict: bool
-) -> None:
+def _mapping(level: Level, obj: dict[str, Any], at: At, robust_key: bool, strict: bool) -> None:
     """Read a level in the plain form: entries and metadata side by side."""
-    level.batch_size = check_shape(obj["shape"], where, key, "shape")
+    level.batch_size = check_shape(obj["shape"], at, "shape")
     level.sized = True
     meta, leaves, nodes = level.meta, level.leaves, level.nodes
     for name, entry in obj.items():
@@ -273,120 +280,110 @@ def _mapping(
             level.keys.append(name)
         elif "dtype" in entry and "shape" in entry:
             files = possible_names(name, robust_key)
-            leaves[name] = _leaf(entry, where, (*key, name), files, level.batch_size)
+            leaves[name] = _leaf(entry, at.below(name), files, level.batch_size)
             level.keys.append(name)
         elif strict:
-            raise damaged(
-                where, (*key, name), "the entry", entry, "a leaf (shape, dtype) or a collection (type)"
-            )
+            raise at.below(name).damaged("the entry", entry, "a leaf (shape, dtype) or a collection (type)")
     device = meta.get("device", "cpu")
     if device != "cpu" and device != "None":
-        check_device(device, where, key)
+        check_device(device, at)
 
 
-def _general_kind(
-    obj: dict[str, Any], where: str, key: tuple[str, ...], strict: bool
-) -> tuple[NodeKind, type | None]:
+def _general_kind(obj: dict[str, Any], at: At, strict: bool) -> tuple[NodeKind, type | None]:
     tag = obj.get("kind")
     if not isinstance(tag, str):
-        raise damaged(where, key, "kind", tag, "the tag of a node kind")
+        raise at.damaged("kind", tag, "the tag of a node kind")
     if tag not in KINDS:
-        missing = missing_writer(f"{where}: {show_path(key)}, of the kind {tag!r},", obj.get("provider"))
-        raise missing or damaged(where, key, "kind", tag, "a node kind that an installed package provides")
+        missing = missing_writer(f"{at}, of the kind {tag!r},", obj.get("provider"))
+        raise missing or at.damaged("kind", tag, "a node kind that an installed package provides")
     kind, cls = KINDS[tag], None
     if "class" in obj:
         cls = find_subclass(kind.type, obj["class"])
         if cls is None and strict:
-            raise damaged(
-                where,
-                key,
-                "class",
-                obj["class"],
-                f"a subclass of {kind.type.__name__} that this process has defined",
-            )
+            wanted = f"a subclass of {kind.type.__name__} that this process has defined"
+            raise at.damaged("class", obj["class"], wanted)
     return kind, cls
 
 
-def _general(obj: dict[str, Any], where: str, key: tuple[str, ...]) -> Level:
+def _general(obj: dict[str, Any], at: At) -> Level:
     """Read a level in the general form."""
     meta, members, values = obj.get("meta"), obj.get("members", []), obj.get("values", {})
     if not isinstance(meta, dict):
-        raise damaged(where, key, "meta", meta, "an object")
+        raise at.damaged("meta", meta, "an object")
     if not isinstance(members, list) or not all(
         isinstance(name, str) and _names.inside(name) == (name,) for name in members
     ):
-        raise damaged(where, key, "members", members, "names of directories")
+        raise at.damaged("members", members, "names of directories")
     if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
-        raise damaged(where, key, "values", values, "an object of values")
+        raise at.damaged("values", values, "an object of values")
     level = Level(None, True, None, meta, members=members, values=values, version=VERSION)
     if isinstance(meta.get("batch_size"), list):
-        level.batch_size = check_shape(meta["batch_size"], where, key, "batch_size")
+        level.batch_size = check_shape(meta["batch_size"], at, "batch_size")
         level.sized = True
     if isinstance(meta.get("device"), str):
-        check_device(meta["device"], where, key)
-    _general_entries(level, obj.get("entries", []), where, key)
+        check_device(meta["device"], at)
+    _general_entries(level, obj.get("entries", []), at)
     return level
 
 
-def _general_entries(level: Level, rows: Any, where: str, key: tuple[str, ...]) -> None:
+def _general_entries(level: Level, rows: Any, at: At) -> None:
     if not isinstance(rows, list):
-        raise damaged(where, key, "entries", rows, "a list")
+        raise at.damaged("entries", rows, "a list")
     for row in rows:
         if not (
             isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], dict)
         ):
-            raise damaged(where, key, "an entry", row, "a key and an object")
+            raise at.damaged("an entry", row, "a key and an object")
         name, entry = row
-        at = (*key, name)
+        here = at.below(name)
         file = entry.get("file")
         if not isinstance(file, str) or _names.inside(file) != (file,):
-            raise damaged(where, at, "file", file, "a file name")
+            raise here.damaged("file", file, "a file name")
         if name in level.leaves or name in level.nodes:
-            raise damaged(where, at, "the key", name, "each key once")
+            raise here.damaged("the key", name, "each key once")
         if entry.get("type") is not None:
             level.nodes[name] = (file,)
         else:
-            level.leaves[name] = _leaf(entry, where, at, (file,), level.batch_size)
+            level.leaves[name] = _leaf(entry, here, (file,), level.batch_size)
         level.keys.append(name)
 
 
-def _leaf(
-    entry: dict[str, Any], where: str, key: tuple[str, ...], files: tuple[str, ...], batch_size: torch.Size
-) -> LeafEntry:
+def _leaf(entry: dict[str, Any], at: At, files: tuple[str, ...], batch_size: torch.Size) -> LeafEntry:
     name = entry.get("dtype")
     dtype = DTYPES.get(name) if type(name) is str else None
     if dtype is None:
-        raise damaged(where, key, "dtype", name, "a dtype that this torch knows and a file can hold")
-    shape = check_shape(entry.get("shape"), where, key, "shape", dtype.itemsize)
+        raise at.damaged("dtype", name, "a dtype that this torch knows and a file can hold")
+    shape = check_shape(entry.get("shape"), at, "shape", dtype.itemsize)
     nested = entry.get("is_nested")
     if nested is not None and type(nested) is not bool:
-        raise damaged(where, key, "is_nested", nested, "true or false")
+        raise at.damaged("is_nested", nested, "true or false")
     if entry.get("layout") == "jagged":
         nbytes = shape.numel() * dtype.itemsize
-        return LeafEntry(shape, dtype, files, nbytes, jagged=_jagged(entry, where, key))
+        return LeafEntry(shape, dtype, files, nbytes, jagged=_jagged(entry, at))
     if not nested:
         if batch_size and shape[: len(batch_size)] != batch_size:
-            expected = f"a shape that starts with the batch size {list(batch_size)}"
-            raise damaged(where, key, "shape", list(shape), expected)
+            raise at.damaged(
+                "shape", list(shape), f"a shape that starts with the batch size {list(batch_size)}"
+            )
         return LeafEntry(shape, dtype, files, shape.numel() * dtype.itemsize)
     if len(shape) != 2:
-        expected = "the shape of a table of component shapes, [rows, dims]"
-        raise damaged(where, key, "shape", list(shape), expected)
+        raise at.damaged("shape", list(shape), "the shape of a table of component shapes, [rows, dims]")
     if batch_size and (len(batch_size) > 1 or shape[0] != batch_size[0]):
-        expected = f"as many components as the batch size {list(batch_size)} says"
-        raise damaged(where, key, "shape", list(shape), expected)
+        raise at.damaged(
+            "shape", list(shape), f"as many components as the batch size {list(batch_size)} says"
+        )
     return LeafEntry(shape, dtype, files, shape.numel() * 8, nested=True)
 
 
-def _jagged(entry: dict[str, Any], where: str, key: tuple[str, ...]) -> dict[str, Any]:
+def _jagged(entry: dict[str, Any], at: At) -> dict[str, Any]:
     for name in ("components", "ragged"):
         value = entry.get(name)
         if type(value) is not int or not 0 <= value < 1 << 48:
-            raise damaged(where, key, name, value, "a number")
+            raise at.damaged(name, value, "a number")
     if entry.get("offsets_dtype") not in ("torch.int64", "torch.int32"):
-        raise damaged(where, key, "offsets_dtype", entry.get("offsets_dtype"), "an integer dtype")
+        raise at.damaged("offsets_dtype", entry.get("offsets_dtype"), "an integer dtype")
     if not isinstance(entry.get("lengths"), bool):
-        raise damaged(where, key, "lengths", entry.get("lengths"), "true or false")
+        raise at.damaged("lengths", entry.get("lengths"), "true or false")
     return entry
 
 
@@ -400,26 +397,26 @@ def possible_names(key: str, robust_key: bool) -> tuple[str, ...]:
     return (encoded, raw) if robust_key else (raw,)
 
 
-def check_shape(value: Any, where: str, key: tuple[str, ...], name: str, itemsize: int = 1) -> torch.Size:
+def check_shape(value: Any, at: At, name: str, itemsize: int = 1) -> torch.Size:
     """Return a shape.
 
     Raises:
         FormatError: it is none, or no memory could hold it.
     """
     if type(value) is not list:
-        raise damaged(where, key, name, value, "a list of sizes")
+        raise at.damaged(name, value, "a list of sizes")
     nbytes = itemsize
     for size in value:
         if type(size) is not int or not 0 <= size < _TOO_LARGE:
-            raise damaged(where, key, name, value, "a list of sizes")
+            raise at.damaged(name, value, "a list of sizes")
         # A dim of size 0 must not hide that the others are impossible.
         nbytes *= size or 1
     if nbytes >= _TOO_LARGE or len(value) > _MOST_DIMS:
-        raise damaged(where, key, name, value, "a shape that a tensor can have")
+        raise at.damaged(name, value, "a shape that a tensor can have")
     return torch.Size(value)
 
 
-def check_device(value: Any, where: str, key: tuple[str, ...]) -> torch.device:
+def check_device(value: Any, at: At) -> torch.device:
     """Return a device.
 
     Raises:
@@ -430,7 +427,7 @@ def check_device(value: Any, where: str, key: tuple[str, ...]) -> torch.device:
             return torch.device(value)
     except RuntimeError:
         pass
-    raise damaged(where, key, "device", value, "the name of a device")
+    raise at.damaged("device", value, "the name of a device")
 
 
 def manifest_text(sizes: dict[Parts, list[Any]], algorithm: str | None, hashes: dict[Parts, str]) -> bytes:

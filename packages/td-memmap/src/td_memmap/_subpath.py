@@ -11,7 +11,7 @@ from td_core.typing import NestedKey
 
 from . import _names
 from ._fs import Parts
-from ._meta import describe, read_json
+from ._meta import At, describe, read_json
 
 
 def find(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
@@ -46,7 +46,6 @@ def _names_below(tree: Any, parts: Parts, key: str, robust_key: bool) -> tuple[s
         meta = read_json(tree, parts, _names.META)
     except FileNotFoundError:
         return None
-    level = describe(
-        meta, tree.show(parts, _names.META), parts, torch.Size(), robust_key=robust_key, strict=False
-    )
+    at = At(tree.show(parts, _names.META), parts)
+    level = describe(meta, at, torch.Size(), robust_key=robust_key, strict=False)
     return level.nodes.get(key)
