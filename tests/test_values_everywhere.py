@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, decode, encode
+from td_core import FormatError, TensorDict, decode, encode
 
 pytest.importorskip("td_tensorclass", reason="td-tensorclass is not installed")
 
@@ -144,10 +144,24 @@ def test_what_is_written_through_a_view_reaches_the_save(tmp_path: Path) -> None
     assert (loaded["k"], loaded["one"]) == (["a", "y", "w"], "z")
 
 
+def test_a_value_that_needs_no_sidecar_any_more_is_a_modification(tmp_path: Path) -> None:
+    td_memmap = pytest.importorskip("td_memmap", reason="td-memmap is not installed")
+    pair = NonTensorData((1, 2))
+    TensorDict({"k": pair, "n": {"k": pair}}).memmap(tmp_path).set_("k", "x")
+    report = td_memmap.verify(tmp_path)
+    assert [(each.file, each.kind) for each in report.problems] == [
+        ("k/%values.json", "modified"),
+        ("k/meta.json", "modified"),
+    ]
+    assert TensorDict.load_memmap(tmp_path, verify=True)["k"] == "x"
+    (tmp_path / "n" / "k" / "%values.json").unlink()
+    with pytest.raises(FormatError, match="n/k/%values.json is missing"):
+        TensorDict.load_memmap(tmp_path, verify=True)
+
+
 def test_a_shorter_value_is_a_modification_and_a_cut_file_is_none(tmp_path: Path) -> None:
     td_memmap = pytest.importorskip("td_memmap", reason="td-memmap is not installed")
     mapped = TensorDict({"k": "a long value"}).memmap(tmp_path)
-    os.utime(tmp_path / "%manifest.json", ns=(0, 0))
     mapped.update_({"k": ""})
     report = td_memmap.verify(tmp_path)
     assert [(each.file, each.kind) for each in report.problems] == [("k/meta.json", "modified")]

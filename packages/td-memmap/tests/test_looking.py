@@ -82,6 +82,14 @@ def test_a_write_through_the_mapping_is_a_modification(hashed: Path) -> None:
     TensorDict.load_memmap(hashed, verify=True)
 
 
+@pytest.mark.parametrize("key", ["new", ("n", "new"), ("new", "below")], ids=str)
+def test_an_entry_added_right_after_the_save_is_a_modification(nest: Any, prefix: Path, key: Any) -> None:
+    for attempt in range(5):
+        save = prefix / str(attempt)
+        nest.memmap(save, checksums=True).make_memmap(key, nest.batch_size)
+        assert {problem.kind for problem in verify(save).problems} == {"modified"}
+
+
 def test_without_hashes_sizes_are_verified(nest: Any, prefix: Path) -> None:
     nest.memmap(prefix)
     assert verify(prefix).hashed == 0

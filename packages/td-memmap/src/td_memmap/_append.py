@@ -96,7 +96,10 @@ def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> 
         raise AppendError(f"cannot append to {tree.path}: the rows have nothing at {where}")
     theirs = json.loads(texts[place])
     if level.general or (not level.sized and ("stack_dim" in meta or is_view(meta))):
-        raise AppendError(f"cannot append to {tree.path}: {where} is of a kind that cannot grow")
+        raise AppendError(
+            f"cannot append to {tree.path}: {where} is of a kind that cannot grow; load the save, join it with the rows, "
+            "and save that"
+        )
     if not level.sized:
         _check_values(tree, node, meta, theirs, texts)
         return json.dumps(meta).encode()

@@ -18,6 +18,7 @@ import secrets
 import stat
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -382,6 +383,9 @@ class Tree:
             found, fd = self.stat(parts, name), self.fd(parts)
             if found is not None:
                 os.chmod(temporary, stat.S_IMODE(found.st_mode), dir_fd=fd)
+                # A file's own time is that of the last tick: right after its save, the new content would not be later.
+                now = time.time_ns()
+                os.utime(temporary, ns=(now, now), dir_fd=fd)
             os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
         except BaseException:
             self.remove(parts, temporary)

@@ -152,9 +152,12 @@ def _check_file(
     if path is None:
         return Problem(name, "damaged", "its name leaves the save")
     found = tree.stat_path(path)
-    if found is None:
-        return Problem(name, "missing", f"{row[0]} bytes were saved")
     since = row[1] if type(row[1]) is int else saved.st_mtime_ns
+    if found is None:
+        # The sidecars of a value go when another one is written in its place.
+        beside = tree.stat_path((*path[:-1], _names.META)) if path[-1] in _names.SIDECARS else None
+        kind = "modified" if beside is not None and beside.st_mtime_ns > since else "missing"
+        return Problem(name, kind, f"{row[0]} bytes were saved")
     kind = "modified" if found.st_mtime_ns > since else "damaged"
     if found.st_size != row[0]:
         # Nothing that is legal makes a file shorter but a shorter text in its place, where values were written.
