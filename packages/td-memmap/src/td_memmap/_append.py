@@ -27,6 +27,9 @@ from ._meta import LIMIT, LeafEntry, is_view, manifest_text, parse_json, read_js
 from ._pieces import pieces
 from ._plan import LeafFile, make_plan
 
+#: Where a leaf of the save is, its new rows, and how many bytes it has.
+_Grown = tuple[Parts, LeafFile, int]
+
 
 def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None = None) -> None:
     """Append rows to a saved directory, along the first batch dim.
@@ -55,21 +58,21 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
         raise AppendError(f"cannot append to {path}: an archive cannot grow; unpack_memmap() it first")
     # Two processes that append must not write to the same place behind the same rows.
     with alone(path), Tree.at_path(path) as tree:
-        _append(tree, path, rows, bool(allow_pickle))
+        _append(tree, rows, bool(allow_pickle))
 
 
-def _append(tree: Tree, path: str, rows: Core, allow_pickle: bool) -> None:
+def _append(tree: Tree, rows: Core, allow_pickle: bool) -> None:
     reader = Reader(tree, Loading(allow_pickle=allow_pickle))
     reader.read()
     nodes = reader.nodes
     if not rows.batch_size:
-        raise AppendError(f"cannot append to {path}: the rows have no batch dim")
+        raise _misfit(tree, "the rows have no batch dim")
     count = rows.batch_size[0]
     plan = make_plan(rows, robust_key=True, allow_pickle=True)
     files = {file.path: file for file in plan.leaves}
     texts = {(*parts, name): text for parts, name, text in plan.texts}
     metas: dict[Parts, bytes] = {}
-    grown: list[tuple[Parts, LeafFile, int]] = []
+    grown: list[_Grown] = []
     for node in nodes:
         place = (*node.parts, _names.META)
         metas[place] = _new_meta(tree, node, texts, count)
@@ -78,7 +81,7 @@ def _append(tree: Tree, path: str, rows: Core, allow_pickle: bool) -> None:
             place = (*node.parts, entry.files[0] + ".memmap")
             wanted = (*_in_rows(node), _names.encode_key(key) + ".memmap")
             grown.append((place, _check_leaf(node, key, entry, files.get(wanted)), entry.nbytes))
-    _publish(tree, path, nodes, metas, grown)
+    _publish(tree, nodes, metas, grown)
 
 
 def _in_rows(node: Node) -> Parts:
@@ -89,38 +92,28 @@ def _in_rows(node: Node) -> Parts:
 def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> bytes:
     """Return the metadata of a level with the new number of rows, after comparing it with that of the rows."""
     level = node.level
-    place = (*_in_rows(node), _names.META)
     where = show_path(node.key)
     meta = read_json(tree, node.parts, _names.META)
-    if place not in texts:
-        raise AppendError(f"cannot append to {tree.path}: the rows have nothing at {where}")
-    theirs = json.loads(texts[place])
+    text = texts.get((*_in_rows(node), _names.META))
+    if text is None:
+        raise _misfit(tree, f"the rows have nothing at {where}")
+    theirs = json.loads(text)
     if level.general or (not level.sized and ("stack_dim" in meta or is_view(meta))):
-        raise AppendError(
-            f"cannot append to {tree.path}: {where} is of a kind that cannot grow; load the save, join it with the rows, "
-            "and save that"
+        raise _misfit(
+            tree,
+            f"{where} is of a kind that cannot grow; load the save, join it with the rows, and save that",
         )
     if not level.sized:
         _check_values(tree, node, meta, theirs, texts)
         return json.dumps(meta).encode()
     if not isinstance(theirs.get("shape"), list):
-        raise AppendError(
-            f"cannot append to {tree.path}: {where} is a plain collection, the rows have one of another kind there"
-        )
+        raise _misfit(tree, f"{where} is a plain collection, the rows have one of another kind there")
     mine, other = set(level.keys), {name for name, entry in theirs.items() if isinstance(entry, dict)}
     if mine != other:
-        raise AppendError(
-            f"cannot append to {tree.path}: {where} has the keys {sorted(mine)}, the rows have {sorted(other)}"
-        )
-    if (
-        not level.batch_size
-        or theirs["shape"][1:] != list(level.batch_size[1:])
-        or theirs["shape"][0] != count
-    ):
-        raise AppendError(
-            f"cannot append to {tree.path}: {where} has the batch size {list(level.batch_size)}, "
-            f"the rows have {theirs['shape']}"
-        )
+        raise _misfit(tree, f"{where} has the keys {sorted(mine)}, the rows have {sorted(other)}")
+    size = list(level.batch_size)
+    if not size or theirs["shape"] != [count, *size[1:]]:
+        raise _misfit(tree, f"{where} has the batch size {size}, the rows have {theirs['shape']}")
     meta["shape"][0] += count
     for name in node.leaves:
         meta[name]["shape"][0] += count
@@ -131,15 +124,15 @@ def _new_sidecar(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) 
     """Return the file beside a value that has a batch size of its own, with the new number of rows."""
     if node.level.sized:
         return {}
-    found = (_there(tree, node, _names.VALUES), texts.get((*_in_rows(node), _names.VALUES)))
-    sidecar, theirs = [parse_json(text, _names.VALUES) if text else {} for text in found]
+    sidecar, theirs = _sidecars(tree, node, texts)
     size, other = sidecar.get("batch_size"), theirs.get("batch_size")
     if not size and not other:
         return {}
     if not size or not other or size[1:] != other[1:]:
-        raise AppendError(
-            f"cannot append to {tree.path}: the value of {show_path(node.key)} has the batch size "
-            f"{size or 'of its level'}, the rows have {other or 'that of theirs'}"
+        raise _misfit(
+            tree,
+            f"the value of {show_path(node.key)} has the batch size {size or 'of its level'}, the rows have "
+            f"{other or 'that of theirs'}",
         )
     sidecar["batch_size"] = [size[0] + count, *size[1:]]
     return {(*node.parts, _names.VALUES): json.dumps(sidecar).encode()}
@@ -150,11 +143,8 @@ def _check_values(
 ) -> None:
     """Refuse rows with other values than the saved ones: in the metadata, or in the files beside it."""
     pairs = {name: (meta.get(name), theirs.get(name)) for name in {*meta, *theirs}}
-    types = [
-        text and parse_json(text, _names.VALUES).get("values")
-        for text in (_there(tree, node, _names.VALUES), texts.get((*_in_rows(node), _names.VALUES)))
-    ]
-    pairs["types"] = (types[0], types[1])
+    sidecar, other = _sidecars(tree, node, texts)
+    pairs["types"] = (sidecar.get("values"), other.get("values"))
     pickled = texts.get((*_in_rows(node), _names.PICKLE))
     if pickled is not None and pickled != _there(tree, node, _names.PICKLE):
         # This call made the pickle, of the rows; one that was read is loaded only where the caller allowed it.
@@ -163,10 +153,8 @@ def _check_values(
             pairs.setdefault(name, (values.get(name), value))
     for name, (mine, other) in pairs.items():
         if not _equal(mine, other) and name not in ("_metadata", "_is_non_tensor"):
-            raise AppendError(
-                f"cannot append to {tree.path}: the value of {show_path(node.key)} must stay; it is {mine!r}, "
-                f"the rows have {other!r}"
-            )
+            what = f"the value of {show_path(node.key)} must stay; it is {mine!r}, the rows have {other!r}"
+            raise _misfit(tree, what)
 
 
 def _equal(mine: Any, other: Any) -> bool:
@@ -177,6 +165,16 @@ def _equal(mine: Any, other: Any) -> bool:
         with contextlib.suppress(Exception):
             return bool(mine == other)
         return False
+
+
+def _sidecars(tree: Tree, node: Node, texts: dict[Parts, bytes]) -> list[Any]:
+    """Return what stands beside a value in the save, and in the plan of the rows."""
+    found = (_there(tree, node, _names.VALUES), texts.get((*_in_rows(node), _names.VALUES)))
+    return [parse_json(text, _names.VALUES) if text else {} for text in found]
+
+
+def _misfit(tree: Tree, what: str) -> AppendError:
+    return AppendError(f"cannot append to {tree.path}: {what}")
 
 
 def _there(tree: Tree, node: Node, name: str) -> bytes | None:
@@ -197,13 +195,7 @@ def _check_leaf(node: Node, key: str, entry: LeafEntry, file: LeafFile | None) -
     return file
 
 
-def _publish(
-    tree: Tree,
-    path: str,
-    nodes: list[Node],
-    metas: dict[Parts, bytes],
-    grown: list[tuple[Parts, LeafFile, int]],
-) -> None:
+def _publish(tree: Tree, nodes: list[Node], metas: dict[Parts, bytes], grown: list[_Grown]) -> None:
     sidecars = [
         (*node.parts, name)
         for node in nodes
@@ -220,9 +212,9 @@ def _publish(
         if not found.ok:
             raise FormatError(str(found))
         places.append((_names.MANIFEST,))
-    with Staging(path, [*metas, *sidecars, *places], alone=True) as staging:
+    with Staging(tree.path, [*metas, *sidecars, *places], alone=True) as staging:
         if staging.in_place:
-            raise FormatError(f"cannot append to {path}: it cannot be replaced in one step")
+            raise FormatError(f"cannot append to {tree.path}: it cannot be replaced in one step")
         for node in nodes[1:]:
             staging.make(node.parts)
         for place in sidecars:

@@ -332,7 +332,7 @@ class Staging:
             for path in (*mine.files.difference(last), *sorted(last, key=len, reverse=True)):
                 old.remove_path(path)
             for parts in sorted(mine.directories - {()}, key=len, reverse=True):
-                old.remove_directory_path(parts)
+                old.remove_directory(parts)
         if not self._parent.remove_directory((doomed if clean else name,)) and clean:
             # Somebody put a file there meanwhile.
             _fs.rename(parent, doomed, parent, name)
@@ -369,7 +369,7 @@ class Staging:
             for path in self._files:
                 self.tree.remove_path(path)
             for parts in sorted(self._directories, key=len, reverse=True):
-                self.tree.remove_directory_path(parts)
+                self.tree.remove_directory(parts)
             self.tree.remove((), _names.SAVING)
         elif not here:
             # Else it was interrupted just when the directory had taken its place.

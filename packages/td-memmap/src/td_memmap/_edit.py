@@ -47,7 +47,7 @@ def add(
     shape: Any,
     dtype: torch.dtype,
     content: Tensor | None,
-    robust_key: bool,
+    robust_key: bool | None,
     *,
     existsok: bool = True,
 ) -> MemoryMappedTensor:
@@ -59,7 +59,7 @@ def add(
         BatchSizeError: the shape does not start with the batch size.
         CodecError: the content or its dtype cannot be stored.
     """
-    path = unravel_key_to_tuple(key)
+    path, robust_key = unravel_key_to_tuple(key), robust_key is not False
     check_dtype(dtype, path)
     if content is not None:
         storable(content, path)

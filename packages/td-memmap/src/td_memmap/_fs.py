@@ -335,11 +335,6 @@ class Tree:
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, FormatError):
             self.remove(path[:-1], path[-1])
 
-    def remove_directory_path(self, parts: Parts) -> None:
-        """Remove a directory below, if it is there and empty."""
-        with contextlib.suppress(FileNotFoundError, FormatError):
-            self.remove_directory(parts)
-
     def below(self, parts: Parts) -> Tree:
         """Return a directory below as a tree of its own, of the same version whatever happens to this one."""
         return Tree(os.dup(self.fd(parts)), self.show(parts))
@@ -410,10 +405,9 @@ class Tree:
         opened = self._open.pop(parts, None)
         if opened is not None:
             os.close(opened)
-        above = self.fd(parts[:-1])
         try:
-            os.rmdir(parts[-1], dir_fd=above)
-        except FileNotFoundError:
+            os.rmdir(parts[-1], dir_fd=self.fd(parts[:-1]))
+        except (FileNotFoundError, FormatError):
             return True
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EBUSY):

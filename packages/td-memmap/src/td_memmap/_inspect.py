@@ -74,22 +74,14 @@ class Tree:
         >>> Tree("a", "leaf", [2]).as_dict()["shape"]
         [2]
         """
-        todo: list[tuple[Tree, dict[str, Any]]] = []
-
-        def one(node: Tree) -> dict[str, Any]:
-            row = {
-                name: getattr(node, name)
-                for name in ("kind", "shape", "dtype", "nbytes", "provider", "pickled")
-            }
-            row["children"] = {}
-            todo.append((node, row["children"]))
-            return row
-
-        root = one(self)
+        root: dict[str, Any] = {}
+        todo = [(self, root)]
         while todo:
-            node, place = todo.pop()
-            for key, child in node.children.items():
-                place[key] = one(child)
+            node, row = todo.pop()
+            for name in ("kind", "shape", "dtype", "nbytes", "provider", "pickled"):
+                row[name] = getattr(node, name)
+            row["children"] = {key: {} for key in node.children}
+            todo.extend(zip(node.children.values(), row["children"].values()))
         return root
 
 
@@ -120,20 +112,19 @@ def inspect(path: str | Path) -> Tree:
 
 
 def _inspect(files: Any, name: str) -> Tree:
-    nodes: list[tuple[Tree, int]] = []
-    todo: list[tuple[Parts, str, int]] = [((), name, -1)]
+    nodes: list[tuple[Tree, Tree | None]] = []
+    todo: list[tuple[Parts, str, Tree | None]] = [((), name, None)]
     while todo:
         parts, key, above = todo.pop()
         node, below = _one(files, parts, key)
-        position = len(nodes)
         nodes.append((node, above))
-        if above >= 0:
-            nodes[above][0].children[key] = node
+        if above is not None:
+            above.children[key] = node
         # Reversed twice: children are added in the order of the file.
-        todo.extend((place, child, position) for child, place in reversed(list(below.items())))
+        todo.extend((place, child, node) for child, place in reversed(below.items()))
     for node, above in reversed(nodes):
-        if above >= 0:
-            nodes[above][0].nbytes += node.nbytes
+        if above is not None:
+            above.nbytes += node.nbytes
     return nodes[0][0]
 
 

@@ -290,7 +290,9 @@ def make_memmap(
     >>> td.make_memmap("a", (2,))
     MemoryMappedTensor([0., 0.])
     """
-    return _add(data, key, shape, dtype, None, robust_key)
+    from ._edit import add
+
+    return add(data, key, shape, dtype or torch.get_default_dtype(), None, robust_key)
 
 
 def make_memmap_from_storage(
@@ -308,10 +310,11 @@ def make_memmap_from_storage(
     >>> td.make_memmap_from_storage("a", torch.ones(2).untyped_storage(), (2,))
     MemoryMappedTensor([1., 1.])
     """
+    from ._edit import add
     from ._tensor import MemoryMappedTensor
 
     wrapped = MemoryMappedTensor.from_storage(storage, shape=shape, dtype=dtype)
-    return _add(data, key, wrapped.parent_shape, wrapped.dtype, wrapped, robust_key)
+    return add(data, key, wrapped.parent_shape, wrapped.dtype, wrapped, robust_key)
 
 
 def make_memmap_from_tensor(
@@ -337,10 +340,11 @@ def make_memmap_from_tensor(
     >>> td.make_memmap_from_tensor("a", torch.ones(2))
     MemoryMappedTensor([1., 1.])
     """
+    from ._edit import add
     from ._shapes import shape_of
 
     content = tensor if copy_data else None
-    return _add(data, key, shape_of(tensor), tensor.dtype, content, robust_key, existsok=existsok)
+    return add(data, key, shape_of(tensor), tensor.dtype, content, robust_key, existsok=existsok)
 
 
 def is_memmap(data: Any) -> bool:
@@ -428,18 +432,3 @@ def _run(data: Any, work: Callable[[], Any], num_threads: int, return_early: boo
     from ._future import in_background
 
     return in_background(data, work)
-
-
-def _add(
-    data: Any,
-    key: NestedKey,
-    shape: Any,
-    dtype: torch.dtype | None,
-    content: Any,
-    robust_key: bool | None,
-    **options: Any,
-) -> Tensor:
-    from ._edit import add
-
-    dtype = dtype or torch.get_default_dtype()
-    return add(data, key, shape, dtype, content, robust_key is not False, **options)

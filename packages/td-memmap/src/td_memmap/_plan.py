@@ -116,7 +116,7 @@ def make_plan(
     todo: list[_Below] = [(tree, (), (), torch.Size(), None)]
     while todo:
         # Children stand behind their parent, so the metadata can be written in reverse: the root last.
-        todo.extend(reversed(planner.level(*todo.pop())))
+        todo.extend(reversed(planner.level(todo.pop())))
     planner.plan.texts.reverse()
     return planner.plan
 
@@ -151,7 +151,7 @@ def plan_values(node: Core, above: torch.Size, *, allow_pickle: bool) -> dict[st
         CodecError: a value cannot be stored.
     """
     planner = _Planner(Plan(), True, allow_pickle, True)
-    planner.level(node, (), (), above, None)
+    planner.level((node, (), (), above, None))
     return {name: text for _, name, text in planner.plan.texts}
 
 
@@ -168,10 +168,9 @@ class _Planner:
         self.content = content
         self.seen: dict[Any, LeafFile] = {}
 
-    def level(
-        self, node: Core, parts: Parts, key: KeyPath, above: torch.Size, names: list[str | None] | None
-    ) -> list[_Below]:
+    def level(self, this: _Below) -> list[_Below]:
         """Plan one node; return the nodes below it."""
+        node, parts, key, _, names = this
         if parts:
             self.plan.directories.append(parts)
         self.plan.nodes.append((node, parts))
@@ -181,21 +180,14 @@ class _Planner:
             record = layout.flatten(node)
             values = self._values(record, key)
             if self._plain(node, record, values, names):
-                return self._as_reference(node, kind, record, values, parts, key, above, names)
+                return self._as_reference(this, kind, record, values)
         record = kind.flatten(node)
-        return self._general(node, kind, record, self._values(record, key), parts, key)
+        return self._general(this, kind, record, self._values(record, key))
 
     def _as_reference(
-        self,
-        node: Core,
-        kind: NodeKind,
-        record: Record,
-        values: dict[str, _Value],
-        parts: Parts,
-        key: KeyPath,
-        above: torch.Size,
-        names: list[str | None] | None,
+        self, this: _Below, kind: NodeKind, record: Record, values: dict[str, _Value]
     ) -> list[_Below]:
+        node, parts, key, above, names = this
         meta = dict(record.meta)
         if "_type" not in meta:
             meta["_type"] = kind.layouts[FORMAT].names[0]
@@ -254,14 +246,9 @@ class _Planner:
         return below
 
     def _general(
-        self,
-        node: Core,
-        kind: NodeKind,
-        record: Record,
-        values: dict[str, _Value],
-        parts: Parts,
-        key: KeyPath,
+        self, this: _Below, kind: NodeKind, record: Record, values: dict[str, _Value]
     ) -> list[_Below]:
+        node, parts, key, *_ = this
         level: dict[str, Any] = {"_type": f"td:{kind.tag}", "_format_version": VERSION, "kind": kind.tag}
         if type(node) is not kind.type:
             level["class"] = class_name(type(node))
