@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from td_core import TensorDict, _shape_plans
+from td_core import TensorDict, _shape_plans, assert_close, lazy_stack
 from td_core._plans import Sizes, remembered
 
 
@@ -51,11 +51,80 @@ def test_a_wrong_argument_leaves_nothing_behind_for_the_right_one(
             assert (mine == theirs).all()
 
 
-@pytest.mark.parametrize("number", [np.int64(1), torch.tensor(1)])
-def test_other_integers_stay_legal(number: Any) -> None:
-    assert td().unsqueeze(int(number)).batch_size == (2, 1, 3)
-    assert td()[..., number].batch_size == (2,)
-    assert td()[number, None].batch_size == (1, 3)
+#: Operations that take dims or sizes, each with 1 for one of them.
+TAKES_INTS: dict[str, Callable[[Any, Any], Any]] = {
+    "[..., 1]": lambda td, one: td[..., one],
+    "[1, None]": lambda td, one: td[one, None],
+    "view": lambda td, one: td.view(one, 6),
+    "view, together": lambda td, one: td.view((one, 6)),
+    "reshape": lambda td, one: td.reshape([6, one]),
+    "flatten": lambda td, one: td.flatten(0, one),
+    "unflatten": lambda td, one: td.unflatten(one, (one, 3)),
+    "unsqueeze": lambda td, one: td.unsqueeze(one),
+    "squeeze": lambda td, one: td[:, :1].squeeze(one),
+    "permute": lambda td, one: td.permute(one, 0),
+    "transpose": lambda td, one: td.transpose(0, one),
+    "movedim": lambda td, one: td.movedim(one, 0),
+    "expand": lambda td, one: td.expand(one, 2, 3),
+    "expand, alone": lambda td, one: td[0, 0].expand(one),
+    "broadcast_to": lambda td, one: td.broadcast_to((one, 2, 3)),
+    "repeat": lambda td, one: td.repeat(one, 2),
+    "tile": lambda td, one: td.tile(one),
+    "repeat_interleave": lambda td, one: td.repeat_interleave(one, dim=one),
+    "roll": lambda td, one: td.roll(one, one),
+    "roll, flat": lambda td, one: td.roll(one),
+    "flip": lambda td, one: td.flip(one),
+    "rot90": lambda td, one: td.rot90(one, (0, one)),
+    "narrow": lambda td, one: td.narrow(one, one, one),
+    "unbind": lambda td, one: td.unbind(one)[0],
+    "split": lambda td, one: td.split(one, one)[0],
+    "split, several": lambda td, one: td.split([one, 2], one)[0],
+    "chunk": lambda td, one: td.chunk(one, one)[0],
+    "tensor_split": lambda td, one: td.tensor_split(one, one)[0],
+    "tensor_split, places": lambda td, one: td.tensor_split((one,), one)[0],
+    "pad": lambda td, one: td.pad([one, 0]),
+    "gather": lambda td, one: td.gather(one, torch.zeros(2, 1, dtype=torch.long)),
+    "stack": lambda td, one: torch.stack([td, td], one),
+    "cat": lambda td, one: torch.cat([td, td], one),
+    "lazy_stack": lambda td, one: lazy_stack([td, td], one),
+    "to_lazystack": lambda td, one: td.to_lazystack(one),
+    "new_zeros": lambda td, one: td.new_zeros(one),
+    "new_ones": lambda td, one: td.new_ones(one, 2),
+    "new_full": lambda td, one: td.new_full(one, 3),
+    "sum": lambda td, one: td.sum(one),
+    "sum, several": lambda td, one: td.sum((0, one)),
+    "amax": lambda td, one: td.amax(one),
+    "max": lambda td, one: td.max(one).values,
+    "cummin": lambda td, one: td.cummin(one).values,
+    "any": lambda td, one: td.any(one),
+    "std": lambda td, one: td.double().std(one),
+    "quantile": lambda td, one: td.double().quantile(0.5, one),
+    "logsumexp": lambda td, one: td.double().logsumexp(one),
+    "softmax": lambda td, one: td.double().softmax(one),
+    "empty": lambda td, one: td.empty(batch_size=[one]),
+    "TensorDict": lambda td, one: TensorDict({}, [one]),
+    "TensorDict, alone": lambda td, one: TensorDict({}, one),
+    "TensorDict, a size": lambda td, one: TensorDict({}, torch.Size([one])),
+    "apply": lambda td, one: td[:1].apply(torch.clone, batch_size=[one]),
+    "from_dict": lambda td, one: TensorDict.from_dict({"a": torch.zeros(1)}, batch_size=[one]),
+}
+
+
+@pytest.mark.parametrize("one", [np.int64(1), np.int32(1), torch.tensor(1)], ids=["int64", "int32", "tensor"])
+@pytest.mark.parametrize("operation", TAKES_INTS)
+@pytest.mark.parametrize("make", [td, lambda: td().to_lazystack(0), lambda: td().to_lazystack(1)])
+def test_ints_of_numpy_and_tensors_are_ints(make: Callable[[], Any], operation: str, one: Any) -> None:
+    take = TAKES_INTS[operation]
+    result, expected = take(make(), one), take(make(), 1)
+    assert result.batch_size == expected.batch_size
+    assert all(type(size) is int for size in result.batch_size)
+    assert_close(result, expected)
+
+
+@pytest.mark.parametrize("name", ["sum", "std", "unsqueeze", "unbind", "flip", "softmax", "amax"])
+def test_a_bool_is_no_dim(name: str) -> None:
+    with pytest.raises(TypeError, match=r"a dim is an int.*; got True"):
+        getattr(td().double(), name)(True)
 
 
 def test_true_and_one_are_different_indices() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._plans import Along, Shape, ShapePlan, positions, without, wrap_dim
+from ._plans import Along, Shape, ShapePlan, as_int, as_ints, positions, without, wrap_dim
 from .errors import BatchSizeError, DimError
 
 
@@ -253,7 +253,7 @@ def repeat_plan(batch: Shape, repeats: Sequence[int]) -> Repeat:
         )
     if any(times < 0 for times in repeats):
         raise BatchSizeError(f"repeat: repeats must not be negative; got {list(repeats)}")
-    return Repeat(batch, tuple(repeats))
+    return Repeat(batch, as_ints(repeats))
 
 
 def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output_size: int | None) -> Take:
@@ -290,7 +290,7 @@ def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output
 def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Take:
     """Plan ``narrow``: ``length`` elements of one dim from ``start``."""
     dim = wrap_dim(dim, len(batch))
-    start, size = int(start), batch[dim]
+    start, length, size = int(start), as_int(length), batch[dim]
     if not -size <= start <= size:
         raise DimError(f"start out of range (expected to be in range of [{-size}, {size}], but got {start})")
     begin = start + size if start < 0 else start
@@ -311,7 +311,7 @@ def narrow_plan(batch: Shape, dim: int, start: int | Tensor, length: int) -> Tak
 
 def flip_plan(batch: Shape, dims: int | Sequence[int]) -> Flip:
     """Plan ``flip``."""
-    given = (dims,) if isinstance(dims, int) else dims
+    given = as_ints(dims)
     wrapped = tuple([wrap_dim(dim, len(batch)) for dim in given])
     if len(set(wrapped)) != len(wrapped):
         raise DimError(f"flip: a dim appears several times in {list(given)}")
@@ -320,12 +320,12 @@ def flip_plan(batch: Shape, dims: int | Sequence[int]) -> Flip:
 
 def roll_plan(batch: Shape, shifts: int | Sequence[int], dims: int | Sequence[int] | None) -> Roll | RollFlat:
     """Plan ``roll`` along some dims; None rolls the flattened batch."""
-    by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    by = as_ints(shifts)
     if dims is None:
         if len(by) != 1:
             raise BatchSizeError(f"roll: without dims there is one shift; got {list(by)}")
         return RollFlat(batch, by[0])
-    along = (dims,) if isinstance(dims, int) else tuple(dims)
+    along = as_ints(dims)
     if len(by) != len(along):
         raise BatchSizeError(
             f"roll: shifts and dims must align; got shifts {list(by)} and dims {list(along)}"
@@ -335,6 +335,7 @@ def roll_plan(batch: Shape, shifts: int | Sequence[int], dims: int | Sequence[in
 
 def pad_plan(batch: Shape, pad_size: Sequence[int], value: float) -> Pad:
     """Plan ``pad``: amounts before and behind, for the first batch dims."""
+    pad_size = as_ints(pad_size)
     if len(pad_size) % 2:
         raise BatchSizeError(f"pad: pad_size has two numbers for each dim; got {list(pad_size)}")
     amounts = list(zip(pad_size[::2], pad_size[1::2], strict=True))

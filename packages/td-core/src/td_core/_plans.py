@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from operator import index as to_int
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,7 +125,7 @@ def remembered(plan: Callable[..., P]) -> Callable[..., P]:
     """Return a function that works out each plan once, for the batch sizes and arguments that came lately.
 
     Programs repeat their operations, and working out a plan takes as long as applying it to some leaves. Plans are kept for
-    ints, None, ``...`` and tuples of them; no other argument leaves anything behind.
+    ints, None, ``...`` and tuples of them; no other argument leaves anything behind. Ints of numpy become ints.
 
     >>> plan = remembered(lambda batch, dim: object())
     >>> plan((2, 3), 0) is plan((2, 3), 0), plan((2, 3), [0]) is plan((2, 3), [0])
@@ -143,8 +145,10 @@ def remembered(plan: Callable[..., P]) -> Callable[..., P]:
         if not torch.compiler.is_compiling():
             try:
                 return known(*args)
-            except TypeError:
-                pass  # what is not kept, or wrong
+            except TypeError:  # what is not kept, or wrong
+                args = tuple(
+                    [as_ints(arg) if isinstance(arg, (tuple, list)) else as_int(arg) for arg in args]
+                )
         return plan(*args)
 
     return look_up
@@ -248,6 +252,24 @@ def coordinates(position: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
     return tuple(reversed(where))
 
 
+def as_int(value: Any) -> Any:
+    """Return an int of numpy, or a tensor that holds one, as the int for which torch takes it; anything else as it is."""
+    if isinstance(value, np.integer) or (isinstance(value, Tensor) and not value.ndim):
+        return to_int(value)
+    return value
+
+
+def as_ints(given: Any) -> Shape:
+    """Return one int, or several, as a tuple.
+
+    >>> as_ints(2), as_ints([torch.tensor(2), 3])
+    ((2,), (2, 3))
+    """
+    given = as_int(given)
+    one = isinstance(given, (int, torch.SymInt))
+    return (given,) if one else tuple([as_int(item) for item in given])
+
+
 def wrap_dim(dim: int, ndim: int) -> int:
     """Return a dim as a non-negative int.
 
@@ -255,6 +277,10 @@ def wrap_dim(dim: int, ndim: int) -> int:
         DimError: out of range, in the words of torch.
         TypeError: it is no int.
     """
+    if type(dim) is not int:
+        dim = as_int(dim)
+        if isinstance(dim, bool):
+            raise TypeError(f"a dim is an int here; got {dim!r}")
     try:
         if 0 <= dim < ndim:
             return dim

@@ -16,7 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._plans import Along, ExplodePlan, Shape, ShapePlan, Sizes, remembered, slice_length, without, wrap_dim
+from ._plans import (
+    Along,
+    ExplodePlan,
+    Shape,
+    ShapePlan,
+    Sizes,
+    as_int,
+    as_ints,
+    remembered,
+    slice_length,
+    without,
+    wrap_dim,
+)
 from .errors import BatchSizeError, DimError
 
 
@@ -382,7 +394,7 @@ def _permuter(order: Shape) -> Callable[[Tensor], Tensor]:
 def movedim_plan(batch: Shape, source: int | Sequence[int], destination: int | Sequence[int]) -> Permute:
     """Plan ``movedim``: some dims at new places, the others in their order."""
     n = len(batch)
-    given = [(dims,) if isinstance(dims, int) else tuple(dims) for dims in (source, destination)]
+    given = [as_ints(dims) for dims in (source, destination)]
     if len(given[0]) != len(given[1]):
         raise DimError(
             "movedim: source and destination must have the same number of dims; "
@@ -406,7 +418,7 @@ def unsqueeze_plan(batch: Shape, dim: int) -> Unsqueeze:
 @remembered
 def squeeze_plan(batch: Shape, dim: int | Sequence[int] | None) -> Squeeze:
     """Plan ``squeeze``: dims of another size than one stay."""
-    given = range(len(batch)) if dim is None else (dim,) if isinstance(dim, int) else dim
+    given = range(len(batch)) if dim is None else as_ints(dim)
     dims = [wrap_dim(d, len(batch)) for d in given]
     return Squeeze(batch, tuple([d for d in dims if batch[d] == 1]))
 
@@ -476,6 +488,7 @@ def tensor_split_plan(batch: Shape, indices_or_sections: int | Sequence[int] | T
     size = batch[dim]
     if isinstance(indices_or_sections, Tensor):
         indices_or_sections = indices_or_sections.tolist()
+    indices_or_sections = as_int(indices_or_sections)
     if isinstance(indices_or_sections, int):
         sections = indices_or_sections
         if sections <= 0:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .._collection import Core
+from .._plans import as_ints
 from .._ragged import shown_shape
 from ..errors import BatchSizeError
 from ..typing import BatchSize
@@ -27,9 +29,7 @@ def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
         return torch.Size()
     if type(batch_size) is not torch.Size:
         try:
-            batch_size = torch.Size(
-                (batch_size,) if isinstance(batch_size, (int, torch.SymInt)) else batch_size
-            )
+            batch_size = torch.Size(as_ints(batch_size))
         except TypeError as error:
             raise BatchSizeError(
                 f"a batch size is an int or a sequence of ints; got {batch_size!r}"
@@ -37,6 +37,8 @@ def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
     for dim in batch_size:
         if dim < 0:
             raise BatchSizeError(f"a batch size has no negative dim; got {list(batch_size)}")
+        if type(dim) is not int and isinstance(dim, np.integer):
+            return torch.Size(as_ints(batch_size))
     return batch_size
 
 

@@ -16,7 +16,7 @@ from .._devices import as_device
 from .._foreach import foreach, op
 from .._labels import relabel
 from .._nodes import dense
-from .._plans import Along, Shape, ShapePlan
+from .._plans import Along, Shape, ShapePlan, as_ints
 from .._torch_private import base_of
 from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, NoDefault
@@ -460,8 +460,7 @@ def _new(
     *filled: Any,
 ) -> Any:
     """Return what the ``new_`` methods return; ``size`` is ints, or one sequence of them."""
-    flat = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
-    new = tuple(torch.Size(flat))
+    new = as_ints(size[0] if len(size) == 1 else size)
     label = node.device if device is NO_DEFAULT else device if device is None else as_device(device)
     stacked = node._stacked() if empty_lazy else None
     if stacked is not None and new:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from .. import _element_plans as elements
-from .._plans import wrap_dim
+from .._plans import as_ints, wrap_dim
 from ..errors import DimError
 from .locking import source_of
 from .shape import Shaping, ints_of, write_back
@@ -81,7 +81,7 @@ class Elements(Shaping):
         >>> TensorDict({"a": torch.zeros(2, 3)}, [2, 3]).tile((2,)).batch_size
         torch.Size([2, 6])
         """
-        times = (dims,) if isinstance(dims, int) else tuple(dims)
+        times = as_ints(dims)
         times = (1,) * (len(self.batch_size) - len(times)) + times
         return self._transform(elements.repeat_plan(self.batch_size, times))
 
@@ -111,7 +111,7 @@ class Elements(Shaping):
         result = self._transform(elements.roll_plan(self.batch_size, shifts, dims))
         if inplace:
             return self._become(result, "roll")
-        back = -shifts if isinstance(shifts, int) else tuple(-shift for shift in shifts)
+        back = tuple([-shift for shift in as_ints(shifts)])
         return result._undone_by(partial(_write_inverse, weakref.ref(self), methodcaller("roll", back, dims)))
 
     def flip(self: SelfT, dims: int | Sequence[int]) -> SelfT:

@@ -18,7 +18,7 @@ from torch import Tensor
 from .._collection import Core, same, show_path
 from .._foreach import Op, foreach, op
 from .._nodes import dense
-from .._plans import ShapePlan, wrap_dim
+from .._plans import ShapePlan, as_int, wrap_dim
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, NestedKey, NoDefault
 from .dim_plans import Pair, Reduce, Scan, caller, caller_of_one, features
@@ -283,7 +283,7 @@ def _dims_of(node: Any, name: str, dim: Dims) -> tuple[int, ...] | None:
     """Return batch dims as non-negative ints; None for everything."""
     if type(dim) is int and 0 <= dim < len(node.batch_size):
         return (dim,)
-    if dim is NO_DEFAULT or dim is None or dim == ():
+    if dim is NO_DEFAULT or dim is None or (isinstance(dim, tuple) and not dim):
         return None
     given = dim if isinstance(dim, (tuple, list)) else (dim,)
     dims = tuple([_one_dim(node, name, one) for one in given])
@@ -298,6 +298,7 @@ def _one_dim(node: Any, name: str, dim: Any) -> int:
         if dim not in names:
             raise DimNamesError(f"{name}: no batch dim is named {dim!r}; the names are {names}")
         return int(names.index(dim))
+    dim = as_int(dim)
     if not isinstance(dim, int):
         raise TypeError(f"{name}: dim is an int, a name of a dim, or 'feature'; got {dim!r}")
     return wrap_dim(dim, len(node.batch_size))

@@ -24,6 +24,7 @@ from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._nodes import dense
+from .._plans import as_ints
 from .._ragged import nested_tensor, refuse_hidden, shown_shape
 from .._torch_private import base_of, functorch_level
 from .._views import holds_no_entries
@@ -469,9 +470,7 @@ def ints_of(what: str, args: tuple[Any, ...], named: Sequence[int] | None = None
                 f"{what}() takes its sizes by position or by keyword, not both; got {args} and {named}"
             )
         return tuple(named)
-    if len(args) == 1 and not isinstance(args[0], (int, torch.SymInt)):
-        return tuple(args[0])
-    return args
+    return as_ints(args[0]) if len(args) == 1 else args
 
 
 def _shape_of(entry: Any) -> Any:
