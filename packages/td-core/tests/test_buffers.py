@@ -31,6 +31,8 @@ KINDS: dict[str, Callable[[int], Tensor]] = {
     "complex": lambda i: torch.tensor([i + 2j]),
     "conjugate": lambda i: torch.tensor([i + 2j, 3j]).conj(),
     "negative": lambda i: torch.tensor([i + 2j, 3j]).conj().imag,
+    "large conjugate": lambda i: torch.full((SMALL,), i + 2j).conj(),
+    "large negative": lambda i: torch.full((SMALL,), i + 2j).conj().imag,
     "float8": lambda i: torch.full((3,), float(i)).to(torch.float8_e5m2),
     "gradient": lambda i: torch.full((3,), float(i), requires_grad=True),
     "parameter": lambda i: torch.nn.Parameter(torch.full((3,), float(i))),
@@ -83,7 +85,8 @@ def test_each_kind_alone_comes_back(kind: str) -> None:
 def test_small_tensors_take_one_buffer_for_each_dtype() -> None:
     tensors = [torch.full((i % 3 + 1, 2), i) for i in range(50)] + [torch.ones(i) for i in range(50)]
     assert len(out_of_band(tensors)[1]) == 2
-    assert len(out_of_band([BASE[i * 800 : i * 800 + 3] for i in range(50)])[1]) == 1
+    (buffer,) = out_of_band([BASE[i * 800 : i * 800 + 3] for i in range(50)])[1]
+    assert len(buffer.raw()) == 50 * 3 * BASE.itemsize  # and nothing of what lies between them
 
 
 def test_large_tensors_and_those_that_share_a_storage_are_not_copied() -> None:
@@ -92,6 +95,13 @@ def test_large_tensors_and_those_that_share_a_storage_are_not_copied() -> None:
     assert len(buffers) == 2 and found[0].data_ptr() == large.data_ptr()
     found[1][2] = 100
     assert found[2][0] == 100 and base[2] == 100
+
+
+def test_what_is_read_as_conjugate_or_negative_does_not_share_its_storage() -> None:
+    base = torch.tensor([1 + 2j, 3 + 4j, 5 + 6j])
+    tensors = [base[:2].conj(), base[1:], base.conj().imag]
+    for found, wanted in zip(out_of_band(tensors)[0], tensors, strict=True):
+        same(found, wanted)
 
 
 def test_torch_saves_what_came_back_whole() -> None:

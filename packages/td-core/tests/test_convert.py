@@ -113,6 +113,22 @@ class TestFromDict:
         assert keys(result) == ["a", ("b", "c")]
         assert result.batch_size == result["b"].batch_size == torch.Size([3])
 
+    def test_from_dict_instance_makes_levels_of_the_same_kinds(self) -> None:
+        class Own(TensorDict):
+            """A class of a user."""
+
+        member = TensorDict({"c": torch.zeros(2)}, [2])
+        instance = Own(
+            {"own": Own({"deep": Own({"x": 1})}), "stack": LazyStackedTensorDict(member, member), "x": 1}
+        )
+        result = instance.from_dict_instance(
+            {"own": {"deep": {"x": 2}, "new": {"x": 3}}, "stack": {"c": torch.ones(2, 2)}, "x": {"y": 4}}
+        )
+        kinds = {key: type(result[key]) for key in ("own", ("own", "deep"), ("own", "new"), "stack", "x")}
+        assert kinds.pop(("own", "deep")) is kinds.pop("own") is type(result) is Own
+        assert set(kinds.values()) == {TensorDict}  # a mapping is no list of members
+        assert result["own", "deep", "x"] == 2 and result["x", "y"] == 4
+
     def test_make_tensordict(self) -> None:
         assert td_core.make_tensordict(
             {"a": torch.zeros(3)}, b=torch.zeros(3), batch_size=[3]

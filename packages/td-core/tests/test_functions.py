@@ -67,6 +67,8 @@ class TestMerge:
         assert result["n", "b"].tolist() == [0, 1, 2]
         result = merge_tensordicts(*items, callback_exist={("n", "b"): lambda *entries: entries[-1]})
         assert (result["a"], result["n", "b"]) == (0, 2)
+        result = merge_tensordicts(*items, callback_exist={"a": lambda *entries: entries[-1]})
+        assert (result["a"], result["n", "b"]) == (2, 0)
 
     def test_refusals(self) -> None:
         with pytest.raises(StructureError, match="two collections or more, got 1"):
@@ -275,6 +277,8 @@ class TestCollate:
         assert samples[0]["a"].tolist() == [1]
         pair = collate([Pair(sample, 1) for sample in samples], pad_keys={"a": 0.0, ("n", "b"): 0.0})
         assert pair.a["a"].tolist() == [[1, 0], [2, 2]]
+        mapping = collate([{"x": sample} for sample in samples], pad_keys={"a": 0.0, ("n", "b"): 0.0})
+        assert mapping["x"]["a"].tolist() == [[1, 0], [2, 2]]
         with pytest.raises(ValueError, match="mask_key='m' needs pad_keys"):
             collate(samples, mask_key="m")
 

@@ -152,6 +152,35 @@ def test_indexing_equals_that_of_the_dense_stack(dim, index):
     same(lazy[index], dense(lazy)[index])
 
 
+PAIR, MASK = torch.tensor([0, 2]), torch.tensor([True, False, True])
+SCATTERED = [
+    (PAIR, slice(None), PAIR),
+    (PAIR, slice(None), slice(0, 2), PAIR),
+    (slice(None), PAIR, slice(None), PAIR),
+    (slice(None), PAIR, slice(None, None, 2), PAIR),
+    (slice(None), PAIR, None, PAIR),
+    (slice(None), PAIR, PAIR),
+    (slice(None), slice(None), PAIR, slice(1)),
+    (0, slice(None), PAIR),
+    (0, PAIR, slice(None), PAIR),
+    (PAIR, 1, slice(None), 0),
+    (slice(None), MASK, slice(None), PAIR),
+    (MASK, slice(None), slice(None), PAIR),
+]
+
+
+@pytest.mark.parametrize("dim", range(4))
+@pytest.mark.parametrize("index", SCATTERED, ids=str)
+def test_several_tensors_in_an_index_mean_what_they_mean_to_torch(dim, index):
+    leaf = torch.arange(3.0**5).view(3, 3, 3, 3, 3)
+    lazy = lazy_stack([TensorDict({"a": part}, [3] * 3) for part in leaf.clone().unbind(dim)], dim)
+    assert torch.equal(lazy[index]["a"], leaf[index])
+    assert lazy[index].batch_size == leaf[index].shape[:-1]
+    lazy[index] = lazy[index].neg()
+    leaf[index] = leaf[index].neg()
+    assert torch.equal(lazy["a"], leaf)
+
+
 def test_an_index_along_the_stack_dim_copies_no_leaf():
     lazy = stack()
     assert lazy[2] is lazy.tensordicts[2]
@@ -397,7 +426,7 @@ def test_names_of_the_stack_dim_and_of_the_members():
     lazy = LazyStackedTensorDict(
         *[TensorDict({"a": torch.zeros(3)}, [3], names=["time"]) for _ in range(2)], stack_dim_name="env"
     )
-    assert lazy.names == ["env", "time"]
+    assert lazy.names == pickle.loads(pickle.dumps(lazy)).names == ["env", "time"]
     assert lazy.transpose(0, 1).names == ["time", "env"]
     assert lazy[0].names == ["time"]
     lazy.names = ["x", "y"]

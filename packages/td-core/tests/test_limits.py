@@ -37,6 +37,16 @@ def bottom(td) -> torch.Tensor:
     return td["leaf"]
 
 
+def grown(td: TensorDict) -> TensorDict:
+    """Give all levels a batch size that none of them has."""
+    td.batch_size = []
+    for node in td.values(True):
+        if isinstance(node, TensorDict):
+            node.batch_size = []
+    td.batch_size = [2]
+    return td
+
+
 DEEP = {
     "clone": lambda td: td.clone(),
     "shallow": lambda td: td.clone(False),
@@ -62,6 +72,7 @@ DEEP = {
     "reshape": lambda td: td.reshape(2, 1),
     "empty": lambda td: td.clone().update(td.empty(recurse=True)),
     "batch size": lambda td: setattr(td, "batch_size", []) or td,
+    "batch size of all": lambda td: grown(td),
 }
 
 
@@ -107,7 +118,12 @@ def test_two_thousand_levels_work_or_raise_one_clear_error(operation):
 
 def test_a_collection_cannot_contain_itself_at_any_depth():
     td = TensorDict({"n": {"m": {}}})
-    for key, value in ((("n", "m", "x"), td), (("n", "m", "x"), TensorDict({"y": td}))):
+    for key, value in (
+        (("n", "m", "x"), td),
+        (("n", "m", "x"), TensorDict({"y": td})),
+        (("new", "x"), td),
+        (("n", "new", "x"), TensorDict({"y": td})),
+    ):
         with pytest.raises(StructureError, match="contains the collection it is set into"):
             td[key] = value
     assert list(td.keys(True)) == ["n", ("n", "m")]

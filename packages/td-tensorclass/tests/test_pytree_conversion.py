@@ -55,6 +55,7 @@ def test_strings_in_structured_arrays() -> None:
     array = np.array([(1, "ab"), (2, "c")], dtype=[("x", "i4"), ("s", "U2")])
     td = from_struct_array(array)
     assert td["s"] == ["ab", "c"]
+    assert td.to_struct_array().dtype == array.dtype
     assert td.to_struct_array().tolist() == array.tolist()
 
 

@@ -62,8 +62,6 @@ def from_any(
     >>> from_any({"a": [1, 2], "b": (3, 4)})
     TensorDict(batch_size=[], fields={a: i64[2], b: {0: i64[], 1: i64[]}})
     """
-    if isinstance(obj, (Core, Tensor, str, bytes)):
-        return obj
     if isinstance(obj, list):
         return coerce(obj, torch.Size(), None if device is None else as_device(device), ())
     content = _content(obj)
