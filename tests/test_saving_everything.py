@@ -666,6 +666,17 @@ def test_values_are_shared_between_processes(method: str, tmp_path: Path) -> Non
     assert saved.memmap_refresh_()["v"] == ["one", "child"]
 
 
+def test_what_is_written_to_a_shared_stack_goes_over_what_others_wrote_since_it_was_read(
+    tmp_path: Path,
+) -> None:
+    td = TensorDict({"column": NonTensorStack("p", "q")}, batch_size=[2])
+    saved = td.memmap(tmp_path / "save", share_non_tensor=True)
+    other = pickle.loads(pickle.dumps(saved))
+    saved.set_("column", ["x", "y"])
+    other[0] = TensorDict({"column": "z"})
+    assert other["column"] == saved["column"] == ["z", "y"]
+
+
 ANY_VALUE = st.recursive(
     st.one_of(
         st.none(),

@@ -106,7 +106,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
 
     def _store(self, cells: list[list[Any]], places: Sequence[int], new: Sequence[Any]) -> None:
         """Write values into cells: of this stack, to where they came from and siblings keep them, or older ones."""
-        values = cells[0].copy()
+        values = self._read(cells).copy()
         for place, value in zip(places, new, strict=True):
             values[place] = value
         if cells is self._cells and self._origin is not None:
