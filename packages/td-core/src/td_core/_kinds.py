@@ -193,43 +193,23 @@ def _stack_from_buffer(record: Record) -> LazyStackedTensorDict:
     )
 
 
-KINDS.add(
+_DENSE = ("<class 'tensordict._td.TensorDict'>",)
+_STACK = ("<class 'tensordict._lazy.LazyStackedTensorDict'>",)
+_DENSE_LAYOUTS = {
+    "memmap/1": Layout(_dense_to_directory, _dense_from_directory, _DENSE),
+    "consolidated/1": Layout(_dense_to_buffer, _dense_from_buffer, ("TensorDict",)),
+}
+_STACK_LAYOUTS = {
+    "memmap/1": Layout(_stack_to_directory, _stack_from_directory, _STACK),
+    "consolidated/1": Layout(_stack_to_buffer, _stack_from_buffer, ("LazyStackedTensorDict",)),
+}
+# Nothing is read as parameters: a directory holds the collection.
+_PARAMS_LAYOUTS = {"memmap/1": Layout(_params_to_directory, _unflatten_params)}
+for _kind in (
+    NodeKind("TensorDict", TensorDict, _flatten_dense, _unflatten_dense, _DENSE_LAYOUTS),
     NodeKind(
-        "TensorDict",
-        TensorDict,
-        _flatten_dense,
-        _unflatten_dense,
-        {
-            "memmap/1": Layout(
-                _dense_to_directory, _dense_from_directory, ("<class 'tensordict._td.TensorDict'>",)
-            ),
-            "consolidated/1": Layout(_dense_to_buffer, _dense_from_buffer, ("TensorDict",)),
-        },
-    )
-)
-KINDS.add(
-    NodeKind(
-        "LazyStackedTensorDict",
-        LazyStackedTensorDict,
-        _flatten_stack,
-        _unflatten_stack,
-        {
-            "memmap/1": Layout(
-                _stack_to_directory,
-                _stack_from_directory,
-                ("<class 'tensordict._lazy.LazyStackedTensorDict'>",),
-            ),
-            "consolidated/1": Layout(_stack_to_buffer, _stack_from_buffer, ("LazyStackedTensorDict",)),
-        },
-    )
-)
-KINDS.add(
-    NodeKind(
-        "TensorDictParams",
-        TensorDictParams,
-        _flatten_params,
-        _unflatten_params,
-        # Nothing is read as parameters: a directory holds the collection.
-        {"memmap/1": Layout(_params_to_directory, _unflatten_params)},
-    )
-)
+        "LazyStackedTensorDict", LazyStackedTensorDict, _flatten_stack, _unflatten_stack, _STACK_LAYOUTS
+    ),
+    NodeKind("TensorDictParams", TensorDictParams, _flatten_params, _unflatten_params, _PARAMS_LAYOUTS),
+):
+    KINDS.add(_kind)

@@ -18,20 +18,12 @@ from ._remote import from_remote_init, init_remote
 @hookimpl
 def td_methods() -> Mapping[str, Any]:
     """Return the methods that td-distributed attaches to every collection."""
+    methods: tuple[Any, ...] = (
+        all_gather, all_reduce, broadcast, consolidate, gather_and_stack, init_remote, irecv, is_consolidated,
+        isend, recv, reduce, scatter, send,
+    )  # fmt: skip
+    makers = (from_consolidated, from_remote_init)
     return {
-        "consolidate": consolidate,
-        "is_consolidated": is_consolidated,
-        "from_consolidated": of_class(from_consolidated),
-        "send": send,
-        "recv": recv,
-        "isend": isend,
-        "irecv": irecv,
-        "init_remote": init_remote,
-        "from_remote_init": of_class(from_remote_init),
-        "broadcast": broadcast,
-        "scatter": scatter,
-        "gather_and_stack": gather_and_stack,
-        "all_gather": all_gather,
-        "all_reduce": all_reduce,
-        "reduce": reduce,
+        **{method.__name__: method for method in methods},
+        **{maker.__name__: of_class(maker) for maker in makers},
     }

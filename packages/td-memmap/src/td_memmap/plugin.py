@@ -51,19 +51,12 @@ class DirectoryFormat(Serializer):
 @hookimpl
 def td_methods() -> Mapping[str, Any]:
     """Return the methods of memory mapping, saving and loading."""
-    return {
-        "memmap": memmap,
-        "memmap_": memmap_,
-        "memmap_like": memmap_like,
-        "load_memmap": of_class(load_memmap),
-        "load_memmap_": load_memmap_,
-        "memmap_refresh_": memmap_refresh_,
-        "make_memmap": make_memmap,
-        "make_memmap_from_storage": make_memmap_from_storage,
-        "make_memmap_from_tensor": make_memmap_from_tensor,
-        "is_memmap": is_memmap,
-        "saved_path": property(saved_path),
-    }
+    methods: tuple[Any, ...] = (
+        is_memmap, load_memmap_, make_memmap, make_memmap_from_storage, make_memmap_from_tensor, memmap,
+        memmap_, memmap_like, memmap_refresh_,
+    )  # fmt: skip
+    named = {method.__name__: method for method in methods}
+    return {**named, "load_memmap": of_class(load_memmap), "saved_path": property(saved_path)}
 
 
 @hookimpl

@@ -18,6 +18,7 @@ from ._non_tensor_stack import NonTensorStack
 from ._unbatched import UnbatchedNode
 
 _MODULE = "tensordict.tensorclass"  # where the names in files come from
+_STACK = f"<class '{_MODULE}.NonTensorStack'>"
 _NONE = type(None)
 #: What the metadata of one value in a directory may hold; a level that is taken for a value has more.
 _ONE_VALUE = frozenset(
@@ -86,7 +87,7 @@ def _data_from_directory(cls: type[NonTensorDataBase], record: Record) -> NonTen
 
 def _stack_to_directory(node: NonTensorStack) -> Record:
     meta = {
-        "_type": f"<class '{_MODULE}.NonTensorStack'>",
+        "_type": _STACK,
         "_format_version": 1,
         "_class": "tensordict:NonTensorStack",
         "stack_dim": 0,
@@ -168,35 +169,24 @@ def _data_kind(cls: type[NonTensorDataBase]) -> NodeKind:
     name = cls.__name__
     unflatten, from_values = partial(_unflatten_data, cls), partial(_data_from_values, cls)
     from_directory = partial(_data_from_directory, cls)
-    return NodeKind(
-        name,
-        cls,
-        _flatten_data,
-        unflatten,
-        {
-            "memmap/1": Layout(_data_to_directory, from_directory, (f"<class '{_MODULE}.{name}'>",)),
-            "consolidated/1": Layout(_flatten_data, unflatten, (name,)),
-            "state_dict/2": Layout(_state_data, from_values, (name,)),
-        },
-    )
+    layouts = {
+        "memmap/1": Layout(_data_to_directory, from_directory, (f"<class '{_MODULE}.{name}'>",)),
+        "consolidated/1": Layout(_flatten_data, unflatten, (name,)),
+        "state_dict/2": Layout(_state_data, from_values, (name,)),
+    }
+    return NodeKind(name, cls, _flatten_data, unflatten, layouts)
 
+
+_STACK_LAYOUTS = {
+    "memmap/1": Layout(_stack_to_directory, _stack_from_directory, (_STACK,)),
+    "consolidated/1": Layout(_stack_to_buffer, _stack_from_buffer, ("NonTensorStack",)),
+    "state_dict/2": Layout(_state_stack, _from_state_stack, ("NonTensorStack",)),
+}
 
 #: The kinds that the plugin registers.
 NODE_KINDS = (
     _data_kind(NonTensorData),
     _data_kind(MetaData),
-    NodeKind(
-        "NonTensorStack",
-        NonTensorStack,
-        _flatten_stack,
-        _unflatten_stack,
-        {
-            "memmap/1": Layout(
-                _stack_to_directory, _stack_from_directory, (f"<class '{_MODULE}.NonTensorStack'>",)
-            ),
-            "consolidated/1": Layout(_stack_to_buffer, _stack_from_buffer, ("NonTensorStack",)),
-            "state_dict/2": Layout(_state_stack, _from_state_stack, ("NonTensorStack",)),
-        },
-    ),
+    NodeKind("NonTensorStack", NonTensorStack, _flatten_stack, _unflatten_stack, _STACK_LAYOUTS),
     NodeKind("UnbatchedTensor", UnbatchedNode, _flatten_unbatched, _unflatten_unbatched),
 )

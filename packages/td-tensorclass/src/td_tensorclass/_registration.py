@@ -63,21 +63,12 @@ def register_class(cls: Any) -> None:
 
     tag = class_name(cls)
     shown = f"<class '{tag.replace(':', '.')}'>"
-    KINDS.add(
-        NodeKind(
-            tag,
-            cls,
-            flatten,
-            unflatten,
-            {
-                "memmap/1": Layout(flatten, unflatten, (shown,)),
-                "consolidated/1": Layout(flatten_buffer, unflatten_buffer, (shown,)),
-                "state_dict/2": Layout(flatten_state, unflatten, (cls.__qualname__,)),
-            },
-            with_class=True,
-        ),
-        replace=True,
-    )
+    layouts = {
+        "memmap/1": Layout(flatten, unflatten, (shown,)),
+        "consolidated/1": Layout(flatten_buffer, unflatten_buffer, (shown,)),
+        "state_dict/2": Layout(flatten_state, unflatten, (cls.__qualname__,)),
+    }
+    KINDS.add(NodeKind(tag, cls, flatten, unflatten, layouts, with_class=True), replace=True)
 
     def tree_flatten(node: Any) -> tuple[list[Core], tuple[Any, ...]]:
         return [node._tensordict], ()
