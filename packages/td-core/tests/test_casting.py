@@ -221,6 +221,17 @@ def test_to_in_place_replaces_leaves(td: TensorDict) -> None:
     check(td, expected)
 
 
+def test_to_in_place_reaches_members_of_several_shapes() -> None:
+    stack = LazyStackedTensorDict(
+        TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(3), "b": 1.0})
+    )
+    assert stack.to(torch.float64, inplace=True) is stack
+    assert [[leaf.dtype for leaf in member.values()] for member in stack.tensordicts] == [
+        [torch.float64],
+        [torch.float64] * 2,
+    ]
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 def test_what_is_locked_below_is_not_replaced_in_place(stacked: bool) -> None:
     parts = [TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2)}}, [2]) for _ in range(2)]
@@ -326,6 +337,13 @@ def test_gradients_of_some_leaves() -> None:
     td = TensorDict({"a": torch.ones(2, requires_grad=True), "n": {"b": torch.ones(2, requires_grad=True)}})
     td["n", "b"].sum().backward()
     check(td.grad, {("n", "b"): torch.ones(2)})
+    td["a"].grad = torch.ones_like(td["a"])
+    td["empty"] = {}
+    assert list(td.grad.keys(True)) == [
+        "a",
+        "n",
+        ("n", "b"),
+    ]  # without leaves there is nothing to have a gradient
 
 
 def test_gradients_are_assigned(td: TensorDict) -> None:

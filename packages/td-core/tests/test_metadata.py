@@ -83,6 +83,10 @@ class TestLeaves:
     def test_depth_is_that_of_the_leaves(self, source: Any, depth: int) -> None:
         assert TensorDict(source).depth == depth
 
+    def test_depth_of_uneven_members_is_that_of_the_deepest(self) -> None:
+        uneven = LazyStackedTensorDict(TensorDict({"a": torch.zeros(2)}), TensorDict({"a": {"b": {"c": 1}}}))
+        assert uneven.depth == 2 and TensorDict({"s": uneven}).depth == 3
+
     def test_dtype(self, td: Any) -> None:
         assert td.dtype is None
         assert td.select("b").dtype == torch.float32
@@ -293,6 +297,11 @@ class TestAutoBatchSize:
         stack = LazyStackedTensorDict(*[TensorDict(member, [3]) for member in members])
         assert stack.auto_batch_size_(batch_dims) is stack
         assert stack.batch_size == torch.Size([2, 3])
+
+    def test_a_lazy_stack_below_bounds_what_is_shared(self) -> None:
+        stack = LazyStackedTensorDict(*[TensorDict({"a": torch.zeros(3)}) for _ in range(2)])
+        td = TensorDict({"s": stack, "n": {"s": stack}, "b": torch.zeros(2, 3)}).auto_batch_size_()
+        assert td.batch_size == td["n"].batch_size == td["s"].batch_size == torch.Size([2])
 
 
 def test_depth() -> None:

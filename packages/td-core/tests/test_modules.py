@@ -69,7 +69,7 @@ def test_the_swap_puts_back_by_hand():
     weight = model.weight
     swap = TensorDict.from_module(model).data.clone().to_module(model)
     assert swap["weight"] is weight and model.weight is not weight
-    swap.to_module(model, return_swap=False)
+    assert swap.to_module(model, return_swap=False) is None
     assert model.weight is weight
 
 

@@ -29,6 +29,10 @@ def plus_one(td: TensorDict) -> TensorDict:
     return td + 1
 
 
+def with_pid(td: TensorDict) -> TensorDict:
+    return td.set("pid", torch.full(td.batch_size, os.getpid()))
+
+
 def with_size(td: TensorDict) -> TensorDict:
     return td.select("a").set("size", torch.full(td.batch_size, td.batch_size.numel()))
 
@@ -112,12 +116,14 @@ class TestMap:
     def test_a_pool_of_the_caller(self) -> None:
         with multiprocessing.get_context("fork").Pool(2) as pool:
             assert make().map(plus_one, pool=pool)["a"].tolist() == list(range(1, 11))
+            pids = make().map(with_pid, pool=pool)["pid"]
+            assert os.getpid() not in pids.tolist()
             with pytest.raises(ValueError, match="give pool or num_workers, not both; got 2"):
                 make().map(plus_one, pool=pool, num_workers=2)
 
     def test_max_tasks_per_child(self) -> None:
         result = make().map(
-            lambda td: td.set("pid", torch.full(td.batch_size, os.getpid())),
+            with_pid,
             chunksize=2,
             max_tasks_per_child=1,
             **FORK,

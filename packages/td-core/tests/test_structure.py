@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.errors import KeyPathError, KeyTakenError, KeyThroughLeafError, LockedError
 
 
@@ -118,7 +118,13 @@ class TestSelect:
             stack.select("k1")
 
     def test_as_tensordict_gives_a_mapping_kind(self) -> None:
-        assert type(dense().select("a", as_tensordict=True)) is TensorDict
+        class Own(TensorDict):
+            """A class of a user."""
+
+        own = Own({"a": torch.zeros(3), "b": 1})
+        assert type(own.select("a")) is Own
+        for source in (dense(), own, TensorDictParams(TensorDict({"a": torch.zeros(3)}))):
+            assert type(source.select("a", as_tensordict=True)) is TensorDict
 
     def test_locked(self, td: Any) -> None:
         td.lock_()

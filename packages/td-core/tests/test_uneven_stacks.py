@@ -316,3 +316,11 @@ def test_what_a_context_gave_is_written_back_to_uneven_members(change, dim, lock
         assert (leaf == 1).all()
         assert (member[f"only {i}"] == 1).all()
         assert ("new" in member) is not locked
+
+
+def test_a_key_of_some_members_is_no_key_of_the_stack() -> None:
+    for members in ([{"x": 1, "only": 1}, {"x": 1}], [{"x": 1}, {"x": 1, "only": 1}]):
+        stack = LazyStackedTensorDict(*map(TensorDict, members))
+        assert list(stack.keys()) == ["x"] and "x" in stack.keys()
+        assert "only" not in stack.keys() and "only" not in stack
+        assert ("s", "only") not in TensorDict({"s": stack}).keys(True)

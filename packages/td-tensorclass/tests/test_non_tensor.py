@@ -751,3 +751,8 @@ def test_a_collection_of_functions_is_applied_leaf_by_leaf() -> None:
 def test_values_that_are_nan_are_one_value(wrap: Any) -> None:
     parts = [TensorDict({"v": NonTensorData(wrap(float("nan")), batch_size=[2])}, [2]) for _ in range(2)]
     assert type(torch.cat(parts).get("v")) is NonTensorData
+
+
+def test_values_cannot_be_packed() -> None:
+    with pytest.raises(StructureError, match=r"cannot pack key \('n', 's'\): it is non-tensor data"):
+        TensorDict({"a": torch.zeros(2), "n": {"s": "x"}}).pack()

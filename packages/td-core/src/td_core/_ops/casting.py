@@ -192,11 +192,7 @@ class Casting(Moving):
         >>> td["a"].grad
         tensor([2., 2.])
         """
-        leaves = self._leaves()
-        grads = [leaf.grad for leaf in leaves]
-        if all(grad is not None for grad in grads):
-            return self._with_leaves(grads) if grads else None  # type: ignore[arg-type]
-        if all(grad is None for grad in grads):
+        if all(leaf.grad is None for leaf in self._leaves()):
             return None
         return self.apply(attrgetter("grad"), filter_empty=True)  # type: ignore[attr-defined, no-any-return]
 

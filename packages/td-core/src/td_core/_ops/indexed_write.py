@@ -216,26 +216,22 @@ class IndexedWrite:
         batch, device = node.batch_size, node.device
         lead = torch.Size((*self.lead, *batch[self.n :]))
         made: Any
-        if isinstance(entry, Mapping) and not isinstance(entry, Core):
-            made = dense({}, batch, device)
-            todo.append((made, entry, path))
+        entry = coerce(entry, lead, device, path)
+        tail = tuple(entry.shape[len(lead) :])
+        if isinstance(entry, Tensor):
+            made = entry.new_zeros(batch + tail)
+            self._list(made, entry, path)
+        elif entry._opaque:
+            try:
+                made = entry._with_children(entry._children(), batch_size=batch + tail, names=None)
+            except BatchSizeError:  # it has a value for each element: None elsewhere
+                self.others.append((node, key, coerce(None, batch + tail, device, path), entry))
+                return
         else:
-            entry = coerce(entry, lead, device, path)
-            tail = tuple(entry.shape[len(lead) :])
-            if isinstance(entry, Tensor):
-                made = entry.new_zeros(batch + tail)
-                self._list(made, entry, path)
-            elif entry._opaque:
-                try:
-                    made = entry._with_children(entry._children(), batch_size=batch + tail, names=None)
-                except BatchSizeError:  # it has a value for each element: None elsewhere
-                    self.others.append((node, key, coerce(None, batch + tail, device, path), entry))
-                    return
-            else:
-                made = dense({}, batch + tail, device)
-                if entry._stacked() is None:
-                    made = entry._with_children({}, batch_size=batch + tail, names=None)
-                todo.append((made, entry, path))
+            made = dense({}, batch + tail, device)
+            if entry._stacked() is None:
+                made = entry._with_children({}, batch_size=batch + tail, names=None)
+            todo.append((made, entry, path))
         self.made.append((node, key, made))
 
     def apply(self) -> None:

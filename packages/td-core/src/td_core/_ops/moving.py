@@ -134,11 +134,7 @@ def _call_to(
             return same
         # Of the methods that cast, subclasses that keep their class often know no other than to().
         return (PLAIN.issuperset(map(type, leaves)) and CASTS.get(dtype)) or methodcaller("to", dtype)
-    if dtype is None:
-        return methodcaller("to", device, non_blocking=non_blocking)
-    if non_blocking:
-        return methodcaller("to", device, dtype, non_blocking=True)
-    return methodcaller("to", device, dtype)
+    return methodcaller("to", device, dtype, non_blocking=non_blocking)
 
 
 def pinned(leaves: list[Tensor], threads: int | None) -> list[Tensor]:
