@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
 from td_core._collector import paused
 from td_core.errors import DepthError, StructureError, TensorDictError
 
@@ -116,16 +116,33 @@ def test_two_thousand_levels_work_or_raise_one_clear_error(operation):
         assert isinstance(error, DepthError), "a bare RecursionError"
 
 
-def test_a_collection_cannot_contain_itself_at_any_depth():
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda td: td,
+        lambda td: TensorDict({"y": td}),
+        lambda td: {"y": td},
+        lambda td: {"y": {"z": td}},
+        lambda td: {("y", "z"): td},
+        lambda td: lazy_stack([td, td]),
+    ],
+)
+@pytest.mark.parametrize("key", ["x", ("n", "x"), ("n", "m", "x"), ("new", "x"), ("n", "new", "x")])
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda td, key, value: td.set(key, value),
+        lambda td, key, value: td.__setitem__(key, value),
+        lambda td, key, value: td.setdefault(key, value),
+        lambda td, key, value: td.update({key: value}),
+        lambda td, key, value: td.update({key: value}, inplace=True),
+        lambda td, key, value: td.update(TensorDict({key: value})),
+    ],
+)
+def test_a_collection_cannot_contain_itself_at_any_depth(put, key, inside):
     td = TensorDict({"n": {"m": {}}})
-    for key, value in (
-        (("n", "m", "x"), td),
-        (("n", "m", "x"), TensorDict({"y": td})),
-        (("new", "x"), td),
-        (("n", "new", "x"), TensorDict({"y": td})),
-    ):
-        with pytest.raises(StructureError, match="contains the collection it is set into"):
-            td[key] = value
+    with pytest.raises(StructureError, match="contains the collection it is set into"):
+        put(td, key, inside(td))
     assert list(td.keys(True)) == ["n", ("n", "m")]
 
 

@@ -151,11 +151,8 @@ class TensorDict(TensorDictBase):
                 elif type(value) is dict and names is None:
                     data[key] = nest(value, size, None, (key,))
                     continue
-            if isinstance(value, Core):
-                # Nothing can contain a node that is being made, so no search for cycles.
-                data[key] = self._coerced(value, (key,), non_blocking)
-                continue
-            self._set_path(key, value, non_blocking=non_blocking)
+            # Nothing can contain a node that is being made, so no search for cycles.
+            data[key] = self._coerced(value, (key,), non_blocking)
 
     def _fill_nested(self, source: Mapping[Any, Any], key: Any, value: Any, non_blocking: bool) -> None:
         """Store an entry of the constructor under a nested key, unless the mapping has its first part as a key too."""

@@ -174,9 +174,10 @@ class Entries(Core):
             node: Any = self
             if self._locked:
                 refuse_if_locked(self, f"set {show_path((*at, key))}")
-            if isinstance(value, Core):
-                refuse_cycle(node, value, (*at, key))
-            node._set_child(key, self._coerced(value, (*at, key), non_blocking))
+            entry = self._coerced(value, (*at, key), non_blocking)
+            if not isinstance(entry, Tensor):
+                refuse_cycle(node, entry, (*at, key))
+            node._set_child(key, entry)
             return
         path = unravel_key_to_tuple(key)
         node = self
@@ -196,9 +197,9 @@ class Entries(Core):
     def _set_new(self, path: tuple[str, ...], value: Any, at: tuple[str, ...], non_blocking: bool) -> None:
         """Store a checked value under a path of several keys, the first of which is new."""
         refuse_if_locked(self, f"set {show_path(at + path)}")
-        if isinstance(value, Core):
-            refuse_cycle(self, value, at + path)
         entry = self._coerced(value, at + path, non_blocking)
+        if not isinstance(entry, Tensor):
+            refuse_cycle(self, entry, at + path)
         for part in reversed(path[1:]):
             entry = dense({part: entry}, self.batch_size, self.device, self._names)
         add_level(self, path[0], entry)

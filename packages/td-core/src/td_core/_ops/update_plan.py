@@ -144,11 +144,11 @@ class UpdatePlan:
         refuse_if_locked(node, f"set {show_path(path)}")
         if self.inplace:
             node._check_keys({key: value})
-        if isinstance(value, Core):
-            refuse_cycle(node, value, path)
         entry = coerce(value, size, node.device, path, non_blocking=self.non_blocking)
-        if node._names is not None and not isinstance(entry, Tensor):
-            entry = take_names(entry, node._names, show_path(path))
+        if not isinstance(entry, Tensor):
+            refuse_cycle(node, entry, path)
+            if node._names is not None:
+                entry = take_names(entry, node._names, show_path(path))
         if self.clone:
             entry = entry.clone() if isinstance(entry, Tensor) else entry._map(Tensor.clone)
         self.stores.append((node, key, entry))
