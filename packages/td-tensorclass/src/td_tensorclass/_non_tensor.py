@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from td_core import LinkedList, TensorCollection
-from td_core._attachments import attachments
 from td_core._collection import Core
 from td_core._devices import as_device
 from td_core._locking import refuse_if_locked
@@ -53,7 +52,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     True
     """
 
-    __slots__ = ("_link", "_metadata", "_own")
+    __slots__ = ("_metadata",)
 
     _is_non_tensor: ClassVar[bool] = True
 
@@ -61,29 +60,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         super().__init_subclass__(**kwargs)
         register_data(cls)
 
-    _own: Any
-    #: What this shows: another node, or a stack of one value. What is written here is written there.
-    _link: Any
     _metadata: dict[str, Any] | None
-
-    @property
-    def _value(self) -> Any:
-        if self._link is not None:
-            value = self._link._value
-            if self._attachments is None:
-                return value
-            # What a sibling keeps is no view any more.
-            self._own, self._link = value, None
-        if self._attachments is not None:
-            self._own = latest(self)._own
-        return self._own
-
-    def _hold(self, value: Any) -> None:
-        """Store another value; no setter, since torch.compile loses what one does before 2.13."""
-        if self._link is None:
-            self._own = value
-        else:
-            self._link._replace_value(value)
 
     def __init__(
         self,
@@ -104,7 +81,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
                 f"{type(self).__name__} holds one value for the whole batch, and a {type(data).__name__} has "
                 "one for each element already; set it as it is"
             )
-        self._own, self._link = data, None
+        self._own([data])
         self._metadata = _metadata
         size = as_batch_size(batch_size)
         self._start(size, None if device is None else as_device(device), check_names(names, len(size)))
@@ -166,7 +143,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def _made(self: SelfT, batch_size: torch.Size, device: torch.device | None, names: Names | None) -> SelfT:
         """Return a node with the same value."""
         node = new_object(type(self))
-        node._own, node._link = self._value, None
+        node._own([self._value])
         node._metadata = self._metadata
         node._start(batch_size, device, names)
         return node
@@ -175,7 +152,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def _of_stack(cls: type[SelfT], stack: Any) -> SelfT:
         """Return the node that shows the value of a stack without dims."""
         node = new_object(cls)
-        node._own, node._link = None, stack
+        node._show(stack, (0,))
         node._metadata = None
         node._start(stack._batch_size, stack._device)
         return node
@@ -192,7 +169,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     @data.setter
     def data(self, value: Any) -> None:
         refuse_if_locked(self, "replace the value")
-        self._hold(value)
+        self._replace_value(value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the value, as a collection of functions does through ``td.apply(lambda leaf, fn: fn(leaf), functions)``.
@@ -210,7 +187,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
 
     def _shallow(self: SelfT) -> SelfT:
         node = self._made(self._batch_size, self._device, self._names)
-        node._link = self if self._link is None else self._link
+        node._show(self, (0,))
         return node
 
     def _transform(self: SelfT, plan: Any) -> SelfT:
@@ -219,10 +196,10 @@ class NonTensorDataBase(ValueNode, TensorCollection):
             self._device,
             None if self._names is None else move_names(self._names, plan.dims(), plan.n),
         )
-        root = self if self._link is None else self._link
-        # Of one value for a whole batch, there is nothing that a part of the batch could write to.
-        if not root._batch_size and plan.shares:
-            node._link = root
+        root = self if self._root is None else self._root
+        # Of one value for a whole batch, there is nothing that a part of the batch could write to; one of a stack is whole.
+        if (not root._batch_size or type(root) is not type(self)) and plan.shares:
+            node._show(self, (0,))
         return node
 
     def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
@@ -263,14 +240,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
 
     def _replace_value(self: SelfT, value: Any) -> SelfT:
         """Store another value, here and where siblings keep it."""
-        old = self._value
-        self._hold(value)
-        try:
-            for attachment in attachments(self):
-                attachment.changed(self)
-        except BaseException:
-            self._hold(old)
-            raise
+        self._settled()._store(self._cells, self._places or (0,), [value])
         return self
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
@@ -343,22 +313,3 @@ class NonTensorData(NonTensorDataBase):
         if stacks and not capture_non_tensor_stack():
             return False
         return all(type(item) is type(self) and same_value(item._value, self._value) for item in items)
-
-
-def latest(node: Any) -> Any:
-    """Return a node with the values that other processes wrote to it meanwhile: mostly the node itself.
-
-    Raises:
-        StructureError: one value for the batch became one for each element, in another process.
-    """
-    for attachment in attachments(node):
-        found: Any = attachment.current(node)
-        if found is None:
-            continue
-        if type(found) is not type(node):
-            raise StructureError(
-                f"another process replaced this {type(node).__name__} by a {type(found).__name__}: call "
-                "memmap_refresh_() on the collection"
-            )
-        return found
-    return node

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from td_core import LinkedList, TensorDictBase
-from td_core._attachments import attachments
 from td_core._collection import Core, show_path
 from td_core._devices import as_device
 from td_core._indexing import plan_index
@@ -28,7 +27,7 @@ from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
 from ._arrangement import Arrangement, arrangements, positions
-from ._non_tensor import NonTensorData, NonTensorDataBase, latest
+from ._non_tensor import NonTensorData, NonTensorDataBase
 from ._opaque import ValueNode, nested, side_by_side
 from ._settings import list_to_stack
 from ._trees import register_stack
@@ -61,65 +60,21 @@ class NonTensorStack(ValueNode, TensorDictBase):
     torch.Size([2, 2])
     """
 
-    __slots__ = ("_cells", "_origin", "_places", "_root", "_values_size")
+    __slots__ = ("_origin", "_values_size")
 
-    #: One list, in which a write puts another: so views share the cells, and copies the list until one of them is written.
-    _cells: list[list[Any]]
-    #: Of a view: where its values stand in the cells, and whose they are.
-    _places: Sequence[int] | None
-    _root: NonTensorStack | None
     #: The lazy stack, and the key, that the values were read from: it gathered them from its members.
     _origin: tuple[Core, str] | None
     _values_size: torch.Size
 
-    @property
-    def _values(self) -> list[Any]:
-        values, places = self._settled()._read(self._cells), self._places
-        return values if places is None else [values[i] for i in places]
-
-    @property
-    def _value(self) -> Any:
-        return self._values[0]
-
     def _replace_value(self, value: Any) -> None:
         self._assign((), NonTensorData(value))
 
-    def _settled(self) -> NonTensorStack:
-        """Return the stack that this is a view of, or itself; a view that a sibling keeps has cells of its own."""
-        if self._root is not None and self._attachments is not None:
-            values = self._root._read(self._cells)
-            self._own([values[i] for i in self._places or ()])
-        return self if self._root is None else self._root
-
-    def _read(self, cells: list[list[Any]]) -> list[Any]:
-        """Return what is in cells: of this stack, and written by another process meanwhile, or older ones."""
-        if self._attachments is not None:
-            found: list[Any] = latest(self)._cells[0]
-            if len(found) == len(self._cells[0]):
-                self._cells[0] = found
-        return cells[0]
-
-    def _own(self, values: list[Any]) -> None:
-        """Store values in cells that no other node has."""
-        self._cells = [values]
-        self._places = self._root = self._origin = None
-
     def _store(self, cells: list[list[Any]], places: Sequence[int], new: Sequence[Any]) -> None:
-        """Write values into cells: of this stack, to where they came from and siblings keep them, or older ones."""
-        values = self._read(cells).copy()
-        for place, value in zip(places, new, strict=True):
-            values[place] = value
         if cells is self._cells and self._origin is not None:
             stack, key = self._origin
             for place, value in zip(places, new, strict=True):
                 stack._assign(coordinates(place, self._values_size), {key: NonTensorData(value)})  # type: ignore[attr-defined]
-        old, cells[0] = cells[0], values
-        try:
-            for attachment in attachments(self) if cells is self._cells else ():
-                attachment.changed(self)
-        except BaseException:
-            cells[0] = old
-            raise
+        super()._store(cells, places, new)
 
     def _read_from(self, stack: Core, key: str) -> None:
         self._origin = (stack, key)
@@ -155,6 +110,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         self, values: list[Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> None:
         self._own(values)
+        self._origin = None
         self._values_size = batch_size
         self._start(batch_size, device, names)
 
@@ -303,9 +259,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
     def _view(self: SelfT, places: Sequence[int], size: tuple[int, ...]) -> SelfT:
         """Return a node that shows some of the values of this one: what is written to one is written to both."""
         node = self._of([], torch.Size(size), self._device)
-        node._cells = self._cells
-        node._places = places if self._places is None else [self._places[i] for i in places]
-        node._root = self if self._root is None else self._root
+        node._show(self, places)
         return node
 
     def _set_path(
@@ -470,6 +424,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         new = [value for item in items for value in spread(item, tail)]
         position = slice(index, None).indices(self._batch_size[0])[0] * tail.numel()
         self._own([*self._values[:position], *new, *self._values[position:]])
+        self._origin = None
         self._values_size = self._batch_size = torch.Size((self._batch_size[0] + len(items), *tail))
 
     def get_nestedtensor(self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: Any = None) -> Any:

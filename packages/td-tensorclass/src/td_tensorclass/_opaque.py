@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from td_core import LinkedList
+from td_core._attachments import attachments
 from td_core._collection import Child, Core, keeps_memory, show_path
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, fit_names, move_names
@@ -93,10 +94,66 @@ class OpaqueNode(Core):
 class ValueNode(OpaqueNode):
     """Base of the nodes that hold values and no tensors: one for a whole batch, or one for each element of it."""
 
-    __slots__ = ()
+    __slots__ = ("_cells", "_places", "_root")
 
     #: The class of one value for each element: its module, which needs this one, puts it here.
     _stack: ClassVar[Any]
+
+    #: One list, in which a write puts another: so views share the cells, and copies the list until one of them is written.
+    _cells: list[list[Any]]
+    #: Of a view: where its values stand in the cells, and whose they are.
+    _places: Sequence[int] | None
+    _root: ValueNode | None
+
+    @property
+    def _values(self) -> list[Any]:
+        values, places = self._settled()._read(self._cells), self._places
+        return values if places is None else [values[i] for i in places]
+
+    @property
+    def _value(self) -> Any:
+        if self._root is None and self._attachments is None:
+            return self._cells[0][0]  # what is read most is no view, and nobody else writes it
+        return self._values[0]
+
+    def _settled(self) -> ValueNode:
+        """Return the node that this is a view of, or itself; a view that a sibling keeps has cells of its own."""
+        if self._root is not None and self._attachments is not None:
+            values = self._root._read(self._cells)
+            self._own([values[i] for i in self._places or ()])
+        return self if self._root is None else self._root
+
+    def _read(self, cells: list[list[Any]]) -> list[Any]:
+        """Return what is in cells: of this node, and written by another process meanwhile, or older ones."""
+        if self._attachments is not None:
+            found: list[Any] = latest(self)._cells[0]
+            if len(found) == len(self._cells[0]):
+                self._cells[0] = found
+        return cells[0]
+
+    def _own(self, values: list[Any]) -> None:
+        """Store values in cells that no other node has."""
+        self._cells = [values]
+        self._places = self._root = None
+
+    def _store(self, cells: list[list[Any]], places: Sequence[int], new: Sequence[Any]) -> None:
+        """Write values into cells: of this node, and to where siblings keep them, or older ones."""
+        values = self._read(cells).copy()
+        for place, value in zip(places, new, strict=True):
+            values[place] = value
+        old, cells[0] = cells[0], values
+        try:
+            for attachment in attachments(self) if cells is self._cells else ():
+                attachment.changed(self)
+        except BaseException:
+            cells[0] = old
+            raise
+
+    def _show(self, source: ValueNode, places: Sequence[int]) -> None:
+        """Show some of the values of another node: what is written to one is written to both."""
+        self._cells = source._cells
+        self._places = places if source._places is None else [source._places[i] for i in places]
+        self._root = source if source._root is None else source._root
 
     def _values_for(self, size: torch.Size) -> list[Any]:
         """Return one value for each element of a batch, to which the batch of this node can be expanded.
@@ -287,6 +344,25 @@ class ValueNode(OpaqueNode):
         ['a', 'b']
         """
         return self._rebuild(iter(()))
+
+
+def latest(node: Any) -> Any:
+    """Return a node with the values that other processes wrote to it meanwhile: mostly the node itself.
+
+    Raises:
+        StructureError: one value for the batch became one for each element, in another process.
+    """
+    for attachment in attachments(node):
+        found: Any = attachment.current(node)
+        if found is None:
+            continue
+        if type(found) is not type(node):
+            raise StructureError(
+                f"another process replaced this {type(node).__name__} by a {type(found).__name__}: call "
+                "memmap_refresh_() on the collection"
+            )
+        return found
+    return node
 
 
 def nested(values: list[Any], size: Sequence[int], made: Callable[..., Any] = list) -> Any:
