@@ -27,10 +27,9 @@ from . import _fs, _names
 from ._commit import Staging
 from ._errors import FileTakenError
 from ._fs import Parts, Tree
-from ._load import Loading, Reader
+from ._load import Loading, Reader, on_one_version
 from ._mapping import map_elements
 from ._new_file import NewFile
-from ._one_version import on_one_version
 from ._owned import owned
 from ._pieces import pieces
 from ._plan import Plan, make_plan

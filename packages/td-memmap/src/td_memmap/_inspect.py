@@ -15,9 +15,8 @@ from . import _fs, _names
 from ._archive import ArchiveTree
 from ._fs import Parts
 from ._listing import printable, show_size
-from ._load import members_of, unlisted
+from ._load import members_of, on_one_version, unlisted
 from ._meta import At, Level, describe, read_json
-from ._one_version import on_one_version
 
 
 @dataclass(slots=True)

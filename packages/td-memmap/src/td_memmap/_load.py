@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,7 +33,6 @@ from ._fs import Parts, Tree
 from ._legacy import load_legacy
 from ._limits import check_mappings
 from ._meta import LIMIT, At, LeafEntry, Level, check_shape, read_json, read_level
-from ._one_version import on_one_version
 from ._plan import FORMAT
 from ._progress import Progress, reporter
 from ._shapes import element_count, jagged, without_elements
@@ -40,6 +40,7 @@ from ._subpath import find
 from ._tensor import MemoryMappedTensor, Place, map_file, plain
 
 _CPU = torch.device("cpu")
+_ATTEMPTS = 1000
 # What building a node from data of the right form can raise when the content does not fit together.
 _MISFITS = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError)
 
@@ -106,6 +107,34 @@ def load_directory(prefix: str, options: Loading, subpath: NestedKey | None = No
     if subpath is None:
         return on_one_version(prefix, load)
     return on_one_version(prefix, load, lambda tree: find(tree, subpath, robust_key=options.robust_key))
+
+
+def on_one_version(
+    path: str, work: Callable[[Tree], tuple[Any, bool]], place: Callable[[Tree], Parts] | None = None
+) -> Any:
+    """Do something with a directory, and start over where another one took its place and the files were gone.
+
+    The work returns its result, and whether that is right even if the directory was replaced meanwhile; ``place`` tells
+    where the directory to work with is below this one.
+
+    Raises:
+        FormatError: it is replaced each time.
+    """
+    for _ in range(_ATTEMPTS):
+        trees = [Tree.at_path(path)]
+        try:
+            if place is not None:
+                trees.append(trees[0].below(place(trees[0])))
+            result, right = work(trees[-1])
+            if right or not any(tree.replaced() for tree in trees):
+                return result
+        except (OSError, ValueError):
+            if not any(tree.replaced() for tree in trees):
+                raise
+        finally:
+            for tree in trees:
+                tree.close()
+    raise FormatError(f"cannot load {path}: other processes replace it all the time")
 
 
 class Reader:

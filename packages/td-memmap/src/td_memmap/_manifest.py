@@ -16,9 +16,8 @@ from ._checksum import digest_of, named
 from ._fs import Parts, Tree
 from ._inspect import look
 from ._listing import printable
-from ._load import Loading, Node, Reader
+from ._load import Loading, Node, Reader, on_one_version
 from ._meta import read_json
-from ._one_version import on_one_version
 from ._progress import Progress, reporter
 
 

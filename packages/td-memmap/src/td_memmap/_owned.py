@@ -69,7 +69,8 @@ def owned(tree: Tree) -> Owned:
         mapping = (isinstance(meta.get("shape"), list) and not is_view(meta)) or "entries" in meta
         for name, is_directory in listing.items():
             if not is_directory:
-                if not stems.isdisjoint(_cut(name)) or _LITTER.fullmatch(name):
+                cut = (name.removesuffix(ending) for ending in _LEAF_ENDINGS if name.endswith(ending))
+                if not stems.isdisjoint(cut) or _LITTER.fullmatch(name):
                     result.files.add((*parts, name))
                 continue
             fixed = name in (_names.INNER, _names.SOURCE) or name.isdigit()
@@ -100,10 +101,6 @@ def _add_recorded(tree: Tree, result: Owned) -> None:
             same = path[-1] in _FIXED and found.st_ctime_ns <= written.st_ctime_ns
         if same:
             result.add(path)
-
-
-def _cut(name: str) -> list[str]:
-    return [name[: -len(ending)] for ending in _LEAF_ENDINGS if name.endswith(ending)]
 
 
 def _stems(meta: dict[str, Any]) -> set[str]:

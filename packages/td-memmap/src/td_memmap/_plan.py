@@ -112,7 +112,7 @@ def make_plan(
     Raises:
         CodecError: a leaf or value cannot be stored; the message names its key.
     """
-    planner = _Planner(Plan(), robust_key, allow_pickle, content)
+    planner = _Planner(robust_key, allow_pickle, content)
     todo: list[_Below] = [(tree, (), (), torch.Size(), None)]
     while todo:
         # Children stand behind their parent, so the metadata can be written in reverse: the root last.
@@ -128,13 +128,13 @@ def take_apart(node: Core) -> Record:
     return kind.flatten(node) if layout is None else layout.flatten(node)
 
 
-def collect(tree: Core, plan: Plan, *, content: bool) -> None:
-    """Add the leaves and nodes of a tree to a plan without names, for files that have none."""
-    planner = _Planner(plan, True, False, content)
+def collect(tree: Core, *, content: bool) -> Plan:
+    """Return the leaves and nodes of a tree as a plan without names, for files that have none."""
+    planner = _Planner(True, False, content)
     todo: list[tuple[Core, KeyPath]] = [(tree, ())]
     while todo:
         node, path = todo.pop()
-        plan.nodes.append((node, ()))
+        planner.plan.nodes.append((node, ()))
         record = take_apart(node)
         todo.extend((child, (*path, key)) for key, child in record.members.items())
         for key, child in record.entries.items():
@@ -142,6 +142,7 @@ def collect(tree: Core, plan: Plan, *, content: bool) -> None:
                 planner.leaf(child, (), key, (*path, key))
             else:
                 todo.append((child, (*path, key)))
+    return planner.plan
 
 
 def plan_values(node: Core, above: torch.Size, *, allow_pickle: bool) -> dict[str, bytes]:
@@ -150,7 +151,7 @@ def plan_values(node: Core, above: torch.Size, *, allow_pickle: bool) -> dict[st
     Raises:
         CodecError: a value cannot be stored.
     """
-    planner = _Planner(Plan(), True, allow_pickle, True)
+    planner = _Planner(True, allow_pickle, True)
     planner.level((node, (), (), above, None))
     return {name: text for _, name, text in planner.plan.texts}
 
@@ -161,8 +162,8 @@ def _longer(names: list[str | None], count: int) -> list[str | None]:
 
 
 class _Planner:
-    def __init__(self, plan: Plan, robust_key: bool, allow_pickle: bool, content: bool) -> None:
-        self.plan = plan
+    def __init__(self, robust_key: bool, allow_pickle: bool, content: bool) -> None:
+        self.plan = Plan()
         self.robust_key = robust_key
         self.allow_pickle = allow_pickle
         self.content = content

@@ -304,8 +304,8 @@ def save_anonymous(tree: Core, options: Options) -> Any:
     Raises:
         OSError: there is no room.
     """
-    plan, like = Plan(), options.like
-    collect(tree, plan, content=not like)
+    like = options.like
+    plan = collect(tree, content=not like)
     mapped: dict[int, Tensor] = {}
     files: dict[LeafFile, MemoryMappedTensor] = {}
     offsets: dict[LeafFile, int] = {}

@@ -20,11 +20,10 @@ from td_core._lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._attrs import TensorAttrs
-    from ._decorator import tensorclass
-    from ._from_dataclass import from_dataclass
     from ._metadata import MetaData
     from ._non_tensor import NonTensorData, NonTensorDataBase
     from ._non_tensor_stack import NonTensorStack
+    from ._plain_classes import from_dataclass, tensorclass
     from ._predicates import is_leaf_nontensor, is_non_tensor, is_tensorclass
     from ._settings import (
         capture_non_tensor_stack,
@@ -50,11 +49,10 @@ __getattr__, __dir__ = _lazy_names(
     __name__,
     {
         "._attrs": ("TensorAttrs",),
-        "._decorator": ("tensorclass",),
-        "._from_dataclass": ("from_dataclass",),
         "._metadata": ("MetaData",),
         "._non_tensor": ("NonTensorData", "NonTensorDataBase"),
         "._non_tensor_stack": ("NonTensorStack",),
+        "._plain_classes": ("from_dataclass", "tensorclass"),
         "._predicates": ("is_leaf_nontensor", "is_non_tensor", "is_tensorclass"),
         "._settings": (
             "capture_non_tensor_stack",

@@ -10,9 +10,9 @@ from td_core._keys import unravel_key_to_tuple
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
 from ._attrs import attrs_of
-from ._from_dataclass import converted
 from ._non_tensor import NonTensorData
 from ._opaque import ValueNode
+from ._plain_classes import converted
 
 
 class NonTensorMethods:
