@@ -35,6 +35,7 @@ def test_floating_leaves_are_parameters_the_others_buffers():
 
 def test_no_convert_keeps_leaves_as_they_are():
     params = make(no_convert=True)
+    assert repr(TensorDictParams(params, no_convert=True)) == repr(params)
     assert list(params.parameters()) == [] and len(list(params.buffers())) == 3
     params["z"] = torch.zeros(1)
     assert type(params["z"]) is torch.Tensor
@@ -236,6 +237,7 @@ def test_a_module_on_the_meta_device_is_given_memory(device):
     leaf.grad = torch.ones(2)
     module.to("meta")
     assert module.p["a"] is leaf and leaf.grad.is_meta and module.p["i"].is_meta
+    assert module.p.device == (device and torch.device("meta"))
     module.to_empty(device="cpu")
     assert isinstance(leaf, nn.Parameter) and leaf.requires_grad and leaf.is_cpu
     assert module.p.device == (device and torch.device(device))

@@ -114,6 +114,14 @@ def test_where(kind: str, condition: Tensor, other: str) -> None:
     assert type(result) is type(td)
 
 
+@pytest.mark.parametrize("shape", [(1,), (4,), (2, 3, 4)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_takes_a_tensor_that_broadcasts_with_every_leaf(kind: str, shape: tuple[int, ...]) -> None:
+    td, value = KINDS[kind](0.0).select("x"), torch.full(shape, 0.5)
+    (leaf,) = leaves(td)
+    assert torch.equal(td.where(MASK, value)["x"], torch.where(right(MASK, leaf), leaf, value))
+
+
 def test_where_across_kinds() -> None:
     expected = make().where(MASK, make(100.0))
     for first, second in [("dense", "lazy0"), ("lazy0", "dense"), ("lazy0", "lazy1")]:

@@ -107,6 +107,11 @@ def test_strict_reports_missing_and_unexpected_keys_and_changes_nothing():
     with pytest.raises(StructureError, match=r"unexpected keys: \['n.z'\]; missing keys: \['n.b'\]"):
         target.load_state_dict(state)
     assert target["a"].sum() == 0
+    more = make().state_dict()
+    more["z"] = torch.ones(3)
+    with pytest.raises(StructureError, match=r"unexpected keys: \['z'\]"):
+        target.load_state_dict(more)
+    assert target["a"].sum() == 0
     target.load_state_dict(state, strict=False)
     assert torch.equal(target["a"], make()["a"]) and "z" in target["n"] and target["n", "b"].sum() == 0
     with pytest.raises(StructureError, match=r"unexpected keys: \['n.b', 'n.c.d'\]; missing keys: \['q'\]"):

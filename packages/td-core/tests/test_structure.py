@@ -150,7 +150,7 @@ class TestExclude:
             ([("b", "c"), ("b", "d")], ["a", "b"]),
             (["b", ("b", "c")], ["a"]),
             ([("b", "c"), "b"], ["a"]),
-            (["zz", ("b", "q"), ("a", "q")], ["a", "b", ("b", "c"), ("b", "d")]),
+            (["zz", ("b", "q"), ("a", "q"), ("zz", "q")], ["a", "b", ("b", "c"), ("b", "d")]),
             ([], ["a", "b", ("b", "c"), ("b", "d")]),
         ],
     )
@@ -277,6 +277,8 @@ class TestEmpty:
     def test_filter_empty_in_members(self) -> None:
         stack = LazyStackedTensorDict(*[TensorDict({"a": {"b": {}}, "c": 1}) for _ in range(2)])
         assert keys(stack.filter_empty_()) == ["c"]
+        uneven = LazyStackedTensorDict(TensorDict({"only": {"b": {}}, "c": 1}), TensorDict({"c": 1}))
+        assert [keys(member) for member in uneven.filter_empty_().tensordicts] == [["c"], ["c"]]
 
     def test_filter_empty_needs_no_unlocking_where_nothing_goes(self) -> None:
         assert dense().lock_().filter_empty_().is_locked
@@ -469,6 +471,37 @@ class TestRename:
         assert keys(td) == ["a", "b", ("b", "c"), ("b", "d")]
 
     @pytest.mark.parametrize(
+        ("old", "new", "error", "message"),
+        [
+            (("b", "q"), ("b", "y"), KeyPathError, "key 'q' not found in key 'b'"),
+            (("a", "q"), ("a", "y"), KeyThroughLeafError, "key 'a' is a tensor, so it has no entry 'q'"),
+            (
+                ("b", "c"),
+                ("b", "d"),
+                KeyTakenError,
+                r"cannot rename key \('b', 'c'\): there is an entry key \('b', 'd'\)",
+            ),
+        ],
+    )
+    def test_refusals_below_name_the_whole_key(self, old: Any, new: Any, error: Any, message: str) -> None:
+        td = dense()
+        with pytest.raises(error, match=message):
+            td.rename_key_(old, new, safe=True)
+        with pytest.raises(error):
+            LazyStackedTensorDict(td, td.clone()).rename_key_(old, new, safe=True)
+        assert keys(td) == keys(dense())
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_an_entry_that_only_some_members_have_is_not_renamed(self, first: bool) -> None:
+        members = [TensorDict({"a": 1, "b": 2}), TensorDict({"b": 2, "c": 3})]
+        stack = LazyStackedTensorDict(*(members if first else reversed(members)))
+        before = [keys(member) for member in members]
+        for old, new in (("a", "y"), ("b", "c")):
+            with pytest.raises((KeyPathError, KeyTakenError), match=f"key '{old if old == 'a' else new}'"):
+                stack.rename_key_(old, new, safe=True)
+            assert [keys(member) for member in members] == before
+
+    @pytest.mark.parametrize(
         ("mapping", "expected"),
         [
             ({"a": "n", ("b", "c"): ("b", "e")}, ["b", ("b", "d"), ("b", "e"), "n"]),
@@ -505,7 +538,11 @@ def test_depth() -> None:
     assert td.flatten_keys().unflatten_keys()[path].tolist() == [0.0, 0.0]
     assert [path in part.keys(True) for part in td.split_keys([path])] == [True, False]
     assert td.rename_keys({path: "y"})["y"].tolist() == [0.0, 0.0]
-    assert td.empty(recurse=True).filter_empty_().is_empty()
+    empty = td.empty(recurse=True)
+    assert len(list(empty.keys(True))) == len(
+        [key for key in td.keys(True) if key not in td.keys(True, True)]
+    )
+    assert empty.filter_empty_().is_empty()
     td.rename_key_(path, "y").filter_empty_()
     assert list(td.keys()) == ["y"]
 
@@ -600,5 +637,5 @@ def test_levels_that_no_key_was_split_into_stay_levels(locked) -> None:
 
 
 def test_renaming_below_a_tensor_names_it() -> None:
-    with pytest.raises(KeyThroughLeafError, match="key 'a' is a tensor, so it has no entry 'b' to rename"):
+    with pytest.raises(KeyThroughLeafError, match="key 'a' is a tensor, so it has no entry 'b'"):
         TensorDict({"a": torch.zeros(2)}).rename_key_(("a", "b"), ("a", "c"))

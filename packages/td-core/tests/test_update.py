@@ -125,6 +125,11 @@ class TestUpdate:
         td.update(source, is_leaf=lambda cls: True)
         assert list(td.keys(True, True)) == ["a", ("b", "e")]
 
+    def test_replace_takes_any_name_as_a_key(self) -> None:
+        td = TensorDict({"a": 1})
+        result = td.replace(clone=2, inplace=3)
+        assert list(result.keys()) == ["a", "clone", "inplace"] and list(td.keys()) == ["a"]
+
     def test_takes_the_batch_size_of_the_source(self) -> None:
         td = TensorDict({"a": torch.zeros(4, 2)}, [4])
         td.update(TensorDict({"a": torch.zeros(3)}, [3]), update_batch_size=True)
@@ -920,7 +925,8 @@ def test_a_level_stays_where_no_key_below_it_is_updated(inplace, source, is_leaf
     arguments = {"inplace": inplace, "is_leaf": is_leaf}
     td = dense().update(source, keys_to_update=[("b", "y")], **arguments)
     assert list(td.keys(True, True)) == list(dense().keys(True, True))
-    assert TensorDict(batch_size=[3]).update(source, keys_to_update=[("b", "y")], **arguments).is_empty()
+    empty = TensorDict(batch_size=[3]).update(source, keys_to_update=[("b", "y")], **arguments)
+    assert list(empty.keys()) == []
     # A key below a level says that the rest of the level stays.
     td = dense().update(source, keys_to_update=[("b", "x")], **arguments)
     assert list(td["b"].keys()) == ["c", "d", "x"]

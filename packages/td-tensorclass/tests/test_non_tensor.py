@@ -756,3 +756,15 @@ def test_values_that_are_nan_are_one_value(wrap: Any) -> None:
 def test_values_cannot_be_packed() -> None:
     with pytest.raises(StructureError, match=r"cannot pack key \('n', 's'\): it is non-tensor data"):
         TensorDict({"a": torch.zeros(2), "n": {"s": "x"}}).pack()
+
+
+def test_values_are_filtered_that_only_some_members_have() -> None:
+    stack = LazyStackedTensorDict(TensorDict({"a": 1, "s": "x"}), TensorDict({"a": 1}))
+    assert [list(member.keys()) for member in stack.filter_non_tensor_data().tensordicts] == [["a"], ["a"]]
+
+
+def test_a_pickle_keeps_the_names_and_the_lock_of_a_value() -> None:
+    node = NonTensorData("x", batch_size=[2])
+    node.names = ["t"]
+    back = pickle.loads(pickle.dumps(node.lock_()))
+    assert (back.names, back.is_locked, back.data, back.batch_size) == (["t"], True, "x", (2,))

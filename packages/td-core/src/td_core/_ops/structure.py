@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, missing_key, show_path
+from .._collection import Child, Core, show_path
 from .._devices import as_device
 from .._keys import unravel_key_to_tuple
 from .._labels import relabel
@@ -23,7 +23,7 @@ from .._locking import refuse_if_locked
 from .._names import check_names
 from .._ragged import distinct_members
 from .._views import IsLeaf, holds_no_entries
-from ..errors import KeyTakenError, KeyThroughLeafError
+from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .batch_size import as_batch_size
 from .flattening import flat_entries, nested_entries
@@ -354,24 +354,13 @@ class Structure(Updating):
         old, new = unravel_key_to_tuple(old_key), unravel_key_to_tuple(new_key)
         refuse_if_locked(self, f"rename {show_path(old)}")
         if members is not None:
-            for member in members[0]:
-                if old not in member.keys(True):
-                    raise missing_key(member, old_key)
-                if safe and new != old and new in member.keys(True):
-                    raise KeyTakenError(
-                        f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already"
-                    )
             with unchanged_on_error(self):
                 for member in distinct_members(members[0]):
-                    member.rename_key_(old, new)
+                    member.rename_key_(old, new, safe)
             return self
-        if len(old) > 1 and old[:-1] == new[:-1]:
+        parent: Any = self._get_path(old[:-1])
+        if old[:-1] == new[:-1] and not isinstance(parent, Tensor) and parent._stacked() is not None:
             # A lazy stack below renames in its members, whose entries may not stack.
-            parent = self._get_path(old[:-1])
-            if isinstance(parent, Tensor):
-                raise KeyThroughLeafError(
-                    f"{show_path(old[:-1])} is a tensor, so it has no entry {old[-1]!r} to rename"
-                )
             parent.rename_key_(old[-1], new[-1], safe)
             return self
         entry = self._get_path(old)
@@ -379,7 +368,6 @@ class Structure(Updating):
             return self
         if safe and new in self.keys(True):
             raise KeyTakenError(f"cannot rename {show_path(old)}: there is an entry {show_path(new)} already")
-        parent = self._get_path(old[:-1])
         refuse_if_locked(parent, f"rename {show_path(old)}")
         if new[: len(old)] == old:
             # The entry makes room for the level that it goes into.

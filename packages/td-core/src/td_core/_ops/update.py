@@ -241,9 +241,6 @@ class Updating(Entries):
         if not isinstance(entry, Tensor):
             if not entry._opaque:
                 entry._assign(index, value, non_blocking=non_blocking)
-            elif parent._stacked() is not None:
-                # What a stack reads of its members' values is no view of them.
-                parent._assign(index, {path[-1]: value}, non_blocking=non_blocking)
             elif (written := entry._written_at(index, value)) is not entry:
                 parent._set_child(path[-1], written)
             return self
