@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from itertools import islice
 
 import pytest
 import torch
@@ -144,6 +145,22 @@ def test_a_collection_cannot_contain_itself_at_any_depth(put, key, inside):
     with pytest.raises(StructureError, match="contains the collection it is set into"):
         put(td, key, inside(td))
     assert list(td.keys(True)) == ["n", ("n", "m")]
+
+
+@pytest.mark.parametrize(
+    "inside", [lambda stack: stack, lambda stack: {"y": stack}, lambda stack: stack.clone(False)]
+)
+@pytest.mark.parametrize("key", ["x", ("n", "x"), ("n", "m", "x"), ("n", "new", "x")])
+@pytest.mark.parametrize(
+    "put", [lambda td, key, value: td.set(key, value), lambda td, key, value: td.update({key: value})]
+)
+def test_no_member_of_a_lazy_stack_can_contain_itself(put, key, inside):
+    members = [TensorDict({"n": {"m": {}}, "i": i}) for i in range(2)]
+    stack = lazy_stack(members)
+    with suppress(StructureError):
+        put(stack, key, inside(stack))
+    for td in (stack, *members):
+        assert len(list(islice(td.keys(True), 100))) < 100, "the walk has no end"
 
 
 def test_a_hundred_thousand_keys():

@@ -21,6 +21,7 @@ from ._locking import refuse_if_locked
 from ._names import Names, check_names
 from ._nodes import dense
 from ._ops.batch_size import as_batch_size
+from ._ops.entries import refuse_cycle
 from ._ops.member_writes import member_parts, unbind_members
 from ._ops.uneven import nothing_of, uneven_index
 from ._ops.update_plan import UpdatePlan
@@ -377,9 +378,11 @@ class LazyStackedTensorDict(TensorDictBase):
         self._check_keys({key: None})
         shares = list(zip(self._members, self._parts(value)))
         for member, part in () if isinstance(value, Tensor) else shares:
-            if isinstance(part, Core) and -1 in part.batch_size:
-                # It was made for all members, of the batch size that shows -1 where theirs differ.
-                part._grow(member.batch_size)
+            if isinstance(part, Core):
+                refuse_cycle(member, part, (key,))
+                if -1 in part.batch_size:
+                    # It was made for all members, of the batch size that shows -1 where theirs differ.
+                    part._grow(member.batch_size)
         return shares
 
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
@@ -395,8 +398,6 @@ class LazyStackedTensorDict(TensorDictBase):
     def _parts(self, value: Child) -> Sequence[Child]:
         if self._hook_in is not None:
             value = self._hook_in(value)
-        if isinstance(value, Tensor):
-            return value.unbind(self._stack_dim)
         return unbind_members(value, self._stack_dim)
 
     def _del_child(self, key: str) -> None:
@@ -422,8 +423,7 @@ class LazyStackedTensorDict(TensorDictBase):
             return dense(dict(children), size, label, full_names)
         parts: list[dict[str, Child]] = [{} for _ in range(count)]
         for key, child in children.items():
-            pieces = child.unbind(dim) if isinstance(child, Tensor) else unbind_members(child, dim)
-            for part, piece in zip(parts, pieces):
+            for part, piece in zip(parts, unbind_members(child, dim)):
                 part[key] = piece
         inner = torch.Size(without(size, dim))
         inner_names = None if full_names is None else full_names[:dim] + full_names[dim + 1 :]

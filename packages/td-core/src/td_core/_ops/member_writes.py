@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, coerce, nest
-from .._collection import Core
+from .._collection import Child, Core
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._plans import coordinates
@@ -23,8 +23,10 @@ Part = tuple[Any, Any, Any]
 Path = tuple[str, ...]
 
 
-def unbind_members(value: Core, dim: int) -> tuple[Any, ...]:
-    """Return the parts of a collection along one of its batch dims; a lazy stack gives its members."""
+def unbind_members(value: Child, dim: int) -> tuple[Any, ...]:
+    """Return the parts of an entry along one of its batch dims; a lazy stack gives its members."""
+    if isinstance(value, Tensor):
+        return value.unbind(dim)
     return value._explode(unbind_plan(value.batch_size, dim))
 
 
