@@ -26,7 +26,7 @@ Path = tuple[str, ...]
 def unbind_members(value: Child, dim: int) -> tuple[Any, ...]:
     """Return the parts of an entry along one of its batch dims; a lazy stack gives its members."""
     if isinstance(value, Tensor):
-        return value.unbind(dim)
+        return value.unbind(dim)  # type: ignore[no-any-return]
     return value._explode(unbind_plan(value.batch_size, dim))
 
 
