@@ -26,8 +26,9 @@ Path = tuple[str, ...]
 def unbind_members(value: Child, dim: int) -> tuple[Any, ...]:
     """Return the parts of an entry along one of its batch dims; a lazy stack gives its members."""
     if isinstance(value, Tensor):
-        return value.unbind(dim)  # type: ignore[no-any-return]
-    return value._explode(unbind_plan(value.batch_size, dim))
+        return value.unbind(dim)
+    parts: tuple[Any, ...] = value._explode(unbind_plan(value.batch_size, dim))
+    return parts
 
 
 def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
