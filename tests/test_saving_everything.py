@@ -389,6 +389,9 @@ def test_a_mapped_tensorclass_is_a_live_save(tmp_path: Path) -> None:
     stack = TensorDict.lazy_stack([TensorDict({"a": torch.ones(2)})]).memmap_(tmp_path / "stack")
     with pytest.raises(RuntimeError, match="cannot refresh a LazyStackedTensorDict as a whole"):
         stack.memmap_refresh_()
+    points = Point.lazy_stack([Point(torch.ones(2)), Point(torch.ones(3))]).memmap_(tmp_path / "points")
+    with pytest.raises(RuntimeError, match=r"cannot refresh a Point as a whole: load_memmap\('.*/points'\)"):
+        points.memmap_refresh_()
     value = (
         TensorDict({"v": NonTensorData("x", batch_size=[2])}, batch_size=[2]).memmap_(tmp_path / "v").get("v")
     )

@@ -481,6 +481,22 @@ def test_files_of_others_stay_and_stale_ones_of_ours_go(prefix: Path, tmp_path: 
     assert os.listdir(tmp_path) == ["save"]
 
 
+@pytest.mark.parametrize("file", ["more/mine", "more/deep/mine", None])
+def test_a_directory_of_others_may_have_the_name_of_a_level(
+    file: str | None, prefix: Path, tmp_path: Path
+) -> None:
+    (prefix / "more" / "empty").mkdir(parents=True)
+    if file is not None:
+        (prefix / file).parent.mkdir(exist_ok=True)
+        (prefix / file).write_text("x")
+    for value in (1, 3, 4, 5):
+        make(value, more=value % 2 == 1).memmap(prefix)
+        assert content(prefix) == value
+        assert (prefix / "more" / "empty").is_dir()
+        assert file is None or (prefix / file).read_text() == "x"
+        assert os.listdir(tmp_path) == ["save"]
+
+
 def test_the_root_of_a_file_system_is_no_place() -> None:
     with pytest.raises(FileTakenError, match="the root of a file system cannot be replaced"):
         make(1).memmap(Path(os.sep))

@@ -386,7 +386,9 @@ def _rescue_all(old: Tree, now: Tree, mine: Owned) -> bool:
     """Bring what belongs to no save from a replaced directory to the prefix; tell whether that was all of it."""
     others, folders = foreign(old, mine)
     if folders:
-        others, folders = foreign(old, mine, owned(now).directories)
+        # Directories that the new save has too are emptied, and go with those of the old one.
+        mine.directories |= owned(now).directories
+        others, folders = foreign(old, mine)
     clean = True
     for path in folders:
         clean = _rescue(old, now, path) and clean

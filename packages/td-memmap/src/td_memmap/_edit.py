@@ -189,8 +189,8 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
     record = take_apart(node)
     if record.members or record.values:
         raise StructureError(
-            f"cannot refresh a {type(data).__name__} as a whole: load_memmap({saved.path!r}), or refresh its members, or "
-            "the collection that holds it"
+            f"cannot refresh a {type(data).__name__} as a whole: load_memmap({directory(data, saved)!r}), or refresh its "
+            "members, or the collection that holds it"
         )
     loaded = load_directory(saved.path, Loading(robust_key=saved.robust_key, allow_pickle=allow_pickle))
     for key in list(node._children()):
