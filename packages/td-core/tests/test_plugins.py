@@ -766,17 +766,39 @@ def test_the_registered_plugins_are_public() -> None:
     assert all(isinstance(record, PluginRecord) for record in td_core.plugins())
 
 
-def test_an_encoded_node_says_which_package_wrote_it() -> None:
+#: A collection with a node in it, by how messages name the place of the node.
+WRAPPED = {
+    "the root": lambda node: node,
+    "key 'x'": lambda node: TensorDict({"a": 1, "n": {}, "x": node}),
+    "key ('n', 'x')": lambda node: TensorDict({"m": {"x": {}}, "n": {"x": node}}),
+    "key ('l', '1')": lambda node: TensorDict({"l": TensorDict.lazy_stack([TensorDict(), node])}),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_an_encoded_node_says_which_package_wrote_it(wrap: str) -> None:
     with installed(plugin(td_node_kinds=[kind()]), distribution="td-foreign", version="1.5"):
-        encoded = td_core.encode(TensorDict({"x": Foreign({"a": 1})}))
-        assert [row.get("from") for row in encoded.nodes] == [None, "td-foreign==1.5"]
-        assert isinstance(td_core.decode(encoded)["x"], Foreign)
+        encoded = td_core.encode(WRAPPED[wrap](Foreign({"a": 1})))
+        assert [row.get("from") for row in encoded.nodes if row["kind"] == "test.Foreign"] == [
+            "td-foreign==1.5"
+        ]
+        assert type(td_core.decode(encoded)) is type(WRAPPED[wrap](Foreign()))
     with pytest.raises(MissingPluginError) as caught:
         td_core.decode(encoded)
     assert str(caught.value) == (
-        "node 1, of the kind 'test.Foreign', was written by 'td-foreign' 1.5, which is not installed: "
+        f"{wrap}, of the kind 'test.Foreign', was written by 'td-foreign' 1.5, which is not installed: "
         "pip install td-foreign"
     )
+
+
+def test_a_node_below_a_damaged_one_is_named_by_its_place() -> None:
+    encoded = td_core.encode(TensorDict({"n": {"b": 1}}))
+    encoded.nodes[0]["entries"] = None
+    encoded.nodes[1]["kind"] = "nope"
+    with pytest.raises(
+        FormatError, match="^node 1 is of the kind 'nope', which no installed package provides$"
+    ):
+        td_core.decode(encoded)
 
 
 @pytest.mark.parametrize("entry", [None, 3, np.ones(3), [1.0], {"a": torch.ones(3)}])
@@ -798,7 +820,7 @@ def test_a_node_that_cannot_be_put_together_names_its_writer() -> None:
         with pytest.raises(FormatError) as caught:
             td_core.decode(encoded)
     assert str(caught.value) == (
-        "node 1, of the kind 'test.Foreign', written by 'td-foreign==1.5', cannot be put together: KeyError('unit')"
+        "key 'x', of the kind 'test.Foreign', written by 'td-foreign==1.5', cannot be put together: KeyError('unit')"
     )
 
 

@@ -420,7 +420,7 @@ def places(count: int) -> list[Any]:
         ([row([[1, [0]]])], 1, r"the keys of node 0 are no strings, or not all different: \[1\]"),
         ([row([["a", [0]], ["a", [1]]])], 2, r"not all different: \['a', 'a'\]"),
         ([row([], values=[["data", 0]])], 0, r"each value .* there are 0, found \[0\]"),
-        ([row([], kind=None)], 0, "node 0 is of the kind None"),
+        ([row([], kind=None)], 0, "the root is of the kind None"),
         ([row([], kind="Nope")], 0, "'Nope', which no installed package provides"),
     ],
 )

@@ -8,6 +8,7 @@ functions. N kinds and M transports need N + M pieces of code.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._collection import Child, Core
+from ._collection import Child, Core, show_path
 from ._missing import missing_writer
 from .errors import FormatError, PluginError, TensorDictError
 
@@ -288,9 +289,10 @@ def decode(encoded: Encoded) -> Any:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise FormatError(f"node {position} of the encoded tree is damaged: {error!r}") from error
         if tag not in KINDS:
-            missing = missing_writer(f"node {position}, of the kind {tag!r},", row.get("from"))
+            shown = _shown(encoded.nodes, position)
+            missing = missing_writer(f"{shown}, of the kind {tag!r},", row.get("from"))
             raise missing or FormatError(
-                f"node {position} is of the kind {tag!r}, which no installed package provides"
+                f"{shown} is of the kind {tag!r}, which no installed package provides"
             )
         kind = KINDS[tag]
         cls = find_subclass(kind.type, row["class"]) if "class" in row else None
@@ -301,7 +303,7 @@ def decode(encoded: Encoded) -> Any:
         except (LookupError, TypeError, ValueError) as error:
             writer = f", written by {row['from']!r}," if "from" in row else ""
             raise FormatError(
-                f"node {position}, of the kind {tag!r}{writer} cannot be put together: {error!r}"
+                f"{_shown(encoded.nodes, position)}, of the kind {tag!r}{writer} cannot be put together: {error!r}"
             ) from error
     return nodes[0]
 
@@ -364,6 +366,25 @@ def find_subclass(base: type, name: Any) -> type | None:
                 return cls  # type: ignore[no-any-return]
             todo.append(cls)
     return None
+
+
+def _shown(rows: list[dict[str, Any]], position: int) -> str:
+    """Name a node by the keys that lead to it, or by its place where the rows above it are damaged."""
+    path: tuple[str, ...] = ()
+    at = position
+    with contextlib.suppress(LookupError, TypeError, ValueError):
+        while at:
+            above = [
+                (key, parent)
+                for parent in range(at)
+                for group in ("entries", "members")
+                for key, ref in rows[parent][group]
+                if ref == at
+            ]
+            key, at = above[0]
+            path = (key, *path)
+        return show_path(path)
+    return f"node {position}"
 
 
 def _later(nodes: list[Any], ref: int, position: int) -> Any:
