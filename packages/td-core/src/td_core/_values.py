@@ -15,13 +15,14 @@ keyed by position or key; ``"*"`` stands for every item of a list. The tag of a 
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Callable
 from typing import Any
 
 from ._missing import missing_writer
 from ._value_types import VALUES
-from .errors import CodecError, FormatError
+from .errors import CodecError, FormatError, MissingPluginError
 
-__all__ = ["MAX_DEPTH", "join", "readable", "split"]
+__all__ = ["MAX_DEPTH", "join", "join_at", "readable", "split", "split_at"]
 
 #: Deepest nesting of a value, each conversion to a simpler value counting as a level. Python's own json gives
 #: up at about a thousand levels, and a sidecar has two for each.
@@ -62,6 +63,23 @@ def join(plain: Any, types: Any) -> Any:
     [(1, 2), (3, 4)]
     """
     return plain if types is None else _join(plain, types, (), 0)
+
+
+def split_at(value: Any, where: Callable[[], str]) -> tuple[Any, Any]:
+    """Take a value apart; an error says where it is."""
+    try:
+        return split(value)
+    except CodecError as error:
+        raise CodecError(f"{where()}: {error}") from error
+
+
+def join_at(value: tuple[Any, Any], where: Callable[[], str]) -> Any:
+    """Return what :func:`split_at` took apart; an error says where it is."""
+    plain, types = value
+    try:
+        return join(plain, types)
+    except (FormatError, MissingPluginError) as error:
+        raise type(error)(f"{where()}: {error}") from error
 
 
 def readable(types: Any) -> bool:

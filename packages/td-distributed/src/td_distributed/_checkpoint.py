@@ -12,9 +12,8 @@ from functools import partial
 from typing import Any
 
 from td_core._collection import show_path
+from td_core._values import join_at, split_at
 from td_core.errors import StructureError
-
-from ._file import join_at, split_at
 
 #: How the keys begin under which the values of non-tensor data stand: a text for each level, as :mod:`td_core` writes
 #: values into files.

@@ -13,7 +13,7 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -29,10 +29,9 @@ from td_core import Record, decode
 from td_core._collection import show_path
 from td_core._labels import arrived, correct
 from td_core._nodes import KINDS, Encoded
-from td_core._values import join, readable, split
+from td_core._values import join_at, readable, split_at
 from td_core.errors import (
     BatchSizeError,
-    CodecError,
     DimNamesError,
     FormatError,
     MissingPluginError,
@@ -242,23 +241,6 @@ def describe(encoded: Encoded, layout: Layout) -> dict[str, Any]:
     nodes = encoded.nodes
     values = [split_at(value, partial(_paths.of_value, nodes, i)) for i, value in enumerate(encoded.values)]
     return {"nodes": nodes, "leaves": _storage.to_columns(layout), "values": values}
-
-
-def split_at(value: Any, where: Callable[[], str]) -> tuple[Any, Any]:
-    """Take a value apart; an error says where it is."""
-    try:
-        return split(value)
-    except CodecError as error:
-        raise CodecError(f"{where()}: {error}") from error
-
-
-def join_at(value: tuple[Any, Any], where: Callable[[], str]) -> Any:
-    """Return what :func:`split_at` took apart; an error says where it is."""
-    plain, types = value
-    try:
-        return join(plain, types)
-    except (FormatError, MissingPluginError) as error:
-        raise type(error)(f"{where()}: {error}") from error
 
 
 def from_description(table: Any) -> tuple[Layout, list[dict[str, Any]], list[Any]]:

@@ -29,6 +29,7 @@ from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._load import Loading, Reader, on_one_version
 from ._mapping import map_elements
+from ._meta import find
 from ._new_file import NewFile
 from ._owned import owned
 from ._pieces import pieces
@@ -36,7 +37,6 @@ from ._plan import Plan, make_plan
 from ._progress import Progress, reporter
 from ._save import Options
 from ._shapes import element_count, shaped, without_elements
-from ._subpath import find
 
 _ALIGNMENT = 64
 _PAD_BLOCK = 0x6474  # the bytes "td"

@@ -34,9 +34,11 @@ _DAMAGE = (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError,
 @dataclass(slots=True)
 class _Level:
     parts: Parts
+    place: dict[str, Any]  # where the level above takes what becomes of this one from
+    name: str
     meta: dict[str, Any]
     leaves: dict[str, Tensor] = field(default_factory=dict)
-    below: dict[str, int] = field(default_factory=dict)
+    below: dict[str, Any] = field(default_factory=dict)
 
 
 def load_legacy(reader: Any) -> Any:
@@ -47,23 +49,21 @@ def load_legacy(reader: Any) -> Any:
     """
     tree: Tree = reader.tree
     levels: list[_Level] = []
-    todo: list[tuple[Parts, dict[str, int] | None]] = [((), None)]
+    todo: list[tuple[Parts, dict[str, Any], str]] = [((), {}, "")]
     while todo:
-        parts, places = todo.pop()
-        if places is not None:
-            places[parts[-1]] = len(levels)
-        level = _Level(parts, _read(tree, parts, _names.OLD_META))
+        parts, place, name = todo.pop()
+        level = _Level(parts, place, name, _read(tree, parts, _names.OLD_META))
         levels.append(level)
         for name, is_directory in sorted(tree.entries(parts).items()):
             if is_directory and tree.stat((*parts, name), _names.OLD_META) is not None:
-                todo.append(((*parts, name), level.below))
+                todo.append(((*parts, name), level.below, name))
             elif name.endswith(_LEAF_META):
                 key = name[: -len(_LEAF_META)]
                 level.leaves[key] = _leaf(reader, parts, key)
-    built: list[Any] = [None] * len(levels)
-    for position in range(len(levels) - 1, -1, -1):
-        built[position] = _build(tree, levels[position], built, reader.options.device or _CPU)
-    return built[0]
+    # Children first.
+    for level in reversed(levels):
+        level.place[level.name] = _build(tree, level, reader.options.device or _CPU)
+    return levels[0].place[""]
 
 
 def _read(tree: Tree, parts: Parts, name: str) -> dict[str, Any]:
@@ -93,10 +93,10 @@ def _leaf(reader: Any, parts: Parts, key: str) -> Tensor:
     return leaf if device is None or device == _CPU else plain(leaf).to(device)
 
 
-def _build(tree: Tree, level: _Level, built: list[Any], device: torch.device) -> Any:
+def _build(tree: Tree, level: _Level, device: torch.device) -> Any:
     at = At(tree.show(level.parts, _names.OLD_META), level.parts)
     meta = level.meta
-    children = {key: built[position] for key, position in sorted(level.below.items())}
+    children = dict(sorted(level.below.items()))
     try:
         if "stack_dim" in meta and "batch_size" not in meta:
             return _stack(at, level, children, meta["stack_dim"])

@@ -14,6 +14,7 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from td_core._collection import Core, show_path
 from td_core._nodes import Record, check_node
 from td_core._value_types import CONTAINERS
-from td_core._values import join
+from td_core._values import join_at
 from td_core.errors import FormatError, MissingPluginError
 from td_core.typing import NestedKey
 
@@ -32,11 +33,10 @@ from ._errors import PickleRefusedError
 from ._fs import Parts, Tree
 from ._legacy import load_legacy
 from ._limits import check_mappings
-from ._meta import LIMIT, At, LeafEntry, Level, check_shape, read_json, read_level
+from ._meta import LIMIT, At, LeafEntry, Level, check_shape, find, read_json, read_level
 from ._plan import FORMAT
 from ._progress import Progress, reporter
 from ._shapes import element_count, jagged, without_elements
-from ._subpath import find
 from ._tensor import MemoryMappedTensor, Place, map_file, plain
 
 _CPU = torch.device("cpu")
@@ -263,7 +263,7 @@ class Reader:
             raise at.damaged("the content", sidecar, "an object of values")
         for name, value in typed.items():
             if name in values and values[name] == value.get("plain"):
-                values[name] = _joined(value, at)
+                values[name] = join_at((value["plain"], value.get("types")), partial(str, at))
         if "batch_size" in sidecar:
             level.batch_size = check_shape(sidecar["batch_size"], at, "batch_size")
             node.above = level.batch_size
@@ -284,7 +284,7 @@ class Reader:
                     raise at.damaged(name, pickled, f"a value in {_names.PICKLE}")
                 values[name] = pickled[name]
             elif "plain" in value:
-                values[name] = _joined(value, at)
+                values[name] = join_at((value["plain"], value.get("types")), partial(str, at))
             else:
                 raise at.damaged(name, value, "a value")
 
@@ -525,14 +525,6 @@ class Reader:
             if not isinstance(entry, Tensor) and entry.batch_size[: len(size)] != size:
                 at, wanted = self._at(node).below(key), f"one that starts with {list(size)}"
                 raise at.damaged("the batch size", list(entry.batch_size), wanted)
-
-
-def _joined(value: dict[str, Any], at: At) -> Any:
-    """Return a value, whose types may be of a package that is not here."""
-    try:
-        return join(value["plain"], value.get("types"))
-    except (FormatError, MissingPluginError) as error:
-        raise type(error)(f"{at}: {error}") from error
 
 
 def unlisted(tree: Any, parts: Parts) -> list[str]:

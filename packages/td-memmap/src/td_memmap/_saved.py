@@ -18,8 +18,8 @@ from td_core._locking import lock
 from . import _fs, _names
 from ._fs import Tree
 from ._load import Loading, load_directory
+from ._meta import find
 from ._plan import plan_values, take_apart
-from ._subpath import find
 from ._tensor import MemoryMappedTensor, is_in_its_file
 
 #: Where a mapped collection keeps its :class:`Saved`.

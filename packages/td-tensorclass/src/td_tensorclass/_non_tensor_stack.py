@@ -66,9 +66,6 @@ class NonTensorStack(ValueNode, TensorDictBase):
     _origin: tuple[Core, str] | None
     _values_size: torch.Size
 
-    def _replace_value(self, value: Any) -> None:
-        self._assign((), NonTensorData(value))
-
     def _store(self, cells: list[list[Any]], places: Sequence[int], new: Sequence[Any]) -> None:
         if cells is self._cells and self._origin is not None:
             stack, key = self._origin
