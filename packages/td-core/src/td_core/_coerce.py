@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._collection import Child, Core, lead_of, show_path
+from ._collection import Child, Core, dense, lead_of, show_path
 from ._missing import missing_package
-from ._nodes import dense
 from .errors import BatchSizeError, MissingPluginError, PluginError, StructureError
 
 

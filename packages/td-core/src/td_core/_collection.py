@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ._keys import closest
-from ._names import Names, move_names
+from ._names import Names
 from ._plans import ShapePlan
 from .errors import BatchSizeError, KeyMismatchError, KeyPathError, StructureError
 from .typing import NO_DEFAULT, NoDefault
@@ -255,14 +255,17 @@ class Core(ABC):
             todo.extend(child for child in node._nested() if child.batch_size[:ndim] != batch_size)
             node._set_batch_size(batch_size)
 
+    def _as_dense(self) -> Any:
+        """Return the entries as the canonical kind, whose walks serve every kind that has none of its own."""
+        return dense(dict(self._children()), self.batch_size, self.device, self._names)
+
+    def _from_dense(self: SelfT, made: Core) -> SelfT:
+        """Return a result of the canonical kind as one of this kind."""
+        return self._with_children(made._children(), batch_size=made.batch_size, names=made._names)
+
     def _collect(self, out: list[Tensor]) -> Walked:
         """Append every tensor leaf to ``out``; what is returned is for ``_with_leaves``."""
-        for child in list(self._children().values()):
-            if isinstance(child, Tensor):
-                out.append(child)
-            else:
-                child._collect(out)
-        return None
+        self._as_dense()._collect(out)
 
     def _leaves(self) -> list[Tensor]:
         """Return every tensor leaf, in the order of ``_collect``."""
@@ -280,19 +283,7 @@ class Core(ABC):
 
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         """Append the leaves of ``other`` in the order in which this node collects its own; see ``_collect_like``."""
-        mine = dict(self._children())
-        theirs = other._children()
-        check_same_leaves(mine, theirs, path)
-        for key, wanted in mine.items():
-            child = theirs.get(key)
-            if child is None:
-                continue
-            if isinstance(wanted, Tensor) != isinstance(child, Tensor):
-                raise leaf_against_node(wanted, child, (*path, key))
-            if isinstance(child, Tensor):
-                out.append(child)
-            else:
-                wanted._collect_other(child, out, (*path, key))
+        self._as_dense()._collect_other(other, out, path)
 
     def _collect_both(
         self, other: Core, mine: list[Tensor], theirs: list[Tensor], foreign: list[Core] | None = None
@@ -313,12 +304,7 @@ class Core(ABC):
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         """Return the same structure around new leaves, taken in the order of ``_collect``."""
-        return self._with_children(
-            {
-                key: next(leaves) if isinstance(child, Tensor) else child._rebuild(leaves)
-                for key, child in dict(self._children()).items()
-            }
-        )
+        return self._map(lambda _: next(leaves))
 
     def _with_leaves(self: SelfT, leaves: Sequence[Tensor], levels: Walked = None) -> SelfT:
         """Return the same structure around new leaves, one for each that ``_collect`` gave.
@@ -343,38 +329,15 @@ class Core(ABC):
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         """Return the same structure around ``fn(leaf)``."""
-        return self._with_children(
-            {
-                key: fn(child) if isinstance(child, Tensor) else child._map(fn)
-                for key, child in dict(self._children()).items()
-            }
-        )
+        return self._with_children(self._as_dense()._map(fn)._children())
 
     def _transform(self: SelfT, plan: ShapePlan) -> SelfT:
         """Return the result of a shape plan."""
-        leaf = plan.leaf
-        return self._with_children(
-            {
-                key: leaf(child) if isinstance(child, Tensor) else child._transform(plan)
-                for key, child in dict(self._children()).items()
-            },
-            batch_size=torch.Size(plan.lead + self.batch_size[plan.n :]),
-            names=None if self._names is None else move_names(self._names, plan.dims(), plan.n),
-        )
+        return self._from_dense(self._as_dense()._transform(plan))
 
     def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         """Return the parts of a plan whose ``leaf`` gives one leaf for each part, of leading dims ``plan.leads``."""
-        parts: list[dict[str, Child]] = [{} for _ in plan.leads]
-        for key, child in dict(self._children()).items():
-            pieces = plan.leaf(child) if isinstance(child, Tensor) else child._explode(plan)
-            for part, piece in zip(parts, pieces, strict=True):
-                part[key] = piece
-        tail = self.batch_size[plan.n :]
-        names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
-        return tuple(
-            self._with_children(part, batch_size=torch.Size(lead + tail), names=names)
-            for part, lead in zip(parts, plan.leads, strict=True)
-        )
+        return tuple(map(self._from_dense, self._as_dense()._explode(plan)))
 
     def _join(self: SelfT, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> SelfT:
         """Return ``items`` (this node first) joined leaf by leaf: ``plan.leaf`` takes the list of leaves.
@@ -382,24 +345,7 @@ class Core(ABC):
         Raises:
             StructureError: keys differ between items; the message names the first.
         """
-        columns = [dict(item._all_children()) for item in items]
-        mine = columns[0]
-        for column in columns:
-            check_same_keys(mine, column, path)
-        joined: dict[str, Child] = {}
-        for key, child in mine.items():
-            values = [column[key] for column in columns]
-            for value in values:
-                if isinstance(child, Tensor) != isinstance(value, Tensor):
-                    raise leaf_against_node(child, value, (*path, key))
-            joined[key] = (
-                plan.leaf(values) if isinstance(child, Tensor) else child._join(values, plan, (*path, key))
-            )
-        return self._with_children(
-            joined,
-            batch_size=torch.Size(plan.lead + self.batch_size[plan.n :]),
-            names=None if self._names is None else move_names(self._names, plan.dims(), plan.n),
-        )
+        return self._from_dense(self._as_dense()._join(items, plan, path))
 
 
 def every_level(root: Core) -> Iterator[Core]:
@@ -480,7 +426,24 @@ def keeps_memory(fn: Callable[[Tensor], Tensor]) -> bool:
     return fn is same or fn is Tensor.detach or fn is data_of
 
 
+_dense: Any = None
 _lazy: list[Callable[[Sequence[Core], int], Core]] = []
+
+
+def set_dense(factory: Callable[..., Any]) -> None:
+    """Store how the canonical mapping kind is made; called once, by the module that defines it."""
+    global _dense
+    _dense = factory
+
+
+def dense(
+    children: dict[str, Child],
+    batch_size: torch.Size,
+    device: torch.device | None = None,
+    names: Names | None = None,
+) -> Any:
+    """Return the canonical mapping kind around checked ``children``, without copying them."""
+    return _dense(children, batch_size, device, names)
 
 
 def set_lazy_stack(factory: Callable[[Sequence[Core], int], Core]) -> None:

@@ -15,10 +15,9 @@ from torch import Tensor
 from . import _from_python as source
 from ._class_methods import of_class
 from ._coerce import coerce
-from ._collection import Child, Core
+from ._collection import Child, Core, dense
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
-from ._nodes import dense
 from ._ops.key_trees import Row, build
 from ._ops.operands import named, where
 from .errors import DepthError

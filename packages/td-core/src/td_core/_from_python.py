@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from ._coerce import COERCERS, coerce, contains_itself, nest
-from ._collection import Core
+from ._collection import Core, dense
 from ._devices import as_device
 from ._names import check_names
-from ._nodes import dense
 from ._ops.batch_size import as_batch_size
 from ._ops.joining import lazy_stack, maybe_dense_stack, stack
 from .errors import BatchSizeError, StructureError

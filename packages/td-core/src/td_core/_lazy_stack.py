@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from ._base import TensorDictBase
-from ._collection import Child, Core, add_level, missing_key, set_lazy_stack, show_path
+from ._collection import Child, Core, add_level, dense, missing_key, set_lazy_stack, show_path
 from ._devices import as_device
 from ._indexing import plan_index
 from ._locking import refuse_if_locked
 from ._names import Names, check_names
-from ._nodes import dense
 from ._ops.batch_size import as_batch_size
 from ._ops.entries import refuse_cycle
 from ._ops.member_writes import member_parts, unbind_members

@@ -176,25 +176,6 @@ def _check_kind(kind: NodeKind) -> None:
 
 KINDS = NodeKinds()
 
-_dense: Callable[..., Any] | None = None
-
-
-def set_dense(factory: Callable[..., Any]) -> None:
-    """Store how the canonical mapping kind is made; called once, by the module that defines it."""
-    global _dense
-    _dense = factory
-
-
-def dense(
-    children: dict[str, Child],
-    batch_size: torch.Size,
-    device: torch.device | None = None,
-    names: tuple[str | None, ...] | None = None,
-) -> Any:
-    """Return the canonical mapping kind around checked ``children``, without copying them."""
-    assert _dense is not None
-    return _dense(children, batch_size, device, names)
-
 
 @dataclass(slots=True)
 class Encoded:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._collection import Core
-from ._nodes import dense
+from ._collection import Core, dense
 from ._pytree import leaves_below
 from ._ragged import merged_shape, shown_shape
 from ._settings import SETTINGS

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._nodes import dense
+from ._collection import dense
 from ._repr import short_dtype
 
 __all__ = ["parse_tensor_dict_string"]

@@ -16,14 +16,21 @@ from torch import Tensor
 
 from ._base import TensorDictBase
 from ._coerce import WRAPPED, nest
-from ._collection import Child, Core, Walked, changed_meanwhile, check_same_leaves, leaf_against_node
+from ._collection import (
+    Child,
+    Core,
+    Walked,
+    changed_meanwhile,
+    check_same_leaves,
+    leaf_against_node,
+    set_dense,
+)
 from ._components import chained_components, of_components
 from ._devices import as_device
 from ._foreach import PLAIN
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
 from ._names import Names, check_names, fit_names, move_names
-from ._nodes import set_dense
 from ._ops.batch_size import as_batch_size
 from ._ops.join_levels import rows, why_not_joined
 from ._plans import ShapePlan

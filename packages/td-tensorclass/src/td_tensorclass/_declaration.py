@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from td_core._collection import dense
 from td_core._devices import as_device
-from td_core._nodes import dense
 from td_core._ops.batch_size import as_batch_size
 
 from ._casts import cast_for

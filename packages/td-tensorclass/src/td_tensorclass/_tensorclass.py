@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from td_core import TensorDict, TensorDictBase
-from td_core._collection import Child, Core, same, show_path
+from td_core._collection import Child, Core, dense, same, show_path
 from td_core._devices import as_device
 from td_core._foreach import PLAIN
 from td_core._keys import unravel_key_to_tuple
 from td_core._locking import lock as lock_nodes
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, check_names
-from td_core._nodes import dense
 from td_core._ops.batch_size import as_batch_size
 from td_core._repr import ABSENT, Shown
 from td_core._traced import new_object

@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._attachments import attachments
-from .._collection import Core, data_of, lazy_stack_of
+from .._collection import Core, data_of, dense, lazy_stack_of
 from .._devices import as_device
 from .._foreach import foreach, op
 from .._labels import relabel
-from .._nodes import dense
 from .._plans import Along, Shape, ShapePlan, as_ints
 from .._torch_private import base_of
 from ..errors import StructureError

@@ -8,11 +8,10 @@ from typing import Any, TypeVar, overload
 from torch import Tensor
 
 from .._coerce import coerce, nest
-from .._collection import Child, Core, add_level, missing_key, show_path
+from .._collection import Child, Core, add_level, dense, missing_key, show_path
 from .._keys import is_key, unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._names import take_names
-from .._nodes import dense
 from .._ragged import in_form
 from .._settings import SETTINGS
 from .._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, shown

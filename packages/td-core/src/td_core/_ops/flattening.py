@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._collection import Child, Core
+from .._collection import Child, Core, dense
 from .._keys import join_key
-from .._nodes import dense
 from .._views import IsLeaf
 from ..errors import KeyTakenError
 from .key_trees import shallow

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, coerce
-from .._collection import Child, Core, lined_up, show_path
+from .._collection import Child, Core, dense, lined_up, show_path
 from .._indexing import IndexPlan, Placed
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
-from .._nodes import dense
 from ..errors import BatchSizeError, StructureError
 from .leaf_writes import RARELY_SCATTERED, check_fits, refuse_expanded, refuse_grad
 from .operands import copy_named, named

@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .._collection import Child, Core, missing_key, show_path
+from .._collection import Child, Core, dense, missing_key, show_path
 from .._keys import unravel_key_to_tuple
-from .._nodes import dense
 from ..errors import KeyThroughLeafError
 from ..typing import NestedKey
 

@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Core, every_level, missing_key
+from .._collection import Core, dense, every_level, missing_key
 from .._keys import unravel_key_to_tuple
 from .._labels import relabel
 from .._names import Names, check_names
-from .._nodes import dense
 from .._plans import wrap_dim
 from .._ragged import merged_shape, shown_shape
 from .._views import shown

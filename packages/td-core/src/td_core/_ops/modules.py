@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .._class_methods import of_class
-from .._collection import Child, Core, show_path
+from .._collection import Child, Core, dense, show_path
 from .._foreach import PLAIN
-from .._nodes import KINDS, dense
+from .._nodes import KINDS
 from .._torch_private import functorch_level
 from ..errors import KeyPathError, StructureError
 from .leaf_writes import check_copied

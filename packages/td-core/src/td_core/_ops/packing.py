@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, show_path
+from .._collection import Child, Core, dense, show_path
 from .._keys import unravel_key_to_tuple
-from .._nodes import dense
 from .._plans import wrap_dim
 from .._ragged import padded_tensor
 from ..errors import BatchSizeError, DepthError, KeyMismatchError, StructureError

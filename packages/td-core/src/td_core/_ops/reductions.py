@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Core, same, show_path
+from .._collection import Core, dense, same, show_path
 from .._foreach import Op, foreach, op
-from .._nodes import dense
 from .._plans import ShapePlan, as_int, wrap_dim
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, NestedKey, NoDefault

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from .. import _shape_plans as shapes
-from .._collection import Core, changed_meanwhile, has_lazy_stack
+from .._collection import Core, changed_meanwhile, dense, has_lazy_stack
 from .._foreach import Op
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
-from .._nodes import dense
 from .._plans import as_ints
 from .._ragged import nested_tensor, refuse_hidden, shown_shape
 from .._torch_private import base_of, functorch_level

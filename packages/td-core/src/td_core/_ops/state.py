@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Core, lead_of, show_path
+from .._collection import Core, dense, lead_of, show_path
 from .._components import same_components
 from .._locking import refuse_if_locked
-from .._nodes import KINDS, NodeKind, Record, dense
+from .._nodes import KINDS, NodeKind, Record
 from .._ragged import shown_shape
 from ..errors import FormatError, KeyPathError, StructureError
 from .leaf_writes import check_writable, copied_fused, may_fuse
