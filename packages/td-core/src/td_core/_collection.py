@@ -4,7 +4,7 @@ A *kind* (dense, lazy stack, parameters, a tensorclass, one of a plugin) provide
 the primitives below are written once on top of them, and a kind overrides one only to be faster or lazier. The public
 behaviour lives in mixins that see only these members.
 
-Leaves are visited in one order, the same for ``_collect``, ``_collect_like`` and ``_rebuild`` of a kind.
+Leaves are visited in one order, the same for ``_collect``, ``_collect_like`` and ``_map`` of a kind.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ class Core(ABC):
         return levels
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
-        """Return the same structure around new leaves, taken in the order of ``_collect``."""
+        """Return the same structure around new leaves, taken in the order of ``_collect``, which is that of ``_map``."""
         return self._map(lambda _: next(leaves))
 
     def _with_leaves(self: SelfT, leaves: Sequence[Tensor], levels: Walked = None) -> SelfT:

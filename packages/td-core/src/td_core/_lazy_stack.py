@@ -464,9 +464,6 @@ class LazyStackedTensorDict(TensorDictBase):
         for member, part in zip(self._members, parts):
             member._collect_other(part, out, path)
 
-    def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
-        return self._like([member._rebuild(leaves) for member in self._members])
-
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         return self._like([member._map(fn) for member in self._members])
 

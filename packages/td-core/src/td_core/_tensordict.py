@@ -532,21 +532,6 @@ class TensorDict(TensorDictBase):
                     level[key] = child._rebuild(given)
         return root
 
-    def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
-        root = _twin(self)
-        todo = [root._data]
-        while todo:
-            level = todo.pop()
-            for key, child in level.items():
-                if isinstance(child, Tensor):
-                    level[key] = next(leaves)
-                elif type(child) is TensorDict:
-                    level[key] = node = _twin(child)
-                    todo.append(node._data)
-                else:
-                    level[key] = child._rebuild(leaves)
-        return root
-
     def _shallow(self: SelfT) -> SelfT:
         root = _twin(self)
         todo = [root._data]

@@ -113,9 +113,6 @@ class Wrapper(TensorCollection):
     ) -> Any:
         return self._tensordict._collect_both(other._inner(), mine, theirs, foreign)
 
-    def _rebuild(self, leaves: Iterator[Tensor]) -> Any:
-        return self._wrap(self._tensordict._rebuild(leaves))
-
     def _with_leaves(self, leaves: Sequence[Tensor], levels: Any = None) -> Any:
         return self._wrap(self._tensordict._with_leaves(leaves, levels))
 

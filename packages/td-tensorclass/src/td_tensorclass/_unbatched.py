@@ -6,7 +6,7 @@ changes nothing but the batch size of the node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -136,9 +136,6 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
 
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         out.append(self._facing(other, path)._payload)
-
-    def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
-        return self._with(next(leaves))
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         mapped = fn(self._payload)
