@@ -191,6 +191,12 @@ def test_members_are_picked_without_stacking_them(
     assert (along.picks, along.stack_dim) == (picks, new_dim)
 
 
+@pytest.mark.parametrize("index", [(..., slice(2), ...), (..., 0, ...), (0, ..., ...)])
+def test_of_two_ellipses_the_first_takes_all_dims_that_are_left(index: object) -> None:
+    leaf = torch.zeros(2, 3, 4)
+    assert TensorDict({"a": leaf}, batch_size=[2, 3, 4])[index].batch_size == leaf[index].shape  # type: ignore[index]
+
+
 @pytest.mark.parametrize(
     "index", [torch.ones(3, 4, dtype=torch.bool), ([0, 1], [0, 1]), torch.zeros(2, 2).long()]
 )

@@ -233,115 +233,87 @@ def plan_index(index: Any, batch_size: tuple[int, ...]) -> IndexPlan:
             return IndexPlan(index, (slice_length(index, batch_size[0]),), 1, (0,), batch_size)
     elif kind is Tensor and index.dtype is torch.int64 and index.ndim == 1 and batch_size:
         return IndexPlan(index, (len(index),), 1, (0,), batch_size)
-    elif kind is tuple and REPEATING.issuperset(map(type, index)):
-        return _plan_again(index, batch_size)
-    return _plan_new(index if kind is tuple else (index,), batch_size)
-
-
-def _plan_new(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPlan:
-    return _plan_basic(given, batch_size) or _plan_items(given, batch_size)
-
-
-_plan_again = remembered(_plan_new)
-
-
-def _plan_basic(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPlan | None:
-    """Plan an index of ints, slices, None and ``...`` in one pass; None for any other and for a bad one."""
-    ndim = len(batch_size)
-    items: list[Any] = []
-    lead: list[int] = []
-    kept: list[int | None] = []
-    n = 0
-    for at, item in enumerate(given):
-        if item is None:
-            items.append(item)
-            lead.append(1)
-            kept.append(None)
-            continue
-        if item is ...:
-            for _ in range(ndim - n - sum([later is not None for later in given[at + 1 :]])):
-                items.append(_FULL)
-                lead.append(batch_size[n])
-                kept.append(n)
-                n += 1
-            continue
-        if n >= ndim:
-            return None
-        kind = type(item)
-        if kind is slice:
-            lead.append(slice_length(item, batch_size[n]))
-            kept.append(n)
-        elif kind is not int or not -batch_size[n] <= item < batch_size[n]:
-            return None
-        items.append(item)
-        n += 1
-    return IndexPlan(tuple(items), tuple(lead), n, tuple(kept), batch_size)
+    given = index if kind is tuple else (index,)
+    if REPEATING.issuperset(map(type, given)):
+        return _plan_again(given, batch_size)
+    return _plan_items(given, batch_size)
 
 
 def _plan_items(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPlan:
+    """Check the items of an index against the dims they use; a mask becomes one integer tensor for each of its dims."""
     parsed = _parse(given, batch_size)
-    items = _check(parsed, given, batch_size)
+    items: list[Any] = []
     lead: list[int] = []
     kept: list[int | None] = []
     shapes: list[tuple[int, ...]] = []
     names: list[int | None] = []
     front = n = 0
-    for item in items:
-        if item is None:
-            lead.append(1)
-            kept.append(None)
-            continue
-        if type(item) is slice:
+    for item in parsed:
+        kind = type(item)
+        if kind is slice:
             lead.append(slice_length(item, batch_size[n]))
             kept.append(n)
-        elif not _is_scalar(item):
+            n += 1
+        elif item is None:
+            lead.append(1)
+            kept.append(None)
+        elif kind is bool or (isinstance(item, Tensor) and item.ndim):
             if not shapes:
                 front = len(lead)
-            if type(item) is bool:
+            if kind is bool:
                 shapes.append((int(item),))
                 names.append(None)
+            else:
+                parts = _positions(item, n, batch_size) if item.dtype in _MASKS else (item,)
+                shapes += [tuple(part.shape) for part in parts]
+                names += range(n, n + len(parts))
+                n += len(parts)
+                items += parts
                 continue
-            shapes.append(tuple(item.shape))
-            names.append(n)
-        n += 1
+        else:
+            if not isinstance(item, Tensor) and not -batch_size[n] <= item < batch_size[n]:
+                raise CollectionIndexError(
+                    f"index {item} is out of bounds for batch dim {n} of size {batch_size[n]} "
+                    f"(index {_show(given)}, batch size {list(batch_size)})"
+                )
+            n += 1
+        items.append(item)
     if shapes:
         shape = _broadcast(shapes)
         if _scattered(items):
             front = 0
         lead[front:front] = shape
         kept[front:front] = names if len(names) == len(shape) == 1 else [None] * len(shape)
-    plan = IndexPlan(items, tuple(lead), n, tuple(kept), batch_size)
+    plan = IndexPlan(tuple(items), tuple(lead), n, tuple(kept), batch_size)
     if len(parsed) == 1 < len(items):
-        plan.leaf = _mask_reader(items, batch_size[:n])
+        plan.leaf = _mask_reader(plan.index, batch_size[:n])
     return plan
+
+
+_plan_again = remembered(_plan_items)
 
 
 def _parse(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> list[Any]:
     """Return the items of an index, converted, with full slices for the ellipsis."""
-    ndim = len(batch_size)
     items: list[Any] = []
     ellipsis = -1
     n = 0
     for item in given:
-        kind = type(item)
-        if item is None or kind is bool:
-            items.append(item)
-            continue
-        if item is ...:
+        if type(item) is int or type(item) is slice:
+            n += 1
+        elif item is ...:
             if ellipsis < 0:
                 ellipsis = len(items)
             continue
-        if kind is not int and kind is not slice:
+        elif item is not None:
             item = _convert(item)
             if isinstance(item, Tensor) and item.dtype in _MASKS:
-                if item.ndim == 0:
-                    items.append(bool(item))
-                    continue
-                items.append(item)
                 n += item.ndim
-                continue
+                item = item if item.ndim else bool(item)
+            elif type(item) is not bool:
+                n += 1
         items.append(item)
-        n += type(item) is not bool
+    ndim = len(batch_size)
     if n > ndim:
         raise CollectionIndexError(
             f"too many indices: {_show(given)} indexes {n} dims, and the batch size {list(batch_size)} has "
@@ -352,34 +324,16 @@ def _parse(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> list[Any]:
     return items
 
 
-def _check(items: list[Any], given: tuple[Any, ...], batch_size: tuple[int, ...]) -> tuple[Any, ...]:
-    """Check the items against the dims they use; a mask becomes one integer tensor for each of its dims."""
-    checked: list[Any] = []
-    dim = 0
-    for item in items:
-        if item is None or type(item) is bool:
-            checked.append(item)
-            continue
-        if isinstance(item, Tensor):
-            if item.dtype in _MASKS:
-                covered = tuple(batch_size[dim : dim + item.ndim])
-                if tuple(item.shape) != covered:
-                    raise CollectionIndexError(
-                        "the shape of a mask must be that of the dims it covers: got "
-                        f"{list(item.shape)} for batch dim {dim} and following, {list(covered)} of the batch "
-                        f"size {list(batch_size)}"
-                    )
-                checked.extend(item.nonzero(as_tuple=True))
-                dim += item.ndim
-                continue
-        elif type(item) is not slice and not -batch_size[dim] <= item < batch_size[dim]:
-            raise CollectionIndexError(
-                f"index {item} is out of bounds for batch dim {dim} of size {batch_size[dim]} "
-                f"(index {_show(given)}, batch size {list(batch_size)})"
-            )
-        checked.append(item)
-        dim += 1
-    return tuple(checked)
+def _positions(mask: Tensor, dim: int, batch_size: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Return the positions at which a mask of the dims from ``dim`` on is true, one tensor for each dim."""
+    covered = tuple(batch_size[dim : dim + mask.ndim])
+    if tuple(mask.shape) != covered:
+        raise CollectionIndexError(
+            "the shape of a mask must be that of the dims it covers: got "
+            f"{list(mask.shape)} for batch dim {dim} and following, {list(covered)} of the batch "
+            f"size {list(batch_size)}"
+        )
+    return mask.nonzero(as_tuple=True)
 
 
 def _convert(item: Any) -> Any:
