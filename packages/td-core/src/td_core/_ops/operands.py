@@ -20,6 +20,7 @@ from .._known_looks import KnownLooks
 from .._plans import broadcast_shape
 from .._ragged import shown_shape
 from ..errors import BatchSizeError, StructureError
+from .key_trees import Row, build
 from .leaf_writes import COPY, check_writable, contiguous, copy_all, refuse_grad
 
 Operand = Any  # Core | Tensor | numpy array | number
@@ -49,7 +50,8 @@ def combine(
     if type(other) is type(node) or not isinstance(other, NUMBERS):
         if type(other) is type(node) or isinstance(other, Core):
             if default is not None:
-                node, other = _aligned(node, other, default)
+                fill = _filler(default)
+                node, other = with_keys_of(node, other, fill, True), with_keys_of(other, node, fill, True)
             if other.batch_size != node.batch_size:
                 size = _broadcast(name, other.batch_size, node.batch_size)
                 node, other = [
@@ -365,47 +367,56 @@ def raise_at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tenso
         del error
 
 
-def _aligned(first: Any, second: Any, default: Any) -> tuple[Any, Any]:
-    """Return both collections with the same keys: the common ones, or all with ``default`` filled in."""
-    if isinstance(default, str):
-        if default != "intersection":
-            raise TypeError(f"default= is a number, a tensor, 'intersection' or None; got {default!r}")
-        filler = None
-    else:
+def _filler(default: Any) -> Callable[[Tensor], Tensor] | None:
+    """Return what stands for an entry that one of two collections lacks; None where such entries are dropped."""
+    if not isinstance(default, str):
         filler = default if isinstance(default, Tensor) else torch.as_tensor(default, device="cpu")
-    stacked = first._stacked() or second._stacked()
-    if stacked is not None and first.batch_size == second.batch_size:
+        return lambda leaf: filler
+    if default != "intersection":
+        raise TypeError(f"default= is a number, a tensor, 'intersection' or None; got {default!r}")
+    return None
+
+
+def with_keys_of(
+    node: Any, ref: Any, fill: Callable[[Tensor], Tensor] | None, keeps_kinds: bool = False
+) -> Any:
+    """Return a collection with what ``fill`` makes of the entries that only ``ref`` has; without it, with the common ones.
+
+    Where ``keeps_kinds``, a kind that does not take a key refuses it; else its level becomes a plain one.
+    """
+    stacked = node._stacked() or ref._stacked()
+    if stacked is not None and node.batch_size == ref.batch_size:
         # By member: a lazy stack hides what not all of them have.
-        sides = zip(parts_along(first, stacked[1]), parts_along(second, stacked[1]), strict=True)
-        pairs = zip(*[_aligned(mine, theirs, default) for mine, theirs in sides])
-        kind = second if first._stacked() is None else first
-        left, right = [kind._like(list(members)) for members in pairs]
-        return left, right
-    roots = first._with_children({}), second._with_children({})
-    todo = [(first, second, *roots)]
+        kind = ref if node._stacked() is None else node
+        sides = zip(parts_along(node, stacked[1]), parts_along(ref, stacked[1]), strict=True)
+        return kind._like([with_keys_of(mine, theirs, fill, keeps_kinds) for mine, theirs in sides])
+    top: dict[str, Any] = {}
+    rows: list[Row] = [(node, top, None, "")]
+    todo: list[tuple[Core, Core, dict[str, Any]]] = [(node, ref, top)]
+    below: dict[str, Any]
     while todo:
-        mine, theirs, left, right = todo.pop()
+        mine, theirs, out = todo.pop()
         a, b = mine._children(), theirs._children()
-        for key in dict.fromkeys((*a, *b)):
-            if key in a and key in b:
-                if isinstance(a[key], Tensor) or isinstance(b[key], Tensor):
-                    left._set_child(key, a[key])
-                    right._set_child(key, b[key])
-                elif a[key]._stacked() or b[key]._stacked():
-                    below = _aligned(a[key], b[key], default)
-                    left._set_child(key, below[0])
-                    right._set_child(key, below[1])
-                else:
-                    shells = a[key]._with_children({}), b[key]._with_children({})
-                    left._set_child(key, shells[0])
-                    right._set_child(key, shells[1])
-                    todo.append((a[key], b[key], *shells))
-            elif filler is not None:
-                only = a[key] if key in a else b[key]
-                fill = filler if isinstance(only, Tensor) else only._map(lambda leaf: filler)
-                left._set_child(key, only if key in a else fill)
-                right._set_child(key, fill if key in a else only)
-    return roots
+        for key in list(a):
+            child, other = a[key], b.get(key)
+            if other is None:
+                if fill is not None:
+                    out[key] = child
+            elif isinstance(child, Tensor) or isinstance(other, Tensor) or child._opaque:
+                out[key] = child
+            elif child._stacked() or other._stacked():
+                out[key] = with_keys_of(child, other, fill, keeps_kinds)
+            else:
+                out[key] = below = {}
+                rows.append((child, below, out, key))
+                todo.append((child, other, below))
+        if fill is not None:
+            more = {key: b[key] for key in list(b) if key not in a}
+            if keeps_kinds:
+                mine._check_keys(more)
+            for key, child in more.items():
+                out[key] = fill(child) if isinstance(child, Tensor) else child._map(fill)
+    return build(rows)
 
 
 def compare_values(result: Any, first: Any, second: Any, single: Callable[..., Any]) -> Any:

@@ -15,7 +15,7 @@ from .._foreach import Op, foreach, op
 from .._locking import refuse_if_locked
 from ..errors import BatchSizeError, StructureError
 from .joining import written
-from .operands import LEAF_ERRORS, each_leaf, parts_along, raise_at_leaf, write_leaves
+from .operands import LEAF_ERRORS, each_leaf, raise_at_leaf, with_keys_of, write_leaves
 from .shape import Shaping
 
 SelfT = TypeVar("SelfT", bound="Selecting")
@@ -138,7 +138,11 @@ class Selecting(Shaping):
             mine: Any = self
             theirs: Any = other
             if pad is not None:
-                mine, theirs = _completed(self, other, pad), _completed(other, self, pad)
+
+                def fill(leaf: Tensor) -> Tensor:
+                    return torch.full_like(leaf, pad)
+
+                mine, theirs = with_keys_of(self, other, fill), with_keys_of(other, self, fill)
             result = _choose(mine, theirs, condition)
         if out is None:
             return result
@@ -277,25 +281,3 @@ def _choose(mine: Any, theirs: Any, condition: Tensor) -> Any:
             for member, partner, part in zip(members, other[0], condition.unbind(dim), strict=True)
         ]
     )
-
-
-def _completed(node: Core, ref: Core, value: float) -> Any:
-    """Return ``node`` with the entries that only ``ref`` has, filled with ``value``."""
-
-    def fill(leaf: Tensor) -> Tensor:
-        return torch.full_like(leaf, value)
-
-    stacked = node._stacked() or ref._stacked()
-    if stacked is not None:
-        # By member: a lazy stack hides what not all of them have.
-        kind = ref if node._stacked() is None else node
-        sides = zip(parts_along(node, stacked[1]), parts_along(ref, stacked[1]), strict=True)
-        return kind._like([_completed(mine, theirs, value) for mine, theirs in sides])
-    children = dict(node._children())
-    for key, theirs in dict(ref._children()).items():
-        mine = children.get(key)
-        if mine is None:
-            children[key] = fill(theirs) if isinstance(theirs, Tensor) else theirs._map(fill)
-        elif isinstance(mine, Core) and isinstance(theirs, Core) and not mine._opaque:
-            children[key] = _completed(mine, theirs, value)
-    return node._with_children(children)
