@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -13,7 +11,6 @@ from torch import Tensor
 from .. import _element_plans as elements
 from .._plans import as_ints, wrap_dim
 from ..errors import DimError
-from .locking import source_of
 from .shape import Shaping, ints_of, write_back
 
 SelfT = TypeVar("SelfT", bound="Elements")
@@ -112,7 +109,7 @@ class Elements(Shaping):
         if inplace:
             return self._become(result, "roll")
         back = tuple([-shift for shift in as_ints(shifts)])
-        return result._undone_by(partial(_write_inverse, weakref.ref(self), methodcaller("roll", back, dims)))
+        return result._undone_into(self, _write_inverse, methodcaller("roll", back, dims))
 
     def flip(self: SelfT, dims: int | Sequence[int]) -> SelfT:
         """Return a copy with some batch dims in reverse.
@@ -126,7 +123,7 @@ class Elements(Shaping):
         tensor([2, 1, 0])
         """
         result = self._transform(elements.flip_plan(self.batch_size, dims))
-        return result._undone_by(partial(_write_inverse, weakref.ref(self), methodcaller("flip", dims)))
+        return result._undone_into(self, _write_inverse, methodcaller("flip", dims))
 
     def fliplr(self: SelfT) -> SelfT:
         """Return a copy with the second batch dim in reverse.
@@ -172,7 +169,7 @@ class Elements(Shaping):
             result = self.flip(plane)
         else:
             result = self.flip(plane[1] if turns == 1 else plane[0]).transpose(*plane)
-        return result._undone_by(partial(_write_inverse, weakref.ref(self), methodcaller("rot90", -k, dims)))
+        return result._undone_into(self, _write_inverse, methodcaller("rot90", -k, dims))
 
     def narrow(self: SelfT, dim: int, start: int | Tensor, length: int) -> SelfT:
         """Return a view of ``length`` elements of a batch dim, from ``start``.
@@ -187,5 +184,5 @@ class Elements(Shaping):
         return self._transform(elements.narrow_plan(self.batch_size, dim, start, length))
 
 
-def _write_inverse(source: weakref.ref[Any], inverse: Any, result: Any) -> None:
-    write_back(source_of(result, source), inverse(result))
+def _write_inverse(owner: Any, result: Any, inverse: Any) -> None:
+    write_back(owner, inverse(result))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -24,13 +25,13 @@ def nothing(node: Core) -> None:
 _entered: dict[int, list[Callable[[Any], Any] | None]] = {}
 
 
-def source_of(result: Any, source: weakref.ref[Any]) -> Any:
-    """Return the collection that ``result`` was taken from, which its context refers to weakly.
-
-    A chain of results must not keep its first one alive.
+def _write_into(
+    source: weakref.ref[Any], write: Callable[..., None], args: tuple[Any, ...], result: Any
+) -> None:
+    """Write a result into the collection that it was taken from.
 
     Raises:
-        StructureError: it is gone.
+        StructureError: that is gone.
     """
     owner = source()
     if owner is None:
@@ -38,7 +39,7 @@ def source_of(result: Any, source: weakref.ref[Any]) -> Any:
             f"cannot write back what the context wrote: the collection that this {type(result).__name__} was taken "
             "from is gone; keep it in a variable, and open one context for each operation of a chain"
         )
-    return owner
+    write(owner, result, *args)
 
 
 class Locking(Core):
@@ -99,6 +100,12 @@ class Locking(Core):
     def _undone_by(self: SelfT, undo: Callable[[Any], Any]) -> SelfT:
         """Remember what ``with self:`` does on exit; called on the fresh result of an operation."""
         self._undo = undo
+        return self
+
+    def _undone_into(self: SelfT, owner: Core, write: Callable[..., None], *args: Any) -> SelfT:
+        """Remember that ``with self:`` ends with ``write(owner, self, *args)``; called on what was taken from ``owner``."""
+        # Weakly: a chain of results must not keep its first one alive.
+        self._undo = partial(_write_into, weakref.ref(owner), write, args)
         return self
 
     def __enter__(self: SelfT) -> SelfT:

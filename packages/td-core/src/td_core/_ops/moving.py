@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +19,7 @@ from .._labels import relabel
 from .._locking import refuse_if_locked_below
 from ..typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
 from .dtypes import CASTS, CastFilter, Dtypes, cast_some
-from .locking import nothing, source_of
+from .locking import nothing
 from .operands import LEAF_ERRORS, named, raise_at_leaf, where
 from .shape import write_back
 
@@ -170,9 +168,7 @@ def put_back(target: Any, source: Any) -> None:
                 todo.append((mine._get_child(key), child))
 
 
-def _write_moved(source: weakref.ref[Any], result: Any) -> None:
-    owner = source_of(result, source)
-
+def _write_moved(owner: Any, result: Any) -> None:
     def back(key: NestedKey, leaf: Tensor) -> Tensor:
         mine = owner.get(key, None)
         return leaf.to(mine.device, mine.dtype) if isinstance(mine, Tensor) else leaf
@@ -250,7 +246,7 @@ class Moving(Dtypes):
                 whole: Any = attachment.moved(self, goal, non_blocking)
                 if whole is not None:
                     whole = whole if batch_size is None else whole._resized(batch_size)
-                    return whole._undone_by(partial(_write_moved, weakref.ref(self)))  # type: ignore[no-any-return]
+                    return whole._undone_into(self, _write_moved)  # type: ignore[no-any-return]
         leaves: list[Tensor] = []
         levels = source._collect(leaves)
         try:
@@ -265,7 +261,7 @@ class Moving(Dtypes):
             relabel(result, goal)
         if batch_size is not None:
             result.batch_size = batch_size
-        return result._undone_by(nothing if inplace else partial(_write_moved, weakref.ref(self)))  # type: ignore[no-any-return]
+        return result._undone_by(nothing) if inplace else result._undone_into(self, _write_moved)  # type: ignore[no-any-return]
 
     def _described_by(self: SelfT, attrs: Any) -> SelfT:
         """Return the collection with each leaf as an entry without tensors says; those that it has not stay as they are."""
@@ -278,7 +274,7 @@ class Moving(Dtypes):
         result = apply(described, nested_keys=True, device=None, filter_empty=False)
         if self.device is not None and all(leaf.device == self.device for leaf in result._leaves()):
             relabel(result, self.device)
-        return result._undone_by(partial(_write_moved, weakref.ref(self)))  # type: ignore[no-any-return]
+        return result._undone_into(self, _write_moved)  # type: ignore[no-any-return]
 
     def _resized(self: SelfT, batch_size: Any) -> SelfT:
         result: Any = self._shallow()

@@ -7,9 +7,7 @@ their result; they refer to their source weakly, so a chain of results does not 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from functools import partial
 from itertools import chain
 from operator import methodcaller
 from typing import Any, TypeVar
@@ -30,7 +28,7 @@ from .._views import holds_no_entries
 from ..errors import DepthError, StructureError
 from ..typing import NestedKey
 from .entries import Entries
-from .locking import Locking, nothing, source_of
+from .locking import Locking, nothing
 from .operands import LEAF_ERRORS, raise_at_leaf
 
 SelfT = TypeVar("SelfT", bound="Shaping")
@@ -78,7 +76,7 @@ class Shaping(Entries, Locking):
         if batch_size is not None:
             raise TypeError("view() takes batch_size= with a dtype only; give the new batch dims as size=")
         result = self._transform(shapes.view_plan(self.batch_size, shape))
-        return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
+        return result._undone_into(self, _write_reshaped)
 
     def reshape(self: SelfT, *args: Any, size: Sequence[int] | None = None, inplace: bool = False) -> SelfT:
         """Return other batch dims around the same elements, as a view where possible.
@@ -121,7 +119,7 @@ class Shaping(Entries, Locking):
         result = self._transform(shapes.flatten_plan(self.batch_size, start, end))
         if inplace:
             return self._become(result, "flatten")
-        return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
+        return result._undone_into(self, _write_reshaped)
 
     def unflatten(self: SelfT, dim: int, unflattened_size: Sequence[int], *, inplace: bool = False) -> SelfT:
         """Return one batch dim as several.
@@ -143,7 +141,7 @@ class Shaping(Entries, Locking):
         result = self._transform(shapes.unflatten_plan(self.batch_size, dim, unflattened_size))
         if inplace:
             return self._become(result, "unflatten")
-        return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
+        return result._undone_into(self, _write_reshaped)
 
     def squeeze(self: SelfT, dim: int | Sequence[int] | None = None) -> SelfT:
         """Return the collection without batch dims of size one.
@@ -160,7 +158,7 @@ class Shaping(Entries, Locking):
         torch.Size([3, 1])
         """
         result = self._transform(shapes.squeeze_plan(self.batch_size, dim))
-        return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
+        return result._undone_into(self, _write_reshaped)
 
     def unsqueeze(self: SelfT, dim: int) -> SelfT:
         """Return the collection with a new batch dim of size one.
@@ -177,7 +175,7 @@ class Shaping(Entries, Locking):
         torch.Size([3, 1, 4])
         """
         result = self._transform(shapes.unsqueeze_plan(self.batch_size, dim))
-        return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
+        return result._undone_into(self, _write_reshaped)
 
     def permute(self: SelfT, *args: Any, dims: Sequence[int] | None = None) -> SelfT:
         """Return a view with the batch dims in another order.
@@ -238,7 +236,7 @@ class Shaping(Entries, Locking):
 
     def _permuted(self: SelfT, plan: shapes.Permute) -> SelfT:
         result = self._transform(plan)
-        return result._undone_by(partial(_write_permuted, weakref.ref(self), plan.order))
+        return result._undone_into(self, _write_permuted, plan.order)
 
     def expand(self: SelfT, *args: Any, size: Sequence[int] | None = None) -> SelfT:
         """Return a view in which batch dims of size one, and new ones in front, repeat without a copy.
@@ -376,7 +374,7 @@ class Shaping(Entries, Locking):
         if missing <= 0:
             return self if torch.compiler.is_compiling() else self._undone_by(nothing)
         result: SelfT = self._index((None,) * missing)
-        return result._undone_by(partial(_write_reshaped, weakref.ref(self)))
+        return result._undone_into(self, _write_reshaped)
 
     def contiguous(self: SelfT, *, canonical: bool = False, inplace: bool = False) -> SelfT:
         """Return a dense collection whose leaves are contiguous; those that are already are shared.
@@ -493,14 +491,12 @@ def _canonical(leaf: Tensor) -> Tensor:
     return leaf.view(-1).view(leaf.shape) if 1 in leaf.shape else leaf
 
 
-def _write_reshaped(source: weakref.ref[Any], result: Any) -> None:
-    owner = source_of(result, source)
+def _write_reshaped(owner: Any, result: Any) -> None:
     write_back(owner, result.reshape(owner.batch_size))
 
 
-def _write_permuted(source: weakref.ref[Any], order: tuple[int, ...], result: Any) -> None:
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    write_back(source_of(result, source), result.permute(inverse))
+def _write_permuted(owner: Any, result: Any, order: tuple[int, ...]) -> None:
+    write_back(owner, result.permute(sorted(range(len(order)), key=order.__getitem__)))
 
 
 def write_back(owner: Any, result: Any) -> None:

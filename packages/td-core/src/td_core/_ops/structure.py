@@ -5,10 +5,8 @@ Operations on nested keys work level by level, see :mod:`.key_trees`.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -28,7 +26,6 @@ from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .batch_size import as_batch_size
 from .flattening import flat_entries, nested_entries
 from .key_trees import Asked, KeyTree, Row, build, key_tree, restrict, shallow
-from .locking import source_of
 from .update import Updating
 
 SelfT = TypeVar("SelfT", bound="Structure")
@@ -84,8 +81,7 @@ class Structure(Updating):
             result = restrict(self, key_tree(keys, longest=True), strict, as_tensordict)
         else:
             result = self._with_children(picked)
-        result._undo = partial(_write_back_selection, weakref.ref(self), keys)
-        return result  # type: ignore[no-any-return]
+        return result._undone_into(self, _write_back_selection, keys)  # type: ignore[no-any-return]
 
     def exclude(self: SelfT, *keys: NestedKey, inplace: bool = False) -> SelfT:
         """Return a collection without these entries; leaves are shared, missing keys are skipped.
@@ -114,8 +110,7 @@ class Structure(Updating):
             result = self._with_children(kept)
         else:
             result = _without(self, key_tree(keys, longest=False), prune=False)
-        result._undo = partial(_write_back_rest, weakref.ref(self))
-        return result  # type: ignore[no-any-return]
+        return result._undone_into(self, _write_back_rest)  # type: ignore[no-any-return]
 
     def split_keys(
         self: SelfT,
@@ -293,13 +288,12 @@ class Structure(Updating):
             self._undo = methodcaller("unflatten_keys", separator, inplace=True)
             return self
         members = self._stacked()
-        result: SelfT
+        result: Any
         if members is not None:
             result = self._like([member.flatten_keys(separator, is_leaf=is_leaf) for member in members[0]])
         else:
             result = self._with_children(flat_entries(self, separator, is_leaf))
-        result._undo = partial(_write_back_flat, weakref.ref(self), separator)
-        return result
+        return result._undone_into(self, _write_back_flat, separator)  # type: ignore[no-any-return]
 
     def unflatten_keys(self: SelfT, separator: str = ".", inplace: bool = False) -> SelfT:
         """Return a collection whose keys of this level are split at ``separator`` into nested ones.
@@ -324,9 +318,8 @@ class Structure(Updating):
             _replace_all(self, _unflattened(self, separator, own=False))
             self._undo = methodcaller("flatten_keys", separator, inplace=True)
             return self
-        result: SelfT = _unflattened(self, separator, own=True)
-        result._undo = partial(_write_back_deep, weakref.ref(self), separator)
-        return result
+        result = _unflattened(self, separator, own=True)
+        return result._undone_into(self, _write_back_deep, separator)  # type: ignore[no-any-return]
 
     def rename_key_(self: SelfT, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> SelfT:
         """Move an entry to another key, in place; it becomes the last of its level.
@@ -597,22 +590,20 @@ def _write_back(owner: Any, result: Any) -> None:
         owner.update(result)
 
 
-def _write_back_selection(source: weakref.ref[Any], keys: tuple[NestedKey, ...], result: Any) -> None:
-    _write_back(source_of(result, source), result.select(*keys, strict=False))
+def _write_back_selection(owner: Any, result: Any, keys: tuple[NestedKey, ...]) -> None:
+    _write_back(owner, result.select(*keys, strict=False))
 
 
-def _write_back_rest(source: weakref.ref[Any], result: Any) -> None:
-    owner = source_of(result, source)
+def _write_back_rest(owner: Any, result: Any) -> None:
     present = [key for key in result.keys(True, True, holds_no_entries) if key in owner.keys(True)]
     _write_back(owner, result.select(*present))
 
 
-def _write_back_flat(source: weakref.ref[Any], separator: str, result: Any) -> None:
-    _write_back(source_of(result, source), result.unflatten_keys(separator))
+def _write_back_flat(owner: Any, result: Any, separator: str) -> None:
+    _write_back(owner, result.unflatten_keys(separator))
 
 
-def _write_back_deep(source: weakref.ref[Any], separator: str, result: Any) -> None:
-    owner = source_of(result, source)
+def _write_back_deep(owner: Any, result: Any, separator: str) -> None:
     # Levels that were there already stay levels, but for what they took up of the flat keys.
     keys = owner.keys()
     levels = [key for key in keys if not holds_no_entries(type(owner._stand_in(key)))]
