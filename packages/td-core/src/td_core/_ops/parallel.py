@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -216,16 +217,15 @@ def _run(
 ) -> Iterator[Any]:
     seed = int(torch.empty((), dtype=torch.int64, device=_place(generator)).random_(generator=generator))
     results: Iterator[Any]
+    call, tasks = partial(_called, fn, seed), enumerate(zip(chunks, outs))
     if pool is not None:
-        results = pool.imap(
-            _Call(fn, seed), ((i, chunk, out) for i, (chunk, out) in enumerate(zip(chunks, outs)))
-        )
+        results = pool.imap(call, tasks)
     elif workers == 0:
-        results = _here(fn, seed, zip(chunks, outs))
+        results = _here(call, tasks)
     else:
         results = run(
             fn,
-            ((_detached(chunk), out) for chunk, out in zip(chunks, outs)),
+            ((_detached(chunk), out) for _, (chunk, out) in tasks),
             num_workers=min(workers, max(count, 1)),
             seed=seed,
             max_tasks_per_child=max_tasks_per_child,
@@ -235,24 +235,18 @@ def _run(
     return iter(_tqdm()(results, total=count)) if pbar else results
 
 
-def _here(fn: Callable[[Any], Any], seed: int, tasks: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
-    for i, (chunk, out) in enumerate(tasks):
+def _here(call: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+    for task in tasks:
         with torch.random.fork_rng(devices=[]):
-            result = run_task(fn, (seed + i) % 2**63, chunk, out)
+            result = call(task)
         # Outside: what draws random numbers between the results has the state of its own.
         yield result
 
 
-class _Call:
-    """A function that a pool can be given: it seeds torch, and writes into a target."""
-
-    def __init__(self, fn: Callable[[Any], Any], seed: int) -> None:
-        self.fn = fn
-        self.seed = seed
-
-    def __call__(self, task: tuple[int, Any, Any]) -> Any:
-        i, chunk, out = task
-        return run_task(self.fn, (self.seed + i) % 2**63, chunk, out)
+def _called(fn: Callable[[Any], Any], seed: int, task: tuple[int, tuple[Any, Any]]) -> Any:
+    """Run a function on one chunk: a function that a pool can be given, which seeds torch, and writes into a target."""
+    i, (chunk, out) = task
+    return run_task(fn, (seed + i) % 2**63, chunk, out)
 
 
 def _detached(chunk: Any) -> Any:
