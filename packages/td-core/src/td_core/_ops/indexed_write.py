@@ -30,19 +30,15 @@ _BASIC = {int, slice, type(None)}
 class IndexedWrite:
     """The plan of one ``td[index] = value``."""
 
-    __slots__ = (
-        "basic", "eager", "index", "lead", "made", "members", "n", "non_blocking", "others", "paths",
-        "rows", "targets", "values",
-    )  # fmt: skip
-
-    def __init__(self, plan: IndexPlan, batch_size: torch.Size, non_blocking: bool) -> None:
+    def __init__(self, plan: IndexPlan, root: Core, value: Any, non_blocking: bool) -> None:
         self.index = plan.index
         self.basic = is_basic(plan.index)
         if not self.basic:
             plan.check_range()
         self.eager = not torch.compiler.is_compiling()
-        self.lead = (*plan.lead, *batch_size[plan.n :])
-        self.n = len(batch_size)
+        size = root.batch_size
+        self.lead = (*plan.lead, *size[plan.n :])
+        self.n = len(size)
         self.non_blocking = non_blocking
         self.targets: list[Tensor] = []
         self.paths: list[Path] = []
@@ -51,8 +47,9 @@ class IndexedWrite:
         self.others: list[tuple[Core, str, Core, Any]] = []
         self.members: list[IndexedWrite] = []
         self.rows: list[tuple[Tensor, Any]] = []
+        self._read(root, value)
 
-    def read(self, root: Core, value: Any) -> None:
+    def _read(self, root: Core, value: Any) -> None:
         """Check ``value`` against ``root`` and list what is to be written."""
         if isinstance(value, NUMBERS) or (isinstance(value, Tensor) and value.ndim == 0):
             self._fill(root, value)

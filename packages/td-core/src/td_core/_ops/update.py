@@ -352,19 +352,14 @@ class Updating(Entries):
             else scattered_whole(self, value, plan)
         ):
             return
-        write = IndexedWrite(plan, size, non_blocking)
-        write.read(self, value)
-        write.apply()
+        IndexedWrite(plan, self, value, non_blocking).apply()
 
     def _writes(self, index: Any, value: Any, non_blocking: bool) -> list[IndexedWrite]:
         """Return the checked plans of ``self[index] = value``: one, or one for each member of a lazy stack."""
         if self._stacked() is not None:
             parts = member_parts(self, index, value)
             return [write for member, at, part in parts for write in member._writes(at, part, non_blocking)]
-        size = self.batch_size
-        write = IndexedWrite(plan_index(index, size), size, non_blocking)
-        write.read(self, value)
-        return [write]
+        return [IndexedWrite(plan_index(index, self.batch_size), self, value, non_blocking)]
 
 
 def _refuse_new(root: Core, index: Any, source: Any) -> None:
