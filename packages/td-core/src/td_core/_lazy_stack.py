@@ -676,21 +676,8 @@ class LazyStackedTensorDict(TensorDictBase):
                     f"the members have batch size {list(first.batch_size)}, the new one has {list(item.batch_size)}"
                 )
 
-    def valid_keys(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: Any = None,
-        *,
-        sort: bool = False,
-    ) -> Any:
-        """Return the keys that all members have; the same as :meth:`keys`.
-
-        >>> stack = LazyStackedTensorDict(TensorDict({"a": 0, "b": 0}), TensorDict({"a": 1}))
-        >>> list(stack.valid_keys())
-        ['a']
-        """
-        return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
+    valid_keys = TensorDictBase.keys
+    """Return the keys that all members have; the same as :meth:`keys`."""
 
 
 set_lazy_stack(LazyStackedTensorDict._of)
