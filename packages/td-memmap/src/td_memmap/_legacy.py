@@ -52,7 +52,7 @@ def load_legacy(reader: Any) -> Any:
     todo: list[tuple[Parts, dict[str, Any], str]] = [((), {}, "")]
     while todo:
         parts, place, name = todo.pop()
-        level = _Level(parts, place, name, _read(tree, parts, _names.OLD_META))
+        level = _Level(parts, place, name, _read(tree, parts, _names.OLD_META, parts)[1])
         levels.append(level)
         for name, is_directory in sorted(tree.entries(parts).items()):
             if is_directory and tree.stat((*parts, name), _names.OLD_META) is not None:
@@ -66,22 +66,21 @@ def load_legacy(reader: Any) -> Any:
     return levels[0].place[""]
 
 
-def _read(tree: Tree, parts: Parts, name: str) -> dict[str, Any]:
-    where = tree.show(parts, name)
+def _read(tree: Tree, parts: Parts, name: str, key: tuple[str, ...]) -> tuple[At, dict[str, Any]]:
+    at = At(tree.show(parts, name), key)
     try:
         meta = torch.load(io.BytesIO(tree.read(parts, name, _LIMIT)), weights_only=True)
     except FileNotFoundError:
-        raise FormatError(f"{where} is missing") from None
+        raise FormatError(f"{at.file} is missing") from None
     except _DAMAGE as error:
-        raise FormatError(f"{where} is no valid metadata: {error}") from error
+        raise FormatError(f"{at.file} is no valid metadata: {error}") from error
     if not isinstance(meta, dict):
-        raise At(where, parts).damaged("the content", meta, "a dict")
-    return meta
+        raise at.damaged("the content", meta, "a dict")
+    return at, meta
 
 
 def _leaf(reader: Any, parts: Parts, key: str) -> Tensor:
-    meta = _read(reader.tree, parts, key + _LEAF_META)
-    at = At(reader.tree.show(parts, key + _LEAF_META), (*parts, key))
+    at, meta = _read(reader.tree, parts, key + _LEAF_META, (*parts, key))
     dtype, shape = meta.get("dtype"), meta.get("shape")
     if not isinstance(dtype, torch.dtype) or str(dtype) not in DTYPES:
         raise at.damaged("dtype", dtype, "a dtype that a file can hold")
