@@ -681,3 +681,31 @@ def test_writes_at_an_index_refuse_mapped_leaves_that_require_grad(tmp_path: Pat
     with pytest.raises(RuntimeError, match="'b'"):
         mapped[torch.tensor([1])] = TensorDict({"a": torch.ones(1), "b": torch.ones(1)}, [1])
     assert not TensorDict.load_memmap(tmp_path)["a"].any()
+
+
+def test_shapes_and_values_by_position() -> None:
+    full = MemoryMappedTensor.full((2, 3), 5, dtype=torch.int8)
+    assert full.shape == (2, 3) and full.tolist() == [[5] * 3] * 2
+    with pytest.raises(TypeError, match=r"full\(\) takes a shape and a fill_value"):
+        MemoryMappedTensor.full((2, 3))
+    for make in (MemoryMappedTensor.zeros, MemoryMappedTensor.ones, MemoryMappedTensor.empty):
+        assert make(2, 3).shape == (2, 3)
+        with pytest.raises(TypeError, match=r"takes a shape: numbers, one tuple, or shape="):
+            make()
+    row = MemoryMappedTensor.from_tensor(torch.arange(2), shape=(3, 2))
+    assert row.tolist() == [[0, 1]] * 3
+    row[0] = 7
+    assert row.tolist() == [[7, 7], [0, 1], [0, 1]]
+
+
+def test_memory_that_is_there_is_taken_as_it_is(tmp_path: Path) -> None:
+    whole = MemoryMappedTensor.zeros(4)
+    part = MemoryMappedTensor(None, handler=whole.handler, dtype=torch.float32, shape=(4,), index=slice(1, 3))
+    part.fill_(1)
+    assert whole.tolist() == [0, 1, 1, 0]
+    with pytest.raises(
+        FormatError, match=r"the storage is too small: shape \[5\] of torch.float32 needs 20 bytes"
+    ):
+        MemoryMappedTensor.from_storage(whole.untyped_storage(), shape=(5,))
+    with pytest.raises(NoFileError, match="is not in an anonymous file"):
+        operator.attrgetter("handler")(MemoryMappedTensor.zeros(4, filename=tmp_path / "a"))
