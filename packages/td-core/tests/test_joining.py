@@ -181,6 +181,15 @@ def test_to_lazystack_shares_the_leaves() -> None:
     assert stacked.to_lazystack(0).stack_dim == 0
 
 
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_to_lazystack_keeps_the_names_of_dims(dim: int) -> None:
+    for names in (["time", "env"], ["time", None], [None, "env"], None):
+        td = TensorDict({"x": torch.zeros(2, 3), "n": {"y": torch.zeros(2, 3)}}, [2, 3], names=names)
+        for stacked in (td.to_lazystack(dim), td.to_lazystack(0).to_lazystack(dim)):
+            assert stacked.names == td.names
+            assert stacked["n"].names == td["n"].names
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
 from td_core.errors import KeyPathError, LockedError, StructureError
 
 
@@ -176,6 +176,24 @@ def test_it_is_interchangeable_with_a_module():
 @pytest.mark.parametrize("td", [TensorDict(), TensorDict({"n": {}}, [3])])
 def test_what_has_no_leaf_loads(td):
     assert td.load_state_dict(td.state_dict()).is_empty()
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize("target", ["dense", "stack", "params", "locked"])
+def test_levels_without_leaves_are_added_with_the_extra_keys(target, flatten):
+    source = TensorDict({"a": torch.zeros(2), "e": {"f": {}}}, [2])
+    td = TensorDict({"a": torch.ones(2)}, [2])
+    td = {
+        "dense": td,
+        "stack": lazy_stack(list(td.unbind(0))),
+        "params": TensorDictParams(td, no_convert=True),
+        "locked": td.clone().lock_(),
+    }[target]
+    td.load_state_dict(source.state_dict(flatten=flatten))
+    assert list(td.keys(True)) == ["a"]
+    td.load_state_dict(source.state_dict(flatten=flatten), strict=False)
+    assert list(td.keys(True)) == (["a"] if target == "locked" else ["a", "e", ("e", "f")])
+    assert td["a"].sum() == 0
 
 
 def test_what_is_no_mapping_is_refused():

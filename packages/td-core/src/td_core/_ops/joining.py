@@ -340,7 +340,8 @@ class Joining(Shaping):
         >>> TensorDict({"a": [0, 1]}, [2]).to_lazystack()
         LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: i64[]})
         """
-        return lazy_stack(self.unbind(dim), wrap_dim(dim, len(self.batch_size)))
+        at = wrap_dim(dim, len(self.batch_size))
+        return lazy_stack(self.unbind(at), at, stack_dim_name=self._names and self._names[at])
 
 
 def _tensors(items: list[Any], what: str, out: Any = None) -> list[Tensor]:

@@ -346,9 +346,12 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
             # In the legacy form a value of a class is a level of its own.
             if record is not None and key in record.values and "data" in _values(given):
                 steps.append((node, key, (_values(given)["data"],)))
-            elif key not in entries and (names := _leaf_names(given, (*path, key))):
+            elif key not in entries:
+                names = _leaf_names(given, (*path, key))
                 unexpected.extend(names)
-                steps.append((node, key, given))
+                # An empty level is no key that is unexpected, but one that is added, unless that is asked of a locked node.
+                if names or not (strict or node._locked):
+                    steps.append((node, key, given))
         if not node._opaque:
             steps.extend((node, key, (value,)) for key, value in _values(level).items())
     problems = list(wrong)
