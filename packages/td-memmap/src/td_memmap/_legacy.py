@@ -106,7 +106,7 @@ def _build(tree: Tree, level: _Level, device: torch.device) -> Any:
         for key, child in (*level.leaves.items(), *children.items()):
             shape = child.shape if isinstance(child, Tensor) else child.batch_size
             if shape[: len(size)] != size:
-                raise at.below(key).damaged("the shape", list(shape), f"one that starts with {list(size)}")
+                raise at.damaged("the shape", list(shape), f"one that starts with {list(size)}", key)
         kept = None if meta.get("device") is None else device
         source = TensorDict._make({**level.leaves, **children}, size, kept, None)
         return _views.look(source, meta) if "custom_op" in meta else source

@@ -442,12 +442,12 @@ class Reader:
         if not count:
             return torch.empty(entry.shape, dtype=torch.int64, device="cpu")
         name = entry.files[0] + ".shape.memmap"
-        at, content = self._at(node, name).below(key), self.tree.read(node.parts, name, LIMIT)
+        at, content = self._at(node, name), self.tree.read(node.parts, name, LIMIT)
         if len(content) < count * 8:
-            raise at.damaged("the size", len(content), f"at least {count * 8} bytes")
+            raise at.damaged("the size", len(content), f"at least {count * 8} bytes", key)
         table = torch.frombuffer(bytearray(content), dtype=torch.int64, count=count).view(entry.shape)
         for row in table.tolist():
-            check_shape(row, at, "the shape of a component", entry.dtype.itemsize)
+            check_shape(row, at, "the shape of a component", entry.dtype.itemsize, key)
         return table
 
     def _check_mappings(self, count: int) -> None:
@@ -523,8 +523,8 @@ class Reader:
         size = node.level.batch_size
         for key, entry in node.entries.items():
             if not isinstance(entry, Tensor) and entry.batch_size[: len(size)] != size:
-                at, wanted = self._at(node).below(key), f"one that starts with {list(size)}"
-                raise at.damaged("the batch size", list(entry.batch_size), wanted)
+                wanted = f"one that starts with {list(size)}"
+                raise self._at(node).damaged("the batch size", list(entry.batch_size), wanted, key)
 
 
 def unlisted(tree: Any, parts: Parts) -> list[str]:

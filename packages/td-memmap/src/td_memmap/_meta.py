@@ -112,15 +112,11 @@ class At(NamedTuple):
     def __str__(self) -> str:
         return f"{self.file}: {show_path(self.key)}"
 
-    def below(self, name: str) -> At:
-        """Return where an entry of this level stands, in the same file."""
-        return At(self.file, (*self.key, name))
-
-    def damaged(self, fieldname: str, found: Any, expected: str) -> FormatError:
-        """Return the error for one wrong field."""
+    def damaged(self, fieldname: str, found: Any, expected: str, *below: str) -> FormatError:
+        """Return the error for one wrong field, here or of an entry below."""
         shown = repr(found)
         shown = shown if len(shown) < 200 else shown[:200] + "..."
-        return FormatError(f"{self}: {fieldname} is {shown}, expected {expected}")
+        return FormatError(f"{At(self.file, self.key + below)}: {fieldname} is {shown}, expected {expected}")
 
 
 def parse_json(content: bytes, where: str) -> Any:
@@ -282,10 +278,10 @@ def _mapping(level: Level, obj: dict[str, Any], at: At, robust_key: bool, strict
             level.keys.append(name)
         elif "dtype" in entry and "shape" in entry:
             files = possible_names(name, robust_key)
-            leaves[name] = _leaf(entry, at.below(name), files, level.batch_size)
+            leaves[name] = _leaf(entry, at, name, files, level.batch_size)
             level.keys.append(name)
         elif strict:
-            raise at.below(name).damaged("the entry", entry, "a leaf (shape, dtype) or a collection (type)")
+            raise at.damaged("the entry", entry, "a leaf (shape, dtype) or a collection (type)", name)
     device = meta.get("device", "cpu")
     if device != "cpu" and device != "None":
         check_device(device, at)
@@ -337,55 +333,56 @@ def _general_entries(level: Level, rows: Any, at: At) -> None:
         ):
             raise at.damaged("an entry", row, "a key and an object")
         name, entry = row
-        here = at.below(name)
         file = entry.get("file")
         if not isinstance(file, str) or _names.inside(file) != (file,):
-            raise here.damaged("file", file, "a file name")
+            raise at.damaged("file", file, "a file name", name)
         if name in level.leaves or name in level.nodes:
-            raise here.damaged("the key", name, "each key once")
+            raise at.damaged("the key", name, "each key once", name)
         if entry.get("type") is not None:
             level.nodes[name] = (file,)
         else:
-            level.leaves[name] = _leaf(entry, here, (file,), level.batch_size)
+            level.leaves[name] = _leaf(entry, at, name, (file,), level.batch_size)
         level.keys.append(name)
 
 
-def _leaf(entry: dict[str, Any], at: At, files: tuple[str, ...], batch_size: torch.Size) -> LeafEntry:
+def _leaf(
+    entry: dict[str, Any], at: At, key: str, files: tuple[str, ...], batch_size: torch.Size
+) -> LeafEntry:
     name = entry.get("dtype")
     dtype = DTYPES.get(name) if type(name) is str else None
     if dtype is None:
-        raise at.damaged("dtype", name, "a dtype that this torch knows and a file can hold")
-    shape = check_shape(entry.get("shape"), at, "shape", dtype.itemsize)
+        raise at.damaged("dtype", name, "a dtype that this torch knows and a file can hold", key)
+    shape = check_shape(entry.get("shape"), at, "shape", dtype.itemsize, key)
     nested = entry.get("is_nested")
     if nested is not None and type(nested) is not bool:
-        raise at.damaged("is_nested", nested, "true or false")
+        raise at.damaged("is_nested", nested, "true or false", key)
     if entry.get("layout") == "jagged":
         nbytes = shape.numel() * dtype.itemsize
-        return LeafEntry(shape, dtype, files, nbytes, jagged=_jagged(entry, at))
+        return LeafEntry(shape, dtype, files, nbytes, jagged=_jagged(entry, at, key))
     if not nested:
         if batch_size and shape[: len(batch_size)] != batch_size:
             raise at.damaged(
-                "shape", list(shape), f"a shape that starts with the batch size {list(batch_size)}"
+                "shape", list(shape), f"a shape that starts with the batch size {list(batch_size)}", key
             )
         return LeafEntry(shape, dtype, files, shape.numel() * dtype.itemsize)
     if len(shape) != 2:
-        raise at.damaged("shape", list(shape), "the shape of a table of component shapes, [rows, dims]")
+        raise at.damaged("shape", list(shape), "the shape of a table of component shapes, [rows, dims]", key)
     if batch_size and (len(batch_size) > 1 or shape[0] != batch_size[0]):
         raise at.damaged(
-            "shape", list(shape), f"as many components as the batch size {list(batch_size)} says"
+            "shape", list(shape), f"as many components as the batch size {list(batch_size)} says", key
         )
     return LeafEntry(shape, dtype, files, shape.numel() * 8, nested=True)
 
 
-def _jagged(entry: dict[str, Any], at: At) -> dict[str, Any]:
+def _jagged(entry: dict[str, Any], at: At, key: str) -> dict[str, Any]:
     for name in ("components", "ragged"):
         value = entry.get(name)
         if type(value) is not int or not 0 <= value < 1 << 48:
-            raise at.damaged(name, value, "a number")
+            raise at.damaged(name, value, "a number", key)
     if entry.get("offsets_dtype") not in ("torch.int64", "torch.int32"):
-        raise at.damaged("offsets_dtype", entry.get("offsets_dtype"), "an integer dtype")
+        raise at.damaged("offsets_dtype", entry.get("offsets_dtype"), "an integer dtype", key)
     if not isinstance(entry.get("lengths"), bool):
-        raise at.damaged("lengths", entry.get("lengths"), "true or false")
+        raise at.damaged("lengths", entry.get("lengths"), "true or false", key)
     return entry
 
 
@@ -399,22 +396,22 @@ def possible_names(key: str, robust_key: bool) -> tuple[str, ...]:
     return (encoded, raw) if robust_key else (raw,)
 
 
-def check_shape(value: Any, at: At, name: str, itemsize: int = 1) -> torch.Size:
+def check_shape(value: Any, at: At, name: str, itemsize: int = 1, *below: str) -> torch.Size:
     """Return a shape.
 
     Raises:
         FormatError: it is none, or no memory could hold it.
     """
     if type(value) is not list:
-        raise at.damaged(name, value, "a list of sizes")
+        raise at.damaged(name, value, "a list of sizes", *below)
     nbytes = itemsize
     for size in value:
         if type(size) is not int or not 0 <= size < _TOO_LARGE:
-            raise at.damaged(name, value, "a list of sizes")
+            raise at.damaged(name, value, "a list of sizes", *below)
         # A dim of size 0 must not hide that the others are impossible.
         nbytes *= size or 1
     if nbytes >= _TOO_LARGE or len(value) > _MOST_DIMS:
-        raise at.damaged(name, value, "a shape that a tensor can have")
+        raise at.damaged(name, value, "a shape that a tensor can have", *below)
     return torch.Size(value)
 
 
