@@ -866,10 +866,18 @@ def write_out(item: Any, path: Path) -> None:
         path.write_bytes(b"".join(item))
 
 
-def test_durable_saves_survive_a_power_failure_at_any_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("old", ["a save", "nothing", "a mount point"])
+def test_durable_saves_survive_a_power_failure_at_any_call(
+    old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "disk").mkdir()
     prefix = tmp_path / "disk" / "save"
-    make(1, more=True).memmap(prefix)
+    if old == "a save":
+        make(1, more=True).memmap(prefix)
+    elif old == "a mount point":
+        monkeypatch.setattr(_fs, "is_mount", lambda path: True)
+        prefix.mkdir()
+    before = content(prefix)
     disk = Disk(tmp_path / "disk")
     states: list[dict[str, Any]] = []
 
@@ -886,7 +894,7 @@ def test_durable_saves_survive_a_power_failure_at_any_call(tmp_path: Path) -> No
         if i < 2 or state not in states[i - 2 : i]:
             write_out(state, tmp_path / str(i))
             found.append(content(tmp_path / str(i) / "save"))
-    assert set(found) == {1, 2}
+    assert set(found) == {before, 2}
     assert found[-1] == 2
     # The model is worth nothing if it follows something else than what happens.
     write_out({name: disk.now[name] for name in disk.now}, tmp_path / "all")
@@ -894,6 +902,7 @@ def test_durable_saves_survive_a_power_failure_at_any_call(tmp_path: Path) -> No
     last = disk.after_a_failure(renamed=False)
     write_out(last, tmp_path / "last")
     assert content(tmp_path / "last" / "save") == 2
+    monkeypatch.undo()
     with pytest.MonkeyPatch.context() as patch:
         states.clear()
         disk = Disk(tmp_path / "disk")
