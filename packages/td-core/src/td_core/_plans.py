@@ -265,9 +265,10 @@ def as_ints(given: Any) -> Shape:
     >>> as_ints(2), as_ints([torch.tensor(2), 3])
     ((2,), (2, 3))
     """
-    given = as_int(given)
-    one = isinstance(given, (int, torch.SymInt))
-    return (given,) if one else tuple([as_int(item) for item in given])
+    given = given if type(given) in (int, tuple, list) else as_int(given)
+    if isinstance(given, (int, torch.SymInt)):
+        return (given,)  # type: ignore[return-value]
+    return tuple([item if type(item) is int else as_int(item) for item in given])
 
 
 def wrap_dim(dim: int, ndim: int) -> int:

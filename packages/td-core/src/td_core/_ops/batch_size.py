@@ -29,7 +29,8 @@ def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
         return torch.Size()
     if type(batch_size) is not torch.Size:
         try:
-            batch_size = torch.Size(as_ints(batch_size))
+            plain = isinstance(batch_size, (list, tuple))
+            batch_size = torch.Size(batch_size if plain else as_ints(batch_size))  # type: ignore[arg-type]
         except TypeError as error:
             raise BatchSizeError(
                 f"a batch size is an int or a sequence of ints; got {batch_size!r}"
