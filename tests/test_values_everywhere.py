@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import pickle
 from collections.abc import Callable
@@ -157,6 +158,16 @@ def test_a_value_that_needs_no_sidecar_any_more_is_a_modification(tmp_path: Path
     (tmp_path / "n" / "k" / "%values.json").unlink()
     with pytest.raises(FormatError, match="n/k/%values.json is missing"):
         TensorDict.load_memmap(tmp_path, verify=True)
+
+
+def test_a_value_that_tensordict_wrote_since_is_not_that_of_the_sidecar(tmp_path: Path) -> None:
+    pytest.importorskip("td_memmap", reason="td-memmap is not installed")
+    TensorDict({"k": (1, "a")}).memmap(tmp_path)
+    assert TensorDict.load_memmap(tmp_path)["k"] == (1, "a")
+    # It rewrites the metadata of a value that is set in place, and knows no sidecar.
+    meta = json.loads((tmp_path / "k" / "meta.json").read_text())
+    (tmp_path / "k" / "meta.json").write_text(json.dumps({**meta, "data": [3, "b"]}))
+    assert TensorDict.load_memmap(tmp_path)["k"] == [3, "b"]
 
 
 def test_a_shorter_value_is_a_modification_and_a_cut_file_is_none(tmp_path: Path) -> None:
