@@ -748,6 +748,24 @@ def test_without_an_exchange_the_old_save_comes_back(prefix: Path, monkeypatch: 
     assert keeps_foreign(prefix)
 
 
+def test_what_is_put_into_a_replaced_save_at_the_last_moment_is_not_lost(prefix: Path, tmp_path: Path) -> None:
+    make(1, more=True).memmap(prefix)
+    late: list[str] = []
+
+    def see(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
+        if name == "rmdir" and args[0].startswith(".save.td-") and not late:
+            late.append(args[0])
+            (tmp_path / args[0] / "mine.txt").write_text("mine")
+
+    with pytest.MonkeyPatch.context() as patch:
+        watch(patch, see)
+        make(2).memmap(prefix)
+    assert late and content(prefix) == 2
+    make(3, more=True).memmap(prefix)
+    assert (prefix / "mine.txt").read_text() == "mine"
+    assert os.listdir(tmp_path) == ["save"] and content(prefix) == 3
+
+
 def test_durable_saves_sync_before_they_are_published(prefix: Path, tmp_path: Path) -> None:
     make(1, more=True).memmap(prefix)
     log: list[tuple[str, str]] = []
