@@ -147,6 +147,10 @@ class TestNames:
         assert td.rename(None).names == [None, None]
         assert td.rename("x", None).names == ["x", None]
         assert td.rename(u="x")["a"] is td["a"]
+        assert td.rename(..., "x").names == ["u", "x"] and td.rename("x", ...).names == ["x", "v"]
+        assert td.rename(...).names == td.rename("u", ..., "v").names == ["u", "v"]
+        with pytest.raises(DimNamesError):
+            td.rename("x", ..., "y", "z")
         assert td.names == td["b"].names == ["u", "v"]
 
     def test_rename_in_place(self) -> None:

@@ -748,7 +748,9 @@ def test_without_an_exchange_the_old_save_comes_back(prefix: Path, monkeypatch: 
     assert keeps_foreign(prefix)
 
 
-def test_what_is_put_into_a_replaced_save_at_the_last_moment_is_not_lost(prefix: Path, tmp_path: Path) -> None:
+def test_what_is_put_into_a_replaced_save_at_the_last_moment_is_not_lost(
+    prefix: Path, tmp_path: Path
+) -> None:
     make(1, more=True).memmap(prefix)
     late: list[str] = []
 

@@ -112,11 +112,7 @@ class Metadata(Core):
         [None, None, 'time']
         """
         mine = self.names
-        if ... in names:
-            at = names.index(...)
-            count = len(mine) - len(names) + 1
-            names = (*names[:at], *mine[at : at + max(count, 0)], *names[at + 1 :])
-        refined = check_names(names, len(mine)) or (None,) * len(mine)
+        refined = check_names(_filled_in(names, mine), len(mine)) or (None,) * len(mine)
         for old, new in zip(mine, refined, strict=True):
             if old is not None and new != old:
                 raise StructureError(
@@ -125,11 +121,11 @@ class Metadata(Core):
         self._set_names(refined)
         return self
 
-    def rename(self: SelfT, *names: str | None, **rename_map: str) -> SelfT:
+    def rename(self: SelfT, *names: Any, **rename_map: str) -> SelfT:
         """Return a collection with other dim names; leaves are shared.
 
         Args:
-            *names: the new names, or a single None for none at all.
+            *names: the new names, or a single None for none at all; one ``...`` stands for dims that stay as they are.
             **rename_map: old name -> new name.
 
         Raises:
@@ -140,7 +136,7 @@ class Metadata(Core):
         """
         return self._shallow().rename_(*names, **rename_map)
 
-    def rename_(self: SelfT, *names: str | None, **rename_map: str) -> SelfT:
+    def rename_(self: SelfT, *names: Any, **rename_map: str) -> SelfT:
         """Change the dim names in place; arguments as for :meth:`rename`.
 
         >>> TensorDict(batch_size=[2]).rename_("time").names
@@ -156,7 +152,7 @@ class Metadata(Core):
             raise DimNamesError(f"there is no dim named {unknown}; the names are {mine}")
         new: Sequence[str | None] | None = [rename_map.get(name, name) if name else name for name in mine]
         if names:
-            new = None if names == (None,) else names
+            new = None if names == (None,) else _filled_in(names, mine)
         self._set_names(check_names(new, len(mine)))
         return self
 
@@ -393,6 +389,15 @@ class Metadata(Core):
         ['a', 'b']
         """
         return sorted(self._children())
+
+
+def _filled_in(names: tuple[Any, ...], mine: Sequence[str | None]) -> tuple[Any, ...]:
+    """Return names with those that the dims have for ``...``."""
+    if ... not in names:
+        return names
+    at = names.index(...)
+    count = len(mine) - len(names) + 1
+    return (*names[:at], *mine[at : at + max(count, 0)], *names[at + 1 :])
 
 
 def _distinct(leaves: list[Tensor]) -> list[Tensor]:
