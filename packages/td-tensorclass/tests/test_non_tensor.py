@@ -20,6 +20,8 @@ from td_core import (
     lazy_stack,
     make_tensordict,
     merge_tensordicts,
+    pad_sequence,
+    unpad_sequence,
 )
 from td_core.errors import BatchSizeError, KeyPathError, LockedError, StructureError
 from td_tensorclass import (
@@ -768,3 +770,27 @@ def test_a_pickle_keeps_the_names_and_the_lock_of_a_value() -> None:
     node.names = ["t"]
     back = pickle.loads(pickle.dumps(node.lock_()))
     assert (back.names, back.is_locked, back.data, back.batch_size) == (["t"], True, "x", (2,))
+
+
+@pytest.mark.parametrize(
+    "masks", [lambda r: None, lambda r: r["masks"].select("x"), lambda r: r["masks", "x"]]
+)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_values_are_padded_with_none_and_cut_again_at_every_level(
+    side: str, masks: Callable[[Any], Any]
+) -> None:
+    def item(n: int) -> TensorDict:
+        names = list("abc"[:n])
+        deep = {"t": names, "z": torch.arange(float(n))}
+        return TensorDict({"x": torch.ones(n, 2), "v": names, "n": {"s": names, "deep": deep}}, [n])
+
+    items = [item(n) for n in (1, 3)]
+    padded = pad_sequence(items, return_mask=True, padding_side=side)
+    short = ["a", None, None] if side == "right" else [None, None, "a"]
+    assert padded["n", "s"] == padded["v"] == [short, ["a", "b", "c"]]
+    given = masks(padded)
+    back = unpad_sequence(padded if given is None else padded.exclude("masks"), given)
+    for found, wanted in zip(back.tensordicts, items, strict=True):
+        assert found.batch_size == found["n"].batch_size == found["n", "deep"].batch_size == wanted.batch_size
+        assert found["v"] == found["n", "s"] == found["n", "deep", "t"] == wanted["v"]
+        assert torch.equal(found["n", "deep", "z"], wanted["n", "deep", "z"])

@@ -200,30 +200,29 @@ def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
 
 
 def _unpad_row(row: Any, mask: Any, pad_dim: int) -> Any:
-    rows: list[tuple[Any, dict[str, Child], Any, Any, str, Path]] = [(row, {}, mask, None, "", ())]
-    for node, entries, masks, _, _, at in rows:
+    rows: list[tuple[Any, dict[str, Child], Any, Any, Any, str, Path]] = [(row, {}, mask, None, None, "", ())]
+    sizes = []
+    for node, entries, masks, above, _, _, at in rows:
+        size = list(node.batch_size)
+        batched = -len(size) <= pad_dim < len(size)
+        # What has no mask of its own goes along with its level, and that with the one above.
+        run = _level_run(masks, pad_dim, len(size), at) or above
+        if run is not None and batched:
+            size[pad_dim] = run[1]
+        sizes.append(torch.Size(size))
         for key, child in dict(node._children()).items():
             path = (*at, key)
             inner = masks.get(key, None) if isinstance(masks, Core) else masks  # type: ignore[attr-defined]
-            if isinstance(child, Tensor):
-                entries[key] = (
-                    child if inner is None else child.narrow(pad_dim, *_run(inner, pad_dim, child.ndim, path))
-                )
-            elif child._opaque:
-                entries[key] = child
+            if isinstance(child, Tensor) and inner is not None:
+                entries[key] = child.narrow(pad_dim, *_run(inner, pad_dim, child.ndim, path))
+            elif isinstance(child, Tensor) or child._opaque:
+                entries[key] = child if run is None or not batched else child.narrow(pad_dim, *run)
             else:
                 entries[key] = None
-                rows.append((child, {}, inner, entries, key, path))
+                rows.append((child, {}, inner, run, entries, key, path))
     result: Any = None
-    for node, entries, masks, parent, key, at in reversed(rows):
-        run = _level_run(masks, pad_dim, len(node.batch_size), at)
-        size = list(node.batch_size)
-        if run is not None and -len(size) <= pad_dim < len(size):
-            size[pad_dim] = run[1]
-            for name, child in entries.items():
-                if isinstance(child, Core) and child._opaque:
-                    entries[name] = child.narrow(pad_dim, *run)  # type: ignore[attr-defined]
-        result = node._with_children(entries, batch_size=torch.Size(size))
+    for (node, entries, _, _, parent, key, _), batch_size in zip(reversed(rows), reversed(sizes)):
+        result = node._with_children(entries, batch_size=batch_size)
         if parent is not None:
             parent[key] = result
     return result
