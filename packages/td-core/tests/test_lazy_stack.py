@@ -110,6 +110,15 @@ def test_a_form_of_an_entry_that_is_in_no_stack():
         assert collection.get("a", as_list=False, as_padded_tensor=False).shape == collection["a"].shape
 
 
+def test_what_is_no_nested_tensor_says_why():
+    mixed = LazyStackedTensorDict(TensorDict({"a": torch.ones(2)}), TensorDict({"a": {"b": 1}}))
+    with pytest.raises(StructureError, match="key 'a' is not a tensor in every member"):
+        mixed.get_nestedtensor("a")
+    rows = [TensorDict({"a": torch.ones(2, n)}, [2]) for n in (1, 2)]
+    with pytest.raises(StructureError, match="a nested tensor stacks along dim 0, this stack is along dim 1"):
+        lazy_stack(rows, 1).get("a", as_nested_tensor=True)
+
+
 def test_get_takes_one_form_at_a_time():
     with pytest.raises(TypeError, match="exactly one of"):
         ragged().get("a", as_list=True, as_nested_tensor=True)

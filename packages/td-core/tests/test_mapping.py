@@ -234,6 +234,12 @@ def test_ragged_members() -> None:
     assert list(result.tensordicts[0].keys()) == ["a", "k1"]
 
 
+def test_the_batch_size_of_the_target_is_that_of_the_result() -> None:
+    td, out = TensorDict({"a": torch.arange(6.0).view(3, 2)}, [3]), TensorDict({"a": torch.zeros(2, 2)}, [2])
+    assert td.apply(lambda leaf: leaf[:2], out=out) is out
+    assert out["a"].tolist() == [[0, 1], [2, 3]]
+
+
 def test_depth() -> None:
     td = TensorDict({"x": torch.zeros(2)}, [2])
     for _ in range(2000):

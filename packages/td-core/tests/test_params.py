@@ -414,3 +414,23 @@ def test_parameters_of_integers_have_no_gradient():
     assert isinstance(cast, TensorDictParams)
     assert [(p.dtype, p.requires_grad) for p in cast.parameters()] == [(torch.int32, False)] * 2
     assert all(p.requires_grad for p in params.to(torch.complex64).parameters())
+
+
+def test_entries_by_keyword():
+    params = TensorDictParams(w=torch.ones(2), n={"i": torch.arange(2)})
+    assert [name for name, _ in params.named_parameters()] == ["w"] and list(params._parameters) == ["w"]
+    assert [name for name, _ in params.named_buffers()] == ["n.i"] and len(params._buffers) == 1
+    with pytest.raises(TypeError, match=r"as a collection or as keywords, not both; got keywords \['w'\]"):
+        TensorDictParams({"a": torch.ones(1)}, w=torch.ones(2))
+
+
+def test_a_module_says_what_a_state_dict_lacks():
+    module = Holder()
+    state = module.state_dict()
+    wrong = {**state, "p.w": torch.zeros(7)}
+    with pytest.raises(RuntimeError, match=r"p.w: shape \(7,\) given, .* expected"):
+        module.load_state_dict(wrong)
+    del state["p.w"]
+    with pytest.raises(RuntimeError, match='Missing key.*"p.w"'):
+        module.load_state_dict(state)
+    assert module.load_state_dict(state, strict=False).missing_keys == ["p.w"]

@@ -7,6 +7,7 @@ import operator
 import warnings
 from functools import partial
 from itertools import chain, repeat
+from typing import Any
 
 import numpy as np
 import pytest
@@ -813,3 +814,15 @@ def test_under_autocast_each_leaf_is_computed_by_itself(name, monkeypatch):
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: True)
     getattr(td, name)(*operands)
     assert len(calls) == len(list(td.values(True, True)))
+
+
+@pytest.mark.parametrize("number", [np.float32(2), np.array([2.0, 3.0]), np.array(2.0)], ids=repr)
+def test_numbers_and_arrays_of_numpy_are_operands(number: Any) -> None:
+    leaf = torch.arange(4.0).view(2, 2)
+    td, wide = TensorDict({"a": leaf.clone()}, [2]), torch.as_tensor(number).float()
+    expected = leaf + (wide.unsqueeze(-1) if wide.ndim else wide)
+    assert torch.equal((td + number)["a"], expected)
+    assert torch.equal(td.add_(number)["a"], expected)
+    if not wide.ndim:
+        td[0] = type(number)(7) if isinstance(number, np.generic) else 7
+        assert td["a"].tolist() == [[7, 7], expected[1].tolist()]

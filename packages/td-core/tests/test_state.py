@@ -112,6 +112,11 @@ def test_strict_reports_missing_and_unexpected_keys_and_changes_nothing():
     with pytest.raises(StructureError, match=r"unexpected keys: \['z'\]"):
         target.load_state_dict(more)
     assert target["a"].sum() == 0
+    more["n"] = torch.ones(3)
+    with pytest.raises(StructureError, match="has both a leaf and a level 'n'"):
+        target.load_state_dict(more)
+    with pytest.raises(StructureError, match="the root is on meta, in the state dict on cpu"):
+        TensorDict({"a": 1}, device="meta").load_state_dict(TensorDict({"a": 1}, device="cpu").state_dict())
     target.load_state_dict(state, strict=False)
     assert torch.equal(target["a"], make()["a"]) and "z" in target["n"] and target["n", "b"].sum() == 0
     with pytest.raises(StructureError, match=r"unexpected keys: \['n.b', 'n.c.d'\]; missing keys: \['q'\]"):

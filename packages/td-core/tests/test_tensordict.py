@@ -225,6 +225,15 @@ def test_views_are_live_and_parents_come_first():
     )
 
 
+@pytest.mark.parametrize("make", [lambda td: td, lambda td: LazyStackedTensorDict(td, td.clone())])
+def test_views_go_backwards_too(make: Callable[[TensorDict], Any]) -> None:
+    td = make(TensorDict({"a": 1, "n": {"b": 2}, "c": 3}))
+    assert list(reversed(td.keys())) == ["c", "n", "a"]
+    assert list(reversed(td.keys(True, True))) == ["c", ("n", "b"), "a"]
+    assert [key for key, _ in reversed(td.items())] == ["c", "n", "a"]
+    assert [value.max().item() for value in reversed(td.values(True, True))] == [3, 2, 1]
+
+
 def test_truth_and_length():
     assert len(TensorDict(batch_size=[3])) == 3 and len(TensorDict()) == 0
     with pytest.raises(RuntimeError, match="is ambiguous"):

@@ -236,6 +236,9 @@ class _Walk:
         level = iter(children.items()) if values and type(children) is not dict else _level(node)
         return iter(sorted(level, key=itemgetter(0))) if self._how[3] else level
 
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(list(self))  # type: ignore[call-overload]
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)})"  # type: ignore[call-overload]
 
