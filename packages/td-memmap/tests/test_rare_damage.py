@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -229,3 +230,24 @@ def test_archives_that_contradict_themselves(at: bytes, change: int, message: st
     content[content.index(at, start)] += 1
     Path(packed).write_bytes(content)
     refused(Path(packed), message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"custom_op": "eval"}, "a saved view cannot be made by 'eval'"),
+        ({"custom_op": ["view"]}, "expected a class that this process has defined"),
+        ({"custom_op_kwargs": {"out": 1}}, "a saved view cannot be made by 'unsqueeze' with {'out': 1}"),
+        ({"custom_op_kwargs": None}, "a saved view cannot be made by 'unsqueeze' with None"),
+        ({"custom_op_kwargs": {"dim": "x"}}, "cannot be put together"),
+        (None, "_source"),
+    ],
+)
+def test_views_of_old_releases(change: dict[str, Any] | None, message: str, tmp_path: Path) -> None:
+    save = tmp_path / "save"
+    shutil.copytree(Path(__file__).parent / "fixtures" / "memmap" / "lazy_view_unsqueeze", save)
+    if change is None:
+        shutil.rmtree(save / "_source")
+    else:
+        edit(save / "meta.json", lambda meta: meta.update(change))
+    refused(save, message)
