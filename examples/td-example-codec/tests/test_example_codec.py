@@ -183,7 +183,7 @@ except td_core.MissingPluginError as error:
     # Other packages that are installed here are not active either.
     assert "'td-example-codec'" in first.partition("installed but not active: ")[2]
     assert second == (
-        "node 1, of the kind 'td_example_codec.Masked', was written by 'td-example-codec' 0.1.0, "
+        "key 'x', of the kind 'td_example_codec.Masked', was written by 'td-example-codec' 0.1.0, "
         "which is installed but not active: TD_PLUGINS leaves it out"
     )
 
