@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
 from td_core._collector import paused
-from td_core.errors import DepthError, StructureError, TensorDictError
+from td_core.errors import CycleError, DepthError, StructureError, TensorDictError
 
 DEPTH = 2_000
 KEYS = 60
@@ -161,6 +161,41 @@ def test_no_member_of_a_lazy_stack_can_contain_itself(put, key, inside):
         put(stack, key, inside(stack))
     for td in (stack, *members):
         assert len(list(islice(td.keys(True), 100))) < 100, "the walk has no end"
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda stack, new: stack.append(new),
+        lambda stack, new: stack.insert(0, new),
+        lambda stack, new: stack.extend([new]),
+    ],
+)
+@pytest.mark.parametrize(
+    "inside", [lambda stack: stack, lambda stack: {"m": stack}, lambda stack: lazy_stack([stack])[0]]
+)
+def test_no_member_that_contains_a_stack_is_added_to_it(add, inside):
+    stack = lazy_stack([TensorDict({"a": 0}) for _ in range(2)])
+    with pytest.raises(CycleError, match="cannot add a member: it contains the stack"):
+        add(stack, TensorDict({"a": 1, "x": inside(stack)}))
+    assert stack["a"].tolist() == [0, 0]
+    add(stack, TensorDict({"a": 1, "x": stack[-1]}))
+    assert sorted(stack["a"].tolist()) == [0, 0, 1]
+
+
+def test_a_refused_cycle_below_a_lazy_stack_leaves_all_as_it_was():
+    deep = lazy_stack([lazy_stack([TensorDict({"a": 0, "n": {}}) for _ in range(2)]) for _ in range(2)])
+    with pytest.raises(CycleError, match=r"cannot set key \('n', 'x'\)"):
+        deep.update({"a": torch.ones(2, 2), "n": {"x": deep}})
+    with pytest.raises(CycleError, match=r"cannot set key \('n', 'x'\)"):
+        deep.set(("n", "x"), lazy_stack([lazy_stack([TensorDict(), TensorDict()]), deep[1]]))
+    assert deep["a"].tolist() == [[0, 0], [0, 0]] and not list(deep["n"].keys())
+
+
+def test_members_may_hold_other_members():
+    stack = lazy_stack([TensorDict({"i": i}) for i in range(3)])
+    lazy_stack([stack[0], stack[1]]).set("next", lazy_stack([stack[1], stack[2]]))
+    assert stack[0]["next", "next", "i"] == 2
 
 
 def test_a_hundred_thousand_keys():

@@ -205,6 +205,7 @@ def test_what_a_wrapper_does_not_know_is_refused_with_its_key(do):
     td = TensorDict({"plain": torch.ones(4, 3), "n": {"x": Wrapper(torch.ones(4, 3))}}, [4])
     with pytest.raises(NotImplementedError, match=r"\('n', 'x'\).* of a wrapper"):
         do(td)
+    assert torch.equal(td["plain"], torch.ones(4, 3))
 
 
 @pytest.mark.skipif(not hasattr(torch, "uint4"), reason="this torch has no integers of less than a byte")

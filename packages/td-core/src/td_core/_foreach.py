@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from ._torch_private import foreach_kernel, functorch_level
 
-__all__ = ["PLAIN", "Op", "columns", "foreach", "needs_grad", "op", "shares_grad"]
+__all__ = ["PLAIN", "Op", "columns", "foreach", "needs_grad", "odd_first", "op", "shares_grad"]
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -134,6 +134,19 @@ def columns(leaves: list[Tensor], operands: tuple[Any, ...]) -> list[list[Any]]:
     [[7, 7], [1, 2]]
     """
     return [operand if type(operand) is list else [operand] * len(leaves) for operand in operands]
+
+
+def odd_first(leaves: list[Tensor]) -> Sequence[int]:
+    """Return the order in which to write leaves: those of another class first, which may refuse before anything is written.
+
+    >>> Other = type("Other", (torch.Tensor,), {})
+    >>> odd_first([torch.zeros(1), torch.zeros(1).as_subclass(Other)])
+    [1, 0]
+    """
+    positions = range(len(leaves))
+    if PLAIN.issuperset(map(type, leaves)):
+        return positions
+    return sorted(positions, key=lambda i: type(leaves[i]) in PLAIN)
 
 
 def _in_place(fused: Callable[..., Any]) -> bool:

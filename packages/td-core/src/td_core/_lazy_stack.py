@@ -20,7 +20,7 @@ from ._indexing import plan_index
 from ._locking import refuse_if_locked
 from ._names import Names, check_names
 from ._ops.batch_size import as_batch_size
-from ._ops.entries import refuse_cycle
+from ._ops.entries import contained
 from ._ops.member_writes import member_parts, unbind_members
 from ._ops.uneven import nothing_of, uneven_index
 from ._ops.update_plan import UpdatePlan
@@ -28,7 +28,7 @@ from ._plans import coordinates, without
 from ._ragged import distinct_members, entry_in, in_form, ragged_error, refuse_hidden
 from ._shape_plans import Reshape, stack_plan
 from ._views import StackedEntries
-from .errors import BatchSizeError, CollectionIndexError, StructureError
+from .errors import BatchSizeError, CollectionIndexError, CycleError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="LazyStackedTensorDict")
@@ -377,11 +377,9 @@ class LazyStackedTensorDict(TensorDictBase):
         self._check_keys({key: None})
         shares = list(zip(self._members, self._parts(value)))
         for member, part in () if isinstance(value, Tensor) else shares:
-            if isinstance(part, Core):
-                refuse_cycle(member, part, (key,))
-                if -1 in part.batch_size:
-                    # It was made for all members, of the batch size that shows -1 where theirs differ.
-                    part._grow(member.batch_size)
+            if isinstance(part, Core) and -1 in part.batch_size:
+                # It was made for all members, of the batch size that shows -1 where theirs differ.
+                part._grow(member.batch_size)
         return shares
 
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
@@ -675,6 +673,8 @@ class LazyStackedTensorDict(TensorDictBase):
                 raise BatchSizeError(
                     f"the members have batch size {list(first.batch_size)}, the new one has {list(item.batch_size)}"
                 )
+            if any(node is self for node in contained(item)):
+                raise CycleError("cannot add a member: it contains the stack it is added to")
 
     valid_keys = TensorDictBase.keys
     """Return the keys that all members have; the same as :meth:`keys`."""

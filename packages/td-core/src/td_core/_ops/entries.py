@@ -435,13 +435,32 @@ def _as_they_are(kwargs: dict[str, Any]) -> bool:
 
 
 def refuse_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
-    """Raise StructureError where ``value`` contains the collection it is to be set into."""
+    """Raise CycleError where ``value`` contains the collection it is to be set into, or its part for a member that member."""
     inner = target._inner()
-    todo = [value._inner()]
-    while todo:
-        node = todo.pop()
+    below = contained(value)
+    for node in below:
         if node is inner:
             raise CycleError(
                 f"cannot set {show_path(path)}: the value contains the collection it is set into"
             )
-        todo.extend(child._inner() for child in node._nested())
+    stacked = inner._stacked()
+    if stacked is not None and not {*map(id, below)}.isdisjoint(map(id, _members_below(inner))):
+        for member, part in zip(stacked[0], value.unbind(stacked[1])):  # type: ignore[attr-defined]
+            refuse_cycle(member, part, path)
+
+
+def contained(value: Core) -> list[Core]:
+    """Return the nodes that hold the state of a collection, and of all below it."""
+    found = [value._inner()]
+    for node in found:
+        found.extend(child._inner() for child in node._nested())
+    return found
+
+
+def _members_below(stack: Core) -> list[Core]:
+    found = [stack]
+    for node in found:
+        stacked = node._stacked()
+        if stacked is not None:
+            found.extend(member._inner() for member in stacked[0])
+    return found[1:]

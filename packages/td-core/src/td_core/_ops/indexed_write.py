@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .._coerce import NUMBERS, coerce
 from .._collection import Child, Core, dense, lined_up, show_path
+from .._foreach import odd_first
 from .._indexing import IndexPlan, Placed
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
@@ -237,7 +238,8 @@ class IndexedWrite:
             copy_named(targets, values, lambda i: show_path(self.paths[i]), self.non_blocking)
         else:
             place = Placed(() if self.basic else self.index)
-            for target, value, path in zip(targets, values, self.paths, strict=True):
+            for i in odd_first(targets):
+                target, value = targets[i], values[i]
                 # torch casts and moves what it writes through a view, but not what it scatters.
                 if isinstance(value, Tensor) and (
                     value.dtype != target.dtype or value.device != target.device
@@ -250,7 +252,9 @@ class IndexedWrite:
                 try:
                     target[at] = value
                 except (RuntimeError, TypeError) as error:
-                    raise named(error, f"cannot write {show_path(path)} at an index: {error}") from error
+                    raise named(
+                        error, f"cannot write {show_path(self.paths[i])} at an index: {error}"
+                    ) from error
         for row, value in self.rows:
             row[...] = value
         for write in self.members:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
-from .._foreach import PLAIN, Op, columns, foreach, shares_grad
+from .._foreach import PLAIN, Op, columns, foreach, odd_first, shares_grad
 from .._known_looks import KnownLooks
 from .._plans import broadcast_shape
 from .._ragged import shown_shape
@@ -161,9 +161,9 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
         if known or torch.compiler.is_compiling() or PLAIN.issuperset(map(type, leaves)):
             foreach(this, leaves, *operands, plain=known)
         else:
-            for row in zip(leaves, *columns(leaves, operands), strict=True):
-                this.single(*row)
-                done += 1
+            rows = list(zip(leaves, *columns(leaves, operands), strict=True))
+            for done in odd_first(leaves):
+                this.single(*rows[done])
     except (RuntimeError, TypeError) as error:
         for leaf in leaves:
             if leaf.requires_grad:
@@ -309,10 +309,13 @@ def copy_named(
     targets: list[Tensor], values: list[Tensor], name: Callable[[int], str], non_blocking: bool = False
 ) -> None:
     """Copy each value into its target; for an error ``name`` tells which entry the target of a number is."""
+    order = odd_first(targets)
+    if type(order) is list:
+        targets, values = [targets[i] for i in order], [values[i] for i in order]
     try:
         copy_all(targets, values, non_blocking)
     except (RuntimeError, TypeError) as error:
-        for i, (target, value) in enumerate(zip(targets, values, strict=True)):
+        for i, target, value in zip(order, targets, values, strict=True):
             try:
                 target.copy_(value, non_blocking)  # what was copied may be copied again
             except (RuntimeError, TypeError) as again:
