@@ -106,6 +106,10 @@ def test_the_suffix_and_the_argument_decide(nest: Any, tmp_path: Path) -> None:
     nest.memmap(tmp_path / "name.zip")
     assert (tmp_path / "name.zip").is_dir()
     assert not td_memmap.is_memmap_archive(tmp_path / "name.zip")
+    nest.memmap(f"{tmp_path}/closed.tdz/")
+    assert td_memmap.is_memmap_archive(tmp_path / "closed.tdz")
+    nest.memmap(tmp_path / ".tdz")
+    assert (tmp_path / ".tdz").is_dir()
     with pytest.raises(ValueError, match="needs a path"):
         nest.memmap(archive=True)
     with pytest.raises(FileTakenError, match="the archive .* exists"):
@@ -140,6 +144,37 @@ def test_pack_and_unpack(nest: Any, tmp_path: Path, same: Any) -> None:
     with pytest.raises(FormatError, match="no save is at"):
         td_memmap.pack_memmap(tmp_path, tmp_path / "x.tdz")
     assert not (tmp_path / "x.tdz").exists()
+
+
+def test_what_was_unpacked_can_be_verified(nest: Any, tmp_path: Path) -> None:
+    nest["value"] = torch.ones(3)
+    nest.memmap(tmp_path / "save.tdz", compression="deflate")
+    unpacked = td_memmap.unpack_memmap(tmp_path / "save.tdz", tmp_path / "out")
+    report = td_memmap.verify(unpacked)
+    assert report.hashed == report.files == len(list(unpacked.rglob("*.*"))) - 1
+    assert not report.problems
+    before = (unpacked / "n/i.memmap").stat()
+    with open(unpacked / "n/i.memmap", "r+b") as file:
+        file.write(b"x")
+    os.utime(unpacked / "n/i.memmap", ns=(before.st_atime_ns, before.st_mtime_ns))
+    (problem,) = td_memmap.verify(unpacked).problems
+    assert (problem.file, problem.kind) == ("n/i.memmap", "damaged")
+
+
+def test_what_an_archive_says_of_files_that_it_does_not_hold_is_not_believed(tmp_path: Path) -> None:
+    TensorDict({"a": torch.ones(2)}).memmap(tmp_path / "save.tdz")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.memmap").write_text("mine")
+    with zipfile.ZipFile(tmp_path / "save.tdz", "a") as archive:
+        archive.writestr("%saving", "mine.memmap")
+        archive.writestr("%manifest.json", "{")
+        archive.writestr("notes.txt", "notes")
+    for _ in range(2):
+        td_memmap.unpack_memmap(tmp_path / "save.tdz", tmp_path / "out")
+        assert (tmp_path / "out" / "mine.memmap").read_text() == "mine"
+        assert (report := td_memmap.verify(tmp_path / "out")).ok
+        assert report.files == 2
+        (tmp_path / "out" / "notes.txt").unlink()
 
 
 def test_archives_of_other_tools(nest: Any, tmp_path: Path, same: Any) -> None:

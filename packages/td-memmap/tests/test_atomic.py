@@ -37,6 +37,7 @@ from td_memmap import (
     verify,
 )
 from td_memmap._commit import Staging
+from td_memmap._meta import LIMIT
 
 #: What reaches the file system; the rest of ``os`` computes.
 CALLS = {
@@ -181,12 +182,26 @@ def foreign_is_there(folder: Path) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_threads", [0, 4])
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda prefix, archive: make(2).memmap(prefix),
+        lambda prefix, archive: make(2).memmap(prefix, num_threads=4),
+        lambda prefix, archive: unpack_memmap(archive, prefix),
+    ],
+    ids=["save", "threads", "unpack"],
+)
 @pytest.mark.parametrize("over", [False, True], ids=["fresh", "over"])
 def test_killed_at_any_call_it_leaves_the_old_save_or_the_new_one(
-    num_threads: int, over: bool, prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Any,
+    over: bool,
+    prefix: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    old = make(1, more=True)
+    old, archive = make(1, more=True), tmp_path_factory.mktemp("archive") / "save.tdz"
+    make(2).memmap(archive)
     # Threads only write large leaves; here they shall write all.
     monkeypatch.setattr("td_memmap._save._WORTH_A_THREAD", 0)
     seen = set()
@@ -195,7 +210,7 @@ def test_killed_at_any_call_it_leaves_the_old_save_or_the_new_one(
             if not (prefix / "meta.json").exists() or n == 0 or content(prefix) != 1:
                 old.memmap(prefix)
                 put_foreign(prefix)
-        unfinished = killed(n, lambda: make(2).memmap(prefix, num_threads=num_threads))
+        unfinished = killed(n, lambda: work(prefix, archive))
         found = content(prefix)
         seen.add(found)
         assert found in ((1, 2) if over else (None, 2)), f"killed at call {n}"
@@ -559,6 +574,65 @@ def test_a_list_of_what_is_unfinished_makes_no_other_file_ours(prefix: Path) -> 
     assert content(prefix) == 2
     assert keeps_foreign(prefix)
     assert not (prefix / "stale.memmap").exists()
+
+
+#: What may stand where a save in place says what is unfinished, and is no list of ours.
+NO_LISTS = {
+    "a fifo": os.mkfifo,
+    "a directory": Path.mkdir,
+    "a link out of it": lambda path: path.symlink_to(path.parents[1] / "outside"),
+    "a link to nothing": lambda path: path.symlink_to("nowhere"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a long file": lambda path: (path.touch(), os.truncate(path, LIMIT + 1)),
+}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("what", NO_LISTS)
+def test_what_is_no_list_of_what_is_unfinished_is_in_the_way(
+    what: str, old: bool, in_place: bool, prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outside").write_text("mine.memmap")
+    if old:
+        make(1, more=True).memmap(prefix)
+    put_foreign(prefix)
+    (prefix / "mine.memmap").write_text("mine")
+    NO_LISTS[what](prefix / "%saving")
+    monkeypatch.setattr(_fs, "is_mount", lambda path: in_place)
+    with pytest.raises(FileTakenError, match="'%saving' is in the way and belongs to no save; move it away"):
+        make(2).memmap(prefix)
+    assert content(prefix) == (1 if old else None)
+    assert keeps_foreign(prefix)
+    assert (prefix / "mine.memmap").read_text() == "mine"
+    assert (prefix / "%saving").is_symlink() or (prefix / "%saving").exists()
+    if old:
+        pack_memmap(prefix, tmp_path / "save.tdz")
+        assert content(tmp_path / "save.tdz") == 1
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        bytes(range(256)) * 100,
+        b"",
+        b"README.md\0../outside.memmap\0/etc/passwd\0"
+        + b"a/" * 5000
+        + b"x.memmap\0"
+        + b"x" * 300
+        + b".memmap",
+    ],
+    ids=["garbage", "nothing", "other places"],
+)
+def test_a_list_of_what_is_unfinished_may_say_anything(listed: bytes, prefix: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside.memmap").write_text("mine")
+    put_foreign(prefix)
+    (prefix / "%saving").write_bytes(listed)
+    make(2).memmap(prefix)
+    assert content(prefix) == 2
+    assert keeps_foreign(prefix)
+    assert sorted(os.listdir(tmp_path)) == ["outside.memmap", "save"]
+    assert not (prefix / "%saving").exists()
 
 
 @pytest.mark.parametrize("place", ["meta.json", "n/meta.json"])

@@ -521,6 +521,10 @@ def test_out_and_in_place_loading(nest: Any, prefix: Path, same: Any) -> None:
     assert set(out.keys()) == set(nest.keys())
     assert out["n"] is nested
     same(nested, nest["n"])
+    for wrong in ({}, [], torch.zeros(3)):
+        with pytest.raises(TypeError, match=f"out is a collection to load into.*{type(wrong).__name__}"):
+            TensorDict.load_memmap(prefix, out=wrong)
+        assert not len(wrong) or not wrong.any()
     target = TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3])
     TensorDict({"a": nest["a"]}, batch_size=[3]).memmap(prefix)
     leaf = target["a"]
@@ -558,6 +562,40 @@ def test_loading_into_a_collection_adds_what_it_lacks(
     with pytest.raises(LockedError, match="cannot set key"):
         getattr(empty, method)(prefix)
     assert not list(empty.keys())
+
+
+@pytest.mark.parametrize("path", [b"save", 3])
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda path: TensorDict({"a": 1}).memmap(path),
+        lambda path: TensorDict({"a": 1}).memmap_(path, existsok=False),
+        lambda path: TensorDict({"a": 1}).memmap(path, archive=True),
+        lambda path: TensorDict({"a": 1}).memmap_like(path),
+        TensorDict.load_memmap,
+        lambda path: td_memmap.append_memmap(path, TensorDict({"a": torch.ones(1)}, batch_size=[1])),
+        lambda path: td_memmap.pack_memmap(path, "save.tdz"),
+        lambda path: td_memmap.pack_memmap("save", path),
+        lambda path: td_memmap.unpack_memmap(path, "save"),
+        lambda path: td_memmap.unpack_memmap("save.tdz", path),
+        td_memmap.is_memmap_archive,
+        td_memmap.refresh_archive_checksums,
+        td_memmap.inspect,
+        td_memmap.verify,
+        td_memmap.print_directory_tree,
+        lambda path: MemoryMappedTensor.from_filename(path, torch.int8, (0,)),
+        lambda path: MemoryMappedTensor.from_tensor(torch.ones(2), filename=path),
+    ],
+)
+def test_a_path_is_a_str_or_a_path(
+    work: Any, path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    TensorDict({"a": 1}).memmap("save")
+    td_memmap.pack_memmap("save", "save.tdz")
+    with pytest.raises(TypeError, match=f"os.PathLike object.*{type(path).__name__}"):
+        work(path)
+    assert sorted(os.listdir()) == ["save", "save.tdz"]
 
 
 def test_subpaths(nest: Any, prefix: Path, same: Any) -> None:

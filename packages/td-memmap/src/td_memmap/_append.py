@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
     >>> TensorDict.load_memmap("save")["a"]
     MemoryMappedTensor([0, 1, 7])
     """
-    path = os.path.abspath(prefix)
+    path = _fs.absolute(prefix)
     if _fs.is_file(path):
         raise AppendError(f"cannot append to {path}: an archive cannot grow; unpack_memmap() it first")
     # Two processes that append must not write to the same place behind the same rows.

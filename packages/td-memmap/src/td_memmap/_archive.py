@@ -29,7 +29,7 @@ from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._load import Loading, Reader, on_one_version
 from ._mapping import map_elements
-from ._meta import find
+from ._meta import find, manifest_text
 from ._new_file import NewFile
 from ._owned import owned
 from ._pieces import pieces
@@ -66,7 +66,7 @@ def is_memmap_archive(path: str | Path) -> bool:
     >>> is_memmap_archive("nowhere.tdz")
     False
     """
-    if not _fs.is_file(os.fspath(path)):
+    if not _fs.is_file(_fs.absolute(path)):
         return False
     try:
         with zipfile.ZipFile(path) as archive:
@@ -156,7 +156,6 @@ def save_archive(data: Core, path: str, options: Options) -> Callable[[], Any]:
         CodecError: something cannot be stored.
         ValueError: the compression is unknown.
     """
-    path = os.path.abspath(path)
     if not options.existsok and _fs.status(path) is not None:
         raise FileTakenError(f"the archive {path} exists; pass existsok=True to replace it")
     plan = make_plan(
@@ -227,7 +226,7 @@ def pack_memmap(
         # The sizes and times in it are those of the directory; an archive has checksums of its own.
         sizes.pop((_names.MANIFEST,), None)
         report = reporter(progress, sum(sizes.values()), "pack")
-        with _packing(os.path.abspath(archive_path), compression, level=compresslevel) as packing:
+        with _packing(_fs.absolute(archive_path), compression, level=compresslevel) as packing:
             for path in sorted(sizes, key=_order):
                 fd, status = tree.open(path[:-1], path[-1])
                 with _fs.closing(fd):
@@ -237,12 +236,12 @@ def pack_memmap(
                 raise FormatError(f"{prefix} was replaced while it was packed")
         return None, True
 
-    on_one_version(os.path.abspath(prefix), pack)
+    on_one_version(_fs.absolute(prefix), pack)
     return Path(archive_path)
 
 
 def unpack_memmap(archive_path: str | Path, prefix: str | Path, *, progress: Progress = False) -> Path:
-    """Write the files of an archive into a directory, in one step.
+    """Write the files of an archive into a directory, in one step; ``verify`` finds the checksums of the archive there.
 
     Args:
         archive_path: the archive.
@@ -257,26 +256,33 @@ def unpack_memmap(archive_path: str | Path, prefix: str | Path, *, progress: Pro
     >>> unpack_memmap("save.tdz", "save").name
     'save'
     """
-    with ArchiveTree(os.path.abspath(archive_path)) as archive:
-        places = list(archive.files.items())
-        report = reporter(progress, sum(info.file_size for _, info in places), "unpack")
-        with Staging(os.path.abspath(prefix), [path for path, _ in places]) as staging:
-            # The metadata of the root last, as in every save.
-            for path, info in sorted(places, key=lambda place: place[0] == (_names.META,)):
+    with ArchiveTree(_fs.absolute(archive_path)) as archive:
+        # What is written says of itself what it is.
+        ours = (_names.MANIFEST,), (_names.SAVING,)
+        files = {path: info for path, info in archive.files.items() if path not in ours}
+        mine = sorted(files.keys() & owned(archive).files)  # type: ignore[arg-type]
+        report = reporter(progress, sum(info.file_size for info in files.values()), "unpack")
+        with Staging(_fs.absolute(prefix), [*files, (_names.MANIFEST,)]) as staging:
+            meta = files.pop((_names.META,))
+            rows: dict[Parts, list[Any]] = {(_names.META,): [meta.file_size, None]}
+            for path, info in files.items():
                 staging.tree.make_way(path)
-                if path == (_names.META,):
-                    staging.write_last(_names.META, b"".join(archive.contents(info)))
-                    report(info.file_size)
-                    continue
                 fd = staging.tree.create(path[:-1], path[-1])
                 try:
                     for piece in archive.contents(info):
                         _fs.write_all(fd, piece)
                         report(len(piece))
+                    rows[path] = [info.file_size, _fs.status_of(fd).st_mtime_ns]
                 except OSError as error:
                     raise _fs.named(error, "cannot write it", "/".join((staging.prefix, *path))) from error
                 finally:
                     _fs.close(fd)
+            # The checksums of the archive were right. The metadata of the root last, as in every save.
+            hashes = {path: f"{archive.files[path].CRC:08x}" for path in mine}
+            text = manifest_text({path: rows[path] for path in mine}, "crc32", hashes)
+            staging.tree.write((), _names.MANIFEST, text)
+            staging.write_last(_names.META, b"".join(archive.contents(meta)))
+            report(meta.file_size)
             staging.publish()
     return Path(prefix)
 
@@ -497,7 +503,7 @@ def refresh_archive_checksums(archive_path: str | Path) -> Path:
     >>> refresh_archive_checksums("save.tdz").name
     'save.tdz'
     """
-    path = os.path.abspath(archive_path)
+    path = _fs.absolute(archive_path)
     with ArchiveTree(path) as tree, _fs.closing(_fs.open_path(path, writable=True)) as fd:
         _rewrite_checksums(tree, fd)
     return Path(archive_path)

@@ -193,7 +193,8 @@ class Staging:
 
     def _check_conflicts(self, previous: Tree, files: set[Parts]) -> None:
         others, folders = foreign(previous, owned(previous), self._directories)
-        taken = [path for path in (*others, *folders) if path in files]
+        # To save in place takes one file more.
+        taken = [path for path in (*others, *folders) if path in files or path == (_names.SAVING,)]
         taken += [path for path in others if path in self._directories]
         if taken:
             shown = ", ".join(repr("/".join(path)) for path in sorted(taken)[:5])

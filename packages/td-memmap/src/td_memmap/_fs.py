@@ -578,6 +578,11 @@ def is_named(fd: int, name: str, dir_fd: int) -> bool:
     return found is not None and same(found, os.fstat(fd))
 
 
+def absolute(path: str | Path) -> str:
+    """Return an absolute path, links and all; TypeError for what is neither a str nor an ``os.PathLike`` of one."""
+    return os.path.abspath(Path(path))
+
+
 def real_path(path: str) -> str:
     """Return an absolute path without links."""
     return os.path.realpath(path)

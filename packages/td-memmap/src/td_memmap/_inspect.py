@@ -101,7 +101,7 @@ def inspect(path: str | Path) -> Tree:
         n: TensorDict [], 8 bytes
             b: leaf [] torch.int64, 8 bytes
     """
-    place = os.path.abspath(path)
+    place = _fs.absolute(path)
     name = os.path.basename(place)
     if _fs.is_file(place):
         with ArchiveTree(place) as files:

@@ -28,7 +28,6 @@ def like_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
     Raises:
         FileTakenError: a save of another structure is at ``prefix``.
     """
-    prefix = os.path.abspath(prefix)
     if not options.existsok or _fs.status(os.path.join(prefix, _names.META)) is None:
         return save_directory(tree, prefix, options)
     plan, tree = planned(tree, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from . import _fs
 from ._fs import Tree
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB", "PB")
@@ -28,7 +29,7 @@ def print_directory_tree(path: str | Path, indent: str = "", display_metadata: b
         a.memmap
         meta.json
     """
-    place = os.path.abspath(path)
+    place = _fs.absolute(path)
     lines: list[str] = []
     total = 0
     with Tree.at_path(place) as tree:

@@ -137,6 +137,12 @@ def on_one_version(
     raise FormatError(f"cannot load {path}: other processes replace it all the time")
 
 
+def check_target(out: Any) -> None:
+    """Raise TypeError where ``out`` is something else than a collection to load into, or None."""
+    if not (out is None or isinstance(out, Core)):
+        raise TypeError(f"out is a collection to load into, or None; got a {type(out).__name__}")
+
+
 class Reader:
     """One attempt at loading one directory."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,7 +85,7 @@ def verify(path: str | Path, *, progress: Progress = False) -> Report:
     >>> verify("save").problems
     []
     """
-    place = os.path.abspath(path)
+    place = _fs.absolute(path)
     if _fs.is_file(place):
         return _verify_archive(place, progress)
 

@@ -5,7 +5,6 @@ This module is imported with td-core, so it imports nothing of the project: the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,10 +189,11 @@ def load_memmap(
     MemoryMappedTensor([0, 1, 2])
     """
     from . import _fs
-    from ._load import Loading, load_directory
+    from ._load import Loading, check_target, load_directory
     from ._tensor import check_mode
 
     check_mode(mode)
+    check_target(out)
     options = Loading(
         device=None if device is None else torch.device(device),
         non_blocking=non_blocking,
@@ -204,7 +204,7 @@ def load_memmap(
         strict=strict,
         progress=progress,
     )
-    path = os.path.abspath(prefix)
+    path = _fs.absolute(prefix)
     if verify:
         from ._manifest import check
 
@@ -379,7 +379,7 @@ def _options(given: dict[str, Any], **more: bool) -> Options:
 
     prefix, archive, compression = given["prefix"], given.get("archive", False), given.get("compression")
     anonymous = prefix is None
-    packed = not anonymous and (os.fspath(prefix).endswith(".tdz") if archive is None else archive)
+    packed = not anonymous and (Path(prefix).suffix == ".tdz" if archive is None else archive)
     if (archive or compression is not None) and not packed:
         raise ValueError(
             f"only an archive can be compressed, and it needs a path; got prefix={prefix!r}, archive={archive!r}, "
@@ -401,7 +401,9 @@ def _options(given: dict[str, Any], **more: bool) -> Options:
 def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable[[], Any]:
     """Return the work of mapping a collection: to an archive or a directory, to its own files, or to anonymous ones."""
     if prefix is not None:
-        path = os.fspath(prefix)
+        from . import _fs
+
+        path = _fs.absolute(prefix)
         if options.archive:
             from ._archive import save_archive
 

@@ -7,6 +7,7 @@ that was put there since: so a file is ours by the word of the manifest only if 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Collection
@@ -50,9 +51,11 @@ def _read(tree: Tree, parts: Parts, name: str) -> dict[str, Any]:
 def owned(tree: Tree) -> Owned:
     """Return what belongs to the save in ``tree``; nothing where there is no save."""
     result = Owned()
-    if tree.stat((), _names.SAVING) is not None:
+    # What cannot be read as a list is none of ours.
+    with contextlib.suppress(FileNotFoundError, FormatError):
+        unfinished = _names.listed(tree.read((), _names.SAVING, LIMIT))
         result.files.add((_names.SAVING,))
-        for place in _names.listed(tree.read((), _names.SAVING, LIMIT)):
+        for place in unfinished:
             if place[-1].endswith(".memmap") or place[-1] in _OURS:
                 result.add(place)
     if tree.stat((), _names.META) is None:

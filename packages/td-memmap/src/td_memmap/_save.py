@@ -62,7 +62,6 @@ def save_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
         FileTakenError: a leaf is mapped from another place, or something is in the way.
     """
     plan, tree = planned(tree, options)
-    prefix = os.path.abspath(prefix)
     check_mappings(sum(1 for file in plan.leaves if file.nbytes), f"save at {prefix} and map the result")
     _refuse_other_places(plan, prefix, options)
     if not options.existsok and _fs.status(os.path.join(prefix, _names.META)) is not None:

@@ -245,7 +245,7 @@ class MemoryMappedTensor(Tensor):
         FileNotFoundError: [Errno 2] No such file or directory: '...nowhere'
         """
         check_mode(mode)
-        path = os.path.abspath(filename)
+        path = _fs.absolute(filename)
         shape = as_shape(shape)
         if not element_count(shape):
             result = cls._on(without_elements(dtype, shape), Place(shape, path, mode=mode))
@@ -640,7 +640,7 @@ def _filled(tensor: MemoryMappedTensor, value: Any) -> MemoryMappedTensor:
 
 
 def _absolute(filename: str | Path | None) -> str | None:
-    return None if filename is None else os.path.abspath(filename)
+    return None if filename is None else _fs.absolute(filename)
 
 
 def _check_device(device: Any) -> None:
