@@ -150,6 +150,8 @@ def test_what_was_unpacked_can_be_verified(nest: Any, tmp_path: Path) -> None:
     nest["value"] = torch.ones(3)
     nest.memmap(tmp_path / "save.tdz", compression="deflate")
     unpacked = td_memmap.unpack_memmap(tmp_path / "save.tdz", tmp_path / "out")
+    assert td_memmap.verify(unpacked).hashed == 0
+    td_memmap.unpack_memmap(tmp_path / "save.tdz", unpacked, checksums=True)
     report = td_memmap.verify(unpacked)
     assert report.hashed == report.files == len(list(unpacked.rglob("*.*"))) - 1
     assert not report.problems

@@ -240,12 +240,15 @@ def pack_memmap(
     return Path(archive_path)
 
 
-def unpack_memmap(archive_path: str | Path, prefix: str | Path, *, progress: Progress = False) -> Path:
-    """Write the files of an archive into a directory, in one step; ``verify`` finds the checksums of the archive there.
+def unpack_memmap(
+    archive_path: str | Path, prefix: str | Path, *, checksums: bool = False, progress: Progress = False
+) -> Path:
+    """Write the files of an archive into a directory, in one step.
 
     Args:
         archive_path: the archive.
         prefix: the directory; a save that is there is replaced.
+        checksums: record the checksum that the archive has of each file, for ``td_memmap.verify``.
         progress: show a progress bar, or call a function of (bytes done, bytes in all).
 
     Raises:
@@ -277,10 +280,10 @@ def unpack_memmap(archive_path: str | Path, prefix: str | Path, *, progress: Pro
                     raise _fs.named(error, "cannot write it", "/".join((staging.prefix, *path))) from error
                 finally:
                     _fs.close(fd)
-            # The checksums of the archive were right. The metadata of the root last, as in every save.
             hashes = {path: f"{archive.files[path].CRC:08x}" for path in mine}
-            text = manifest_text({path: rows[path] for path in mine}, "crc32", hashes)
+            text = manifest_text({path: rows[path] for path in mine}, "crc32" if checksums else None, hashes)
             staging.tree.write((), _names.MANIFEST, text)
+            # Last, as in every save.
             staging.write_last(_names.META, b"".join(archive.contents(meta)))
             report(meta.file_size)
             staging.publish()
