@@ -77,6 +77,15 @@ def test_every_kind_loads_into_the_leaves_of_another(name: str, tmp_path: Path) 
     assert repr(target.to_dict()) == repr(source.to_dict())
 
 
+def test_elements_of_another_dtype_are_converted(tmp_path: Path) -> None:
+    target = TensorDict({"a": torch.zeros(2, dtype=torch.int64)})
+    checkpoint.save(
+        {"td": DistributedStateful(TensorDict({"a": torch.tensor([1.5, 3])}))}, checkpoint_id=tmp_path
+    )
+    checkpoint.load({"td": DistributedStateful(target)}, checkpoint_id=tmp_path)
+    assert target["a"].tolist() == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("make", "state", "message"),
     [

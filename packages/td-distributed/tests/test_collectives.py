@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from td_core import TensorDict, TensorDictParams
 from td_core.errors import FormatError, StructureError
-from td_distributed import _file, _wire
+from td_distributed import _file, _storage, _wire
 from td_distributed._collectives import Parcel, receive, unpack
 from td_distributed._group import FAILED, MARK, Group, text_to_bytes
 
@@ -405,39 +405,30 @@ if HAS_TENSORCLASS:
     UNSENDABLE["value"] = lambda: TensorDict({"x": object()})
 
 
-def cannot(rank: int, what: str, call: str) -> Any:
-    bad = UNSENDABLE[what]()
-    mine = bad if rank == 1 else nested(rank)
-    calls: dict[str, Callable[[], Any]] = {
+def exchanges(rank: int, mine: Any, item: Any) -> dict[str, Callable[[], Any]]:
+    """Return calls in which rank 1 sends ``mine``, or in a list ``item``; rank 0 sends too where all do."""
+    everyone = {"use_broadcast": True}
+    return {
         "broadcast": lambda: mine.broadcast(1),
-        "scatter": lambda: mine.scatter(1, [nested(0), bad] if rank == 1 else None),
+        "scatter": lambda: mine.scatter(1, [nested(0), item] if rank == 1 else None),
         "all_gather": lambda: mine.all_gather(),
         "gather_and_stack": lambda: mine.gather_and_stack(0),
         "all_reduce": lambda: mine.all_reduce(),
         "init_remote": lambda: mine.init_remote(0) if rank == 1 else TensorDict.from_remote_init(1),
         "init_remote to all": lambda: (
-            mine.init_remote(use_broadcast=True)
-            if rank == 1
-            else TensorDict.from_remote_init(1, use_broadcast=True)
+            mine.init_remote(**everyone) if rank == 1 else TensorDict.from_remote_init(1, **everyone)
         ),
     }
-    message = caught(calls[call])
+
+
+def cannot(rank: int, what: str, call: str) -> Any:
+    bad = UNSENDABLE[what]()
+    message = caught(exchanges(rank, bad if rank == 1 else nested(rank), bad)[call])
     assert nested(rank).all_gather()[0]["a"].tolist() == [0.0, 0.0]
     return message
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "broadcast",
-        "scatter",
-        "all_gather",
-        "gather_and_stack",
-        "all_reduce",
-        "init_remote",
-        "init_remote to all",
-    ],
-)
+@pytest.mark.parametrize("call", exchanges(0, None, None))
 @pytest.mark.parametrize("what", UNSENDABLE)
 def test_what_cannot_be_sent_raises_on_every_rank(two: Any, what: str, call: str) -> None:
     if what == "value" and call == "all_reduce":
@@ -445,6 +436,30 @@ def test_what_cannot_be_sent_raises_on_every_rank(two: Any, what: str, call: str
     other, own = two.run(cannot, what, call)
     assert other.startswith("StructureError: rank 1 could not take part, so no rank did: ")
     assert "key 'x'" in other and "key 'x'" in own
+
+
+def cannot_read(rank: int, call: str, parts: bool) -> str:
+    """Exchange what another torch sent, of which this one does not know a dtype."""
+
+    def unknown(name: str) -> Any:
+        raise FormatError(f"unknown dtype {name!r}")
+
+    tree = TREES["large"](rank)
+    with apart(parts), pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            patch.setattr(_storage, "dtype_named", unknown)
+        message = caught(exchanges(rank, tree, tree)[call])
+    assert nested(rank).all_gather()[0]["a"].tolist() == [0.0, 0.0]
+    return message
+
+
+@PARTS
+@pytest.mark.parametrize("call", [call for call in exchanges(0, None, None) if call != "all_reduce"])
+def test_what_a_rank_cannot_read_raises_there_and_keeps_step(two: Any, call: str, parts: bool) -> None:
+    assert two.run(cannot_read, call, parts, limit=20) == [
+        "FormatError: the header of a message is damaged: unknown dtype 'torch.float32'",
+        "nothing was raised",
+    ]
 
 
 def cannot_move(rank: int) -> str:
@@ -701,20 +716,44 @@ def test_what_gloo_cannot_reduce_is_said_before_anything_changes(two: Any, op: s
     assert two.run(reduces_wrongly, op) == [(message, 1)] * 2
 
 
-def test_a_header_that_contradicts_what_was_announced_is_refused_before_more_is_taken() -> None:
+def test_a_header_that_contradicts_what_was_announced_is_refused_and_the_rest_dropped() -> None:
     length, size, messages = _wire.in_parts(
         TensorDict({"a": torch.zeros(1 << 18)}), torch.device("cpu"), True
     )
-    coming = iter(messages)
 
     def take(*rooms: torch.Tensor) -> None:
         for room in rooms:
-            room.copy_(next(coming))
+            room.copy_(messages.pop(0))
 
     group: Any = SimpleNamespace(bytes=lambda count: torch.empty(count, dtype=torch.uint8))
     with pytest.raises(FormatError, match=f"rank 1 announced {size + 1} bytes, its header {size}"):
         receive([MARK, length, size + 1], 1, None, group, take)
-    assert next(coming) is messages[1]
+    assert not messages
+
+
+@pytest.mark.parametrize(
+    ("numbers", "found"),
+    [
+        ([], "IndexError"),
+        ([1], r"1 parts of \[\]"),
+        ([-1, 3], r"-1 parts of \[\]"),
+        ([1 << 60, 3], "parts of"),
+        ([1, -3], r"1 parts of \[-3\]"),
+        ([2, 3, 0], r"2 parts of \[3, 0\]"),
+        ([1, 9], r"1 parts of \[9\]"),
+        ([2, 5, 5], r"2 parts of \[5, 5\] bytes, of 8 at most"),
+    ],
+)
+def test_parts_whose_sizes_make_no_sense_are_refused(
+    numbers: list[int], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = torch.tensor(numbers).numpy().tobytes()
+    with pytest.raises(FormatError, match=f"the header of a message is damaged: .*{found}"):
+        _wire.parts_of(header, 8)
+    assert _wire.parts_of(torch.tensor([2, 3, 5]).numpy().tobytes() + b"{}", 8) == ([3, 5], b"{}")
+    monkeypatch.setattr(_wire, "PIECE", 4)
+    with pytest.raises(FormatError, match=r"2 parts of \[3, 5\]"):
+        _wire.parts_of(torch.tensor([2, 3, 5]).numpy().tobytes(), 8)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core._buffers import as_bytes
+from td_core.errors import StructureError
 from td_distributed import _wire
 from td_distributed._group import MARK
 from td_distributed._p2p import WIRES, Peer
@@ -354,6 +355,36 @@ def test_a_mismatch_raises_leaves_the_collection_alone_and_keeps_step(
     )
     with pytest.raises(RuntimeError, match=MISMATCHES[name][1]):
         raise RuntimeError(receiver)
+
+
+def receives_into_one_tensor(rank: int, first: float, consolidated: bool) -> Any:
+    sent = TensorDict({"a": torch.full((3,), first), "b": torch.full((3,), 2.0)})
+    if rank == 0:
+        sent.send(1)
+        sent.replace(a=sent["b"].clone()).send(1)
+        return None
+    target = TensorDict(dict.fromkeys("ab", torch.zeros(3)))
+    target = target.consolidate() if consolidated else target
+    error = None
+    try:
+        target.recv(0)
+    except StructureError as caught:
+        error = str(caught)
+        assert not target["a"].any()
+    target.recv(0)
+    assert target["a"].tolist() == target["b"].tolist() == [2.0] * 3
+    return error
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize("first", [1.0, 2.0])
+def test_one_tensor_takes_what_comes_for_it_twice_only_if_that_is_the_same(
+    two: Any, first: float, consolidated: bool
+) -> None:
+    one = "cannot receive: key 'b' is the same tensor as key 'a' here"
+    message = f"{one}, and has other elements in the message; nothing was changed"
+    wanted = message if first == 1.0 else None
+    assert two.run(receives_into_one_tensor, first, consolidated)[1] == wanted
 
 
 def unsendable(rank: int, what: str, wire: str) -> Any:

@@ -25,7 +25,8 @@ class DistributedStateful:
 
     Leaves are entries under dotted keys, as in the checkpoint of a module; a ``DTensor`` is written and read by the ranks
     that hold its parts, whatever its mesh and placements were when it was saved. Non-tensor data are entries too. What the
-    checkpoint lacks, and with a current torch what has another shape there, the engine refuses before it reads anything.
+    checkpoint lacks, and with a current torch what has another shape there, the engine refuses before it reads anything;
+    elements of another dtype it converts, as for a module.
 
     Args:
         collection: any collection; loading writes into its leaves.

@@ -80,13 +80,21 @@ def receive(front: list[int], sender: int, device: Any, among: Group, take: Call
         take(data := among.bytes(size))
         return unpack([length, size], data, sender, device)
     take(header := among.bytes(length))
-    message = _wire.incoming(bytes(bytes_of(header)))
-    if length + message.layout.nbytes != size:
-        raise FormatError(
-            f"rank {sender} announced {size} bytes, its header {length + message.layout.nbytes}"
-        )
+    sizes, text = _wire.parts_of(bytes(bytes_of(header)), size - length)
+    try:
+        message = _wire.incoming(text)
+        parts = message.parts()
+        if [stop - start for start, stop in parts] != sizes or length + message.layout.nbytes != size:
+            raise FormatError(
+                f"rank {sender} announced {size} bytes, its header {length + message.layout.nbytes}"
+            )
+    except Exception:  # whatever it is, the next message waits behind these
+        scratch = among.bytes(max(sizes, default=0))
+        for each in sizes:
+            take(scratch[:each])
+        raise
     storage = among.bytes(message.layout.nbytes)
-    take(*(storage[start:stop] for start, stop in message.parts()))
+    take(*(storage[start:stop] for start, stop in parts))
     return _assembled(message, storage, device)
 
 

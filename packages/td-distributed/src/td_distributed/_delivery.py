@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from td_core import decode, encode
+from td_core._buffers import as_bytes
 from td_core._collection import show_path
 from td_core._nodes import Encoded
 from td_core._ops.leaf_writes import copy_all, is_expanded
@@ -113,6 +114,7 @@ class Target:
         order = _write(
             self.collection,
             encoded,
+            layout,
             message,
             values,
             lambda i: [views.of(span) for span in message.layout.leaves[i].spans],
@@ -135,13 +137,17 @@ def deliver_files(collection: Any, saved: Any) -> None:
     """Copy a collection that was loaded from files into one of its structure; errors as for :meth:`Target.deliver`."""
     encoded, theirs = encode(collection), encode(saved)
     message = Message(b"", _storage.plan(theirs), theirs.nodes, [], True)
-    _check_same(encoded, _storage.plan(encoded), message)
-    _write(collection, encoded, message, theirs.values, lambda i: _storage.pieces_of(theirs.leaves[i])[0])
+    layout = _storage.plan(encoded)
+    _check_same(encoded, layout, message)
+    _write(
+        collection, encoded, layout, message, theirs.values, lambda i: _storage.pieces_of(theirs.leaves[i])[0]
+    )
 
 
 def _write(
     collection: Any,
     encoded: Encoded,
+    layout: _storage.Layout,
     message: Message,
     values: list[Any],
     pieces: Callable[[int], Sequence[Tensor]],
@@ -151,7 +157,7 @@ def _write(
     Returns:
         (our position, theirs) of every leaf.
     """
-    jobs, order = _match(encoded, message, pieces)
+    jobs, order = _match(encoded, layout, message, pieces)
     source: Any = None
     if values:
         leaves: list[Any] = [None] * len(order)
@@ -185,12 +191,13 @@ def _forms(layout: _storage.Layout) -> list[Any]:
 
 
 def _match(
-    encoded: Encoded, message: Message, pieces: Callable[[int], Sequence[Tensor]]
+    encoded: Encoded, layout: _storage.Layout, message: Message, pieces: Callable[[int], Sequence[Tensor]]
 ) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[int, int]]]:
     """Return (what is written, with what) and (our position, theirs) of every leaf."""
     places = {path: found for path, found in _paths.walk(message.nodes) if isinstance(found, int)}
     jobs: list[tuple[Tensor, Tensor]] = []
     order: list[tuple[int, int]] = []
+    owners: dict[tuple[_storage.Span, ...], tuple[_paths.Path, Tensor]] = {}
     for path, mine in _paths.walk(encoded.nodes):
         if not isinstance(mine, int):
             continue
@@ -204,6 +211,12 @@ def _match(
         if is_expanded(target):
             raise StructureError(
                 f"cannot receive: {show_path(path)} is expanded, so its elements share memory; clone() it first"
+            )
+        owner, first = owners.setdefault(layout.leaves[mine].spans, (path, piece))
+        if first is not piece and not torch.equal(as_bytes(first), as_bytes(piece)):
+            raise StructureError(
+                f"cannot receive: {show_path(path)} is the same tensor as {show_path(owner)} here, and has other elements "
+                "in the message; nothing was changed"
             )
         jobs.append((target.detach(), piece))
     return jobs, order

@@ -307,8 +307,8 @@ def recv(
         The last tag.
 
     Raises:
-        StructureError: the announced structure differs; names the first key. The collection is unchanged, and the
-            announced bytes were taken off the wire.
+        StructureError: the announced structure differs, or leaves that are one tensor here have different elements there;
+            names the first key. The collection is unchanged, and the announced bytes were taken off the wire.
         FormatError: what arrived is no message of :meth:`send`, or names files elsewhere than below ``root``.
         MissingPluginError: it names files, and td-memmap is not installed.
 

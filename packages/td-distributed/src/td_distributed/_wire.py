@@ -22,6 +22,7 @@ from torch import Tensor
 
 from td_core import encode
 from td_core._nodes import Encoded
+from td_core.errors import FormatError
 
 from . import _file, _paths, _storage
 from ._attachment import attached
@@ -152,14 +153,19 @@ def _payload(message: Message, encoded: Encoded, storage: Tensor | None) -> list
 def in_parts(collection: Any, device: torch.device, apart: bool) -> tuple[int, int, list[Tensor]]:
     """Return (length of the header, bytes of header and storage, messages) of a collection; errors as for :func:`outgoing`.
 
-    There is one message, the storage and then the header; but of a large collection, with ``apart``, there are the header
-    and then each part of the payload, of which nothing large is copied.
+    There is one message, the storage and then the header; but of a large collection, with ``apart``, there are the header,
+    before which the number and the sizes of the parts of the payload stand, and then each part, of which nothing large is
+    copied.
     """
     message, encoded, storage = _announced(collection, not apart or attached(collection) is not None)
     header, nbytes = vector(message.header), message.layout.nbytes
     size = len(header) + nbytes
     if apart and size >= APART:
-        messages = [header, *_payload(message, encoded, storage)]
+        parts = _payload(message, encoded, storage)
+        sizes = torch.tensor([len(parts), *map(len, parts)], device="cpu").view(torch.uint8)
+        header = torch.cat([sizes, header])
+        size += len(sizes)
+        messages = [header, *parts]
     elif storage is None:
         joined = _storage.gathered(Layout(message.layout.leaves, size), encoded.leaves)
         joined[nbytes:] = header
@@ -167,6 +173,20 @@ def in_parts(collection: Any, device: torch.device, apart: bool) -> tuple[int, i
     else:
         messages = [torch.cat([storage.to(device), header.to(device)])]
     return len(header), size, [each.to(device) for each in messages]
+
+
+def parts_of(header: bytes, most: int) -> tuple[list[int], bytes]:
+    """Return (sizes of the parts of a payload of at most so many bytes, header) of what stands before that payload.
+
+    Raises:
+        FormatError: the sizes make no sense.
+    """
+    with _file.damaged("the header of a message"):
+        numbers = memoryview(header)[: len(header) // 8 * 8].cast("q")
+        sizes = numbers[1 : numbers[0] + 1].tolist()
+        if len(sizes) != numbers[0] or not all(0 < size <= PIECE for size in sizes) or sum(sizes) > most:
+            raise FormatError(f"it announces {numbers[0]} parts of {sizes!r:.100} bytes, of {most} at most")
+    return sizes, header[8 * len(sizes) + 8 :]
 
 
 def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tensor | None]:
