@@ -15,6 +15,7 @@ from itertools import islice
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
@@ -405,6 +406,30 @@ def test_an_interrupted_change_is_done_or_undone(make, operation):
             pass
         assert outline(td) in outcomes
     assert number > 20
+
+
+@pytest.mark.parametrize("how", [{}, {"inplace": True}], ids=str)
+def test_an_interrupt_leaves_no_module_with_parameters_of_two_collections(how):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    def use(zeros, net):
+        with zeros.to_module(net, **how):
+            pass
+
+    number = 0
+    interrupted = True
+    while interrupted:
+        net = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1)))
+        for parameter in net.parameters():
+            nn.init.ones_(parameter)
+        zeros = TensorDict.from_module(net).data.clone().zero_()
+        number += 1
+        # At the end of a "with" an interrupt comes before what that puts back.
+        with suppress(KeyboardInterrupt), torch.enable_grad():
+            interrupted = at_line(number, lambda zeros=zeros, net=net: use(zeros, net), interrupt)
+        assert len({value.item() for value in net.state_dict().values()}) == 1
+    assert number > 100
 
 
 @pytest.mark.parametrize("first", ["lock_", "unlock_"])

@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import grad, vmap
 
 from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, from_module, from_modules
-from td_core.errors import KeyPathError, StructureError
+from td_core.errors import KeyPathError, LockedError, StructureError
 
 
 def net() -> nn.Sequential:
@@ -89,6 +89,17 @@ def test_swap_dest_gets_what_the_module_held():
     dest = TensorDict()
     assert TensorDict.from_module(model).data.clone().to_module(model, swap_dest=dest) is dest
     assert dest["weight"] is weight
+
+
+@pytest.mark.parametrize("how", [{}, {"inplace": True}, {"use_state_dict": True}], ids=str)
+def test_a_swap_dest_that_refuses_leaves_the_module_as_it_was(how):
+    model = nn.Linear(2, 1)
+    before = {name: (value, value.detach().clone()) for name, value in model.named_parameters()}
+    zeros = TensorDict.from_module(model).data.clone().zero_()
+    with pytest.raises(LockedError, match="cannot update"):
+        zeros.to_module(model, swap_dest=TensorDict().lock_(), **how)
+    for name, value in model.named_parameters():
+        assert value is before[name][0] and torch.equal(value, before[name][1])
 
 
 def test_preserve_module_state_false_puts_plain_tensors_in():

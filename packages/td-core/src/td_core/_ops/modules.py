@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,6 +38,15 @@ def _copy_back(moves: list[Move]) -> None:
     with torch.no_grad():
         for slots, key, _, held in reversed(moves):
             slots[key].copy_(held)
+
+
+def _surely(undo: Callable[[Any], Any], state: Any) -> None:
+    """Undo to the end, also where a Ctrl-C comes in between: many a program catches it to save the module."""
+    try:
+        undo(state)
+    except (KeyboardInterrupt, SystemExit):
+        undo(state)
+        raise
 
 
 def _as_parameter(value: Tensor, held: Any, made: dict[int, nn.Parameter]) -> Tensor:
@@ -271,22 +281,31 @@ class Modules(Core):
                 )
             return self._load_into(module, swap_dest)
         moves, swap = self._pair(module, copy=bool(inplace))
+        undo = _copy_back if inplace else _put_back
         if inplace:
             with torch.no_grad():
                 for _, key, value, held in moves:
                     check_copied(held, (key,), value)
-                for slots, key, value, _ in moves:
-                    slots[key].copy_(value, non_blocking=non_blocking)
-        else:
-            wrap = preserve_module_state and not torch.compiler.is_compiling() and functorch_level() is None
-            made: dict[int, nn.Parameter] = {}
-            for slots, key, value, held in moves:
-                slots[key] = _as_parameter(value, held, made) if wrap else value
-        if not return_swap:
-            return None
-        if swap_dest is not None:
-            swap = swap_dest.update(swap)
-        return swap._undone_by(lambda _: _copy_back(moves) if inplace else _put_back(moves))
+        try:
+            if inplace:
+                with torch.no_grad():
+                    for slots, key, value, _ in moves:
+                        slots[key].copy_(value, non_blocking=non_blocking)
+            else:
+                wrap = (
+                    preserve_module_state and not torch.compiler.is_compiling() and functorch_level() is None
+                )
+                made: dict[int, nn.Parameter] = {}
+                for slots, key, value, held in moves:
+                    slots[key] = _as_parameter(value, held, made) if wrap else value
+            if not return_swap:
+                return None
+            if swap_dest is not None:
+                swap = swap_dest.update(swap)
+        except BaseException:
+            undo(moves)
+            raise
+        return swap._undone_by(lambda _: _surely(undo, moves))
 
     def _pair(self, module: nn.Module, copy: bool) -> tuple[list[Move], Any]:
         """Match leaves with the module's slots.
@@ -332,15 +351,15 @@ class Modules(Core):
         flat = {
             ".".join(key) if isinstance(key, tuple) else key: leaf for key, leaf in self.items(True, True)
         }
+        swap = dense({}, torch.Size())
+        for key, value in state.items():
+            swap._set_path(tuple(key.split(".")), value)
         try:
             module.load_state_dict(flat)
+            if swap_dest is not None:
+                swap = swap_dest.update(swap)
         except BaseException:
             # torch loads all that fits before it says what does not.
             module.load_state_dict(state)
             raise
-        swap = dense({}, torch.Size())
-        for key, value in state.items():
-            swap._set_path(tuple(key.split(".")), value)
-        if swap_dest is not None:
-            swap = swap_dest.update(swap)
-        return swap._undone_by(lambda _: module.load_state_dict(state))
+        return swap._undone_by(lambda _: _surely(module.load_state_dict, state))

@@ -364,8 +364,8 @@ class Structure(Updating):
         refuse_if_locked(parent, f"rename {show_path(old)}")
         if new[: len(old)] == old:
             # The entry makes room for the level that it goes into.
-            parent._del_child(old[-1])
             try:
+                parent._del_child(old[-1])
                 self._set_path(new, entry)
             except BaseException:
                 parent._set_child(old[-1], entry)
