@@ -372,6 +372,27 @@ def test_a_limit_on_file_sizes_is_an_error(limit: int, prefix: Path, tmp_path: P
     assert os.listdir(tmp_path) == ["save"]
 
 
+def test_a_process_that_may_open_few_more_files_saves_and_loads_many_levels(
+    prefix: Path, tmp_path: Path
+) -> None:
+    td = TensorDict({f"g{i}": {"x": torch.ones(2), "y": {"z": torch.ones(3)}} for i in range(50)})
+
+    def check(loaded: Any) -> None:
+        assert bool((loaded == td).all())
+
+    def work() -> None:
+        soft = len(os.listdir("/proc/self/fd")) + 10
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        for num_threads in (0, 0, 2):  # the second and the third over a save
+            td.memmap(prefix, num_threads=num_threads)
+            check(TensorDict.load_memmap(prefix))
+        assert verify(prefix).ok
+        td.memmap_like(prefix)
+
+    assert in_child(work) == 0
+    assert os.listdir(tmp_path) == ["save"]
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"

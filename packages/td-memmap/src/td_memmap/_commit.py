@@ -129,6 +129,7 @@ class Staging:
         self._look()
         if self.previous is not None:
             self._check_conflicts(self.previous, files)
+            self.previous.spare()
             self.in_place = _fs.is_mount(self.prefix)
         if not self.in_place:
             try:
@@ -256,11 +257,13 @@ class Staging:
         return True
 
     def _publish(self, excluded: bool) -> None:
+        self.tree.spare()
         self._look()
         mine = None
         if self.previous is not None:
             mine = owned(self.previous)
             self._carry(self.previous, mine)
+            self.previous.spare()
         if self._durable:
             self.tree.sync()
         complete = f"{self._litter}old-{self._token}"

@@ -206,14 +206,20 @@ class Tree:
 
     def close(self) -> None:
         """Close every directory that this tree holds open."""
-        while self._open:
-            os.close(self._open.popitem()[1])
+        self.spare()
         root, self.root = self.root, -1
         if root >= 0:
             os.close(root)
 
     # An interrupt may come where no caller can catch it.
     __del__ = close
+
+    def spare(self, parts: Parts = ()) -> bool:
+        """Close the directories that are open only to save time; tell whether there were more than lead to ``parts``."""
+        more = len(self._open) > len(parts)
+        while self._open:
+            os.close(self._open.popitem()[1])
+        return more
 
     def show(self, parts: Parts, name: str = "") -> str:
         """Return a path for messages."""
@@ -238,6 +244,8 @@ class Tree:
         try:
             below = os.open(parts[-1], _DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
         except OSError as error:
+            if error.errno == errno.EMFILE and self.spare(parts):
+                return self.fd(parts)
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise FormatError(
                     f"{self.show(parts)} is a file or a link where a directory should be"
@@ -274,6 +282,8 @@ class Tree:
                 raise FormatError(f"{self.show(parts, name)} is a link that leaves {self.path}") from error
             if error.errno in (errno.EISDIR, errno.ENXIO):
                 raise FormatError(f"{self.show(parts, name)} is not a regular file") from error
+            if error.errno == errno.EMFILE and self.spare(parts):
+                return self.open(parts, name, writable)
             raise OSError(error.errno, os.strerror(error.errno or 0), self.show(parts, name)) from error
         try:
             status = os.fstat(fd)
@@ -309,8 +319,13 @@ class Tree:
 
     def entries(self, parts: Parts = ()) -> dict[str, bool]:
         """Return the names in a directory, and whether each is a directory itself."""
-        with os.scandir(self.fd(parts)) as listing:
-            return {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing}
+        try:
+            with os.scandir(self.fd(parts)) as listing:
+                return {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing}
+        except OSError as error:
+            if error.errno != errno.EMFILE or not self.spare(parts):
+                raise
+            return self.entries(parts)
 
     def stat(self, parts: Parts, name: str) -> os.stat_result | None:
         """Return the status of a name, itself and not what it links to; None where nothing is there."""
@@ -358,7 +373,12 @@ class Tree:
 
     def create(self, parts: Parts, name: str) -> int:
         """Create a file that must not be there yet, open for writing and mapping."""
-        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666, dir_fd=self.fd(parts))
+        try:
+            return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666, dir_fd=self.fd(parts))
+        except OSError as error:
+            if error.errno != errno.EMFILE or not self.spare(parts):
+                raise
+            return self.create(parts, name)
 
     def write(self, parts: Parts, name: str, data: Any, *, sync: bool = False) -> None:
         """Write a new small file."""
