@@ -65,6 +65,24 @@ def tied() -> Any:
     return TensorDict({"a": weight, "n": {"b": weight}, "c": weight.clone()})
 
 
+def looks(vector: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return tensors that begin where a vector does, and are not it."""
+    square = vector.view(2, 2)
+    negative = torch._neg_view(vector)
+    return {
+        "a": vector,
+        "b": vector[:2],
+        "c": vector.view(torch.int32),
+        "d": square,
+        "e": square.t(),
+        "f": negative,
+    }
+
+
+class OwnDict(TensorDict):
+    """A class of a user."""
+
+
 TREES: dict[str, Callable[[], Any]] = {
     "flat": lambda: TensorDict({"b": torch.arange(6).view(2, 3), "a": torch.ones(2)}, batch_size=[2]),
     "named": lambda: TensorDict(
@@ -79,6 +97,13 @@ TREES: dict[str, Callable[[], Any]] = {
         [TensorDict({"a": torch.ones(i + 1), str(i): torch.ones(1)}) for i in range(3)]
     ),
     "jagged": lambda: TensorDict({"n": jagged(), "a": torch.ones(2)}, [2]),
+    "jagged, of vectors": lambda: TensorDict(
+        {
+            "a": torch.ones(3),
+            "n": torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)], layout=torch.jagged),
+            "b": torch.ones(3),
+        }
+    ),
     "jagged with lengths": lambda: TensorDict({"n": with_lengths()}, [2]),
     "dtypes": lambda: TensorDict({str(d): torch.ones(3).to(d) for d in DTYPES}),
     "empty": lambda: TensorDict(
@@ -92,6 +117,7 @@ TREES: dict[str, Callable[[], Any]] = {
         {"c": torch.tensor([1 + 2j]).conj(), "n": torch.tensor([1 + 2j]).conj().imag}
     ),
     "tied": tied,
+    "other looks of one tensor": lambda: TensorDict(looks(torch.arange(4.0))),
     "large and odd places": lambda: TensorDict(
         {
             "x": torch.ones(1, dtype=torch.float64),
@@ -112,6 +138,11 @@ TREES: dict[str, Callable[[], Any]] = {
     "odd keys": lambda: TensorDict(
         {"": torch.ones(1), "a.b/c~d": {"é": torch.ones(1)}, "<NJT>x": torch.ones(1), "0": {}}
     ),
+    "float8": lambda: TensorDict({"a": torch.ones(1, dtype=torch.float8_e5m2)}),
+    "a mark in a key": lambda: TensorDict({"n": {"<NJT_x": torch.ones(1)}}),
+    "reserved cls_metadata": lambda: TensorDict({"n": {"cls_metadata": {}}}),
+    "reserved size": lambda: TensorDict({"size": {"b": torch.ones(1)}}),
+    "subclass": lambda: OwnDict({"a": torch.ones(1)}),
     "locked": lambda: TensorDict({"a": torch.ones(1), "n": {"b": torch.ones(1)}}).lock_(),
     "locked below": lambda: TensorDict({"n": TensorDict({"b": torch.ones(1)}).lock_()}),
 }
@@ -245,6 +276,27 @@ def test_through_a_buffer(name: str) -> None:
     result = tree.consolidate(metadata=True)
     same(result, tree)
     same(from_buffer(storage_of(result)), tree)
+
+
+#: What the form of the reference cannot say.
+UNSAYABLE = {
+    "a mark in a key", "dtypes", "float8", "odd keys", "params", "reserved", "reserved cls_metadata", "reserved size",
+    "rich values", "subclass", "unbatched", "value",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_what_the_form_of_the_reference_can_say_is_written_in_it(name: str) -> None:
+    structure = written(TREES[name]())
+    assert (structure["cls"] == "td:general") == (name in UNSAYABLE)
+    # What stands beside is for what it says in another way: orders of keys, types of values.
+    assert "size" not in structure or name not in ("flat", "named", "lazy", "deep stack")
+
+
+def written(tree: Any) -> Any:
+    """Return the structure of a collection as it stands in a file."""
+    data = bytes(storage_of(tree.consolidate(metadata=True)).numpy())
+    return json.loads(data[-8 - int.from_bytes(data[-8:], "little") : -8])
 
 
 #: What is loaded, or mapped, and consists of leaves on one storage.
@@ -404,6 +456,15 @@ def test_leaves_stand_in_order_and_padded() -> None:
     assert data.tolist() == [1, 1, 1, 0, 0, 0, 0, 0, *one, 0, 0, 0, 0, *one, 0, 0, 0, 0]
 
 
+def test_gaps_between_large_leaves_are_cleared() -> None:
+    leaves = [torch.full((size,), size % 7, dtype=torch.uint8) for size in (20_001, 20_002, 20_008, 20_003)]
+    layout = _storage.plan_leaves(leaves)
+    storage = torch.full((layout.nbytes + 24,), 255, dtype=torch.uint8)
+    _storage.fill(storage, layout, _storage.Views(storage).pieces(layout), leaves)
+    wanted = [torch.cat([leaf, torch.zeros(-len(leaf) % 8, dtype=torch.uint8)]) for leaf in leaves]
+    assert torch.equal(storage, torch.cat([*wanted, torch.zeros(24, dtype=torch.uint8)]))
+
+
 def test_tied_leaves_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     tree = tied()
     result = tree.consolidate(tmp_path / "td")
@@ -476,12 +537,15 @@ def test_return_early_takes_the_collection_as_it_is(monkeypatch: pytest.MonkeyPa
     assert consolidated.consolidate(return_early=True).result() is consolidated
 
 
-@pytest.mark.parametrize("skipped", [0, 1])
-def test_leaves_of_a_buffer_are_views_where_it_is_aligned(skipped: int) -> None:
+@pytest.mark.parametrize("skipped", [0, 1, 8, 16])
+@pytest.mark.parametrize("memory", ["a tensor", "foreign"])
+def test_leaves_of_a_buffer_are_views_where_it_is_aligned(skipped: int, memory: str) -> None:
     buffer = storage_of(TREES["locked"]().consolidate(metadata=True))
-    back = from_buffer(torch.cat([buffer[:skipped], buffer])[skipped:])
+    data = torch.cat([buffer[:skipped], buffer])
+    part = data[skipped:]
+    back = from_buffer(part if memory == "a tensor" else torch.from_numpy(part.numpy()))
     same(back, TREES["locked"]())
-    assert back.is_locked and back.is_consolidated() == (not skipped)
+    assert back.is_locked and back.is_consolidated() == (not skipped % 16)
 
 
 def test_a_buffer_may_lie_apart() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import operator
+import os
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,25 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
         from_consolidated(tmp_path)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "td")
+    with pytest.raises(FormatError, match="td is not a regular file"):
+        from_consolidated(tmp_path / "td")
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.float64, torch.float32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("skipped", [8, 4, 3])
+def test_leaves_of_another_writer_may_lie_anywhere(dtype: torch.dtype, skipped: int) -> None:
+    leaf = torch.arange(1, 4).to(dtype)
+    data = bytes(skipped) + bytes(leaf.view(torch.uint8).tolist())
+    _, structure = parts(PLAIN)
+    structure["leaves"]["a"] = [str(dtype), [3], skipped, len(data), 0]
+    del structure["n"]
+    structure["cls_metadata"]["batch_size"] = [3]
+    assert read_buffer(join(data, structure))["a"].tolist() == leaf.tolist()
+
+
 @pytest.mark.parametrize("data", TREES.values(), ids=TREES)
 def test_every_truncation_is_refused(data: bytes, tmp_path: Path) -> None:
     for stop in range(len(data)):
@@ -328,17 +348,65 @@ JAGGED = whole(
 )
 
 
-@pytest.mark.parametrize("offsets", [[0, 2, 7], [-1, 2, 6], [0, 5, 3], [1 << 62, 2, 6], [0, 6, 1 << 62]])
-def test_rows_outside_of_the_values_are_refused(offsets: list[int], tmp_path: Path) -> None:
-    storage, structure = parts(JAGGED)
-    start = structure["leaves"]["<NJT_OFFSETS>j"][2]
-    changed = storage[:start] + torch.tensor(offsets).numpy().tobytes() + storage[start + 24 :]
+RAGGED = whole(
+    TensorDict(
+        {
+            "j": torch.nested.nested_tensor_from_jagged(
+                torch.ones(6, 2), torch.tensor([0, 2, 6]), lengths=torch.tensor([1, 3])
+            )
+        },
+        [2],
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "mark", "numbers"),
+    [
+        *(
+            (JAGGED, "<NJT_OFFSETS>j", offsets)
+            for offsets in ([0, 2, 7], [-1, 2, 6], [0, 5, 3], [1 << 62, 2, 6], [0, 6, 1 << 62])
+        ),
+        *((RAGGED, "<NJT_LENGTHS>j", lengths) for lengths in ([1, -3], [1, 5], [7, 1], [1, 1 << 62])),
+    ],
+)
+def test_rows_outside_of_the_values_are_refused(
+    data: bytes, mark: str, numbers: list[int], tmp_path: Path
+) -> None:
+    storage, structure = parts(data)
+    new = torch.tensor(numbers).numpy().tobytes()
+    start = structure["leaves"][mark][2]
+    changed = storage[:start] + new + storage[start + len(new) :]
     with pytest.raises(FormatError, match="rows of a jagged tensor lie outside of its 6 values"):
         read(join(changed, structure), tmp_path)
-    message, (storage, *_) = _wire.outgoing(read_buffer(JAGGED), True)
-    storage[start : start + 24] = torch.tensor(offsets).view(torch.uint8)
+    message, (storage, *_) = _wire.outgoing(read_buffer(data), True)
+    storage[start : start + len(new)] = torch.tensor(numbers).view(torch.uint8)
     with pytest.raises(FormatError, match="a message is damaged: the rows of a jagged tensor"):
         _wire.assemble(message, storage)
+
+
+@pytest.mark.parametrize(
+    ("mark", "at", "value", "message"),
+    [
+        ("<NJT_OFFSETS>j", 0, "torch.float64", "are no vector of integers"),
+        ("<NJT_LENGTHS>j", 0, "torch.float64", "are no vector of integers"),
+        ("<NJT_LENGTHS>j", 1, [2, 1], "are no vector of integers"),
+        ("<NJT_LENGTHS>j", 3, 1 << 40, "needs 16 bytes"),
+        ("<NJT_OFFSETS>j", 5, 0, "jagged_dim >=1, but got 0|the ragged dim of a jagged tensor is 0, of 3"),
+        ("<NJT_OFFSETS>j", 5, 2, "lie outside of its 2 values"),
+        ("<NJT_OFFSETS>j", 5, 3, "IndexError|the ragged dim of a jagged tensor is 3, of 3"),
+        ("<NJT_OFFSETS>j", 5, None, r"the ragged dim of \('j',\) is None"),
+        ("<NJT_OFFSETS>j", 5, True, r"the ragged dim of \('j',\) is True"),
+        ("<NJT_OFFSETS>j", 1, [], "IndexError|needs 8 bytes"),
+    ],
+)
+def test_an_edited_jagged_tensor_is_refused(mark: str, at: int, value: Any, message: str) -> None:
+    storage, structure = parts(RAGGED)
+    put(structure, ("leaves", mark, at), value)
+    put(structure, ("cls_metadata", "batch_size"), [])
+    put(structure, ("cls_metadata", "names"), [])
+    with pytest.raises(FormatError, match=message):
+        read_buffer(join(storage, structure))
 
 
 def test_offsets_that_torch_asserts_about_are_refused(tmp_path: Path) -> None:

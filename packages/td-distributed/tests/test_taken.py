@@ -210,6 +210,31 @@ def test_every_way_out_follows_a_change(change: str, consolidated: bool) -> None
         same(sent(source, td, wire="reference"), wanted)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "nothing",
+        "a leaf of equal shape",
+        "a leaf of equal shape below",
+        "the order of keys",
+        "a leaf more",
+        "a leaf less",
+        "other data",
+        "names",
+        "names below",
+    ],
+)
+def test_every_way_out_follows_a_change_of_a_member(change: str) -> None:
+    td = pickle.loads(pickle.dumps(TensorDict.lazy_stack([tree(), tree() + 1], 0).consolidate()))
+    members = td.tensordicts
+    pickle.dumps(td)
+    carried(td)
+    CHANGES[change](members[0])
+    for found in (pickle.loads(pickle.dumps(td)), carried(td), td.consolidate()):
+        for one, other in zip(found.tensordicts, members, strict=True):
+            same(one, other)
+
+
 @pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("change", [each for each in CHANGES if each not in UNSEEN])
 def test_the_wire_of_the_reference_looks_again_after_a_change(change: str, consolidated: bool) -> None:

@@ -380,8 +380,10 @@ class _Reader:
             if not {"<NJT_VALUES>", "<NJT_OFFSETS>"} <= marks.keys():
                 raise FormatError(f"the jagged tensor {(*path, name)} lacks its values or offsets")
             spans = tuple(_span(*marks[mark][:5]) for mark in JAGGED if mark in marks)
-            offsets = marks["<NJT_OFFSETS>"]
-            found[name] = Leaf(spans, offsets[5] if len(offsets) > 5 else 1)
+            ragged = marks["<NJT_OFFSETS>"][5:] or [1]
+            if type(ragged[0]) is not int:
+                raise FormatError(f"the ragged dim of {(*path, name)} is {ragged[0]!r}")
+            found[name] = Leaf(spans, ragged[0])
         self.leaves.extend(found.values())
         return list(found)
 
@@ -441,6 +443,6 @@ def _by_last_name(name: Any) -> Any:
         kind
         for kind in KINDS
         for known in (kind.layouts[FORMAT].names if FORMAT in kind.layouts else ())
-        if isinstance(name, str) and known.rstrip("'>").endswith("." + name)
+        if known.rstrip("'>").endswith(f".{name}")
     ]
     return fits[0] if len(fits) == 1 else None
