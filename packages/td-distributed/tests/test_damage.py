@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+import mmap
 import operator
 import os
 from functools import reduce
@@ -524,3 +526,16 @@ def test_damaged_places_of_leaves_are_refused(at: int, value: Any, message: str)
     header = {"nodes": [row([["a", [0]], ["b", [1]]])], "leaves": table, "values": []}
     with pytest.raises(FormatError, match=message):
         _wire.incoming(json.dumps({**header, "together": True, "consolidated": False}).encode())
+
+
+def test_a_file_that_cannot_be_mapped_is_named(tmp_path, monkeypatch):
+    file = tmp_path / "one.td"
+    TensorDict({"a": torch.zeros(3)}).consolidate(file)
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", full)
+    with pytest.raises(OSError, match="cannot map it: Cannot allocate memory") as found:
+        from_consolidated(file)
+    assert (found.value.errno, found.value.filename) == (errno.ENOMEM, str(file))

@@ -393,6 +393,25 @@ def test_a_process_that_may_open_few_more_files_saves_and_loads_many_levels(
     assert os.listdir(tmp_path) == ["save"]
 
 
+@pytest.mark.parametrize("archive", [False, True])
+def test_a_file_for_which_there_are_no_addresses_is_named(
+    archive: bool, prefix: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "save.tdz" if archive else prefix
+    TensorDict({"a": {"big": torch.zeros(64 << 20, dtype=torch.uint8)}}).memmap(path)
+    named = str(path if archive else prefix / "a" / "big.memmap")
+
+    def work() -> None:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), resource.getrlimit(resource.RLIMIT_AS)[1]))
+        with pytest.raises(OSError, match="cannot map 67[0-9]+ bytes: Cannot allocate memory") as found:
+            TensorDict.load_memmap(path)
+        assert found.value.errno == errno.ENOMEM
+        assert found.value.filename == named
+
+    assert in_child(work) == 0
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"

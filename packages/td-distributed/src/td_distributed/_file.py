@@ -128,7 +128,12 @@ def map_file(path: Path) -> Tensor:
     """Return a file as a private mapping: writes to it never reach the file."""
     # torch.from_file() gives what torch takes for shared memory: share_memory_() would do nothing, and a queue fail.
     with open(path, "rb", buffering=0) as file:
-        return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
+        try:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            why = f"cannot map it: {os.strerror(error.errno or 0)}"
+            raise OSError(error.errno, why, str(path)) from error
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def read(path: str | Path) -> tuple[Any, Tensor]:

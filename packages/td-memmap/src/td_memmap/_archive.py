@@ -444,9 +444,9 @@ class ArchiveTree:
         # torch saves no storage whose size is no multiple of the size of its elements.
         size = self.size // _ALIGNMENT * _ALIGNMENT
         if not shared:
-            return map_elements(self._fd, torch.uint8, size, shared=False)
+            return map_elements(self._fd, torch.uint8, size, shared=False, path=self.path)
         with _fs.closing(_fs.open_path(self.path, writable=True)) as fd:
-            return map_elements(fd, torch.uint8, size, shared=True)
+            return map_elements(fd, torch.uint8, size, shared=True, path=self.path)
 
 
 class _ArchiveReader(Reader):

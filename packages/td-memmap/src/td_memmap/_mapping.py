@@ -79,7 +79,9 @@ class FileStorage(torch.UntypedStorage):
         )
 
 
-def map_elements(fd: int, dtype: torch.dtype, count: int, shared: bool, source: Any = None) -> Tensor:
+def map_elements(
+    fd: int, dtype: torch.dtype, count: int, shared: bool, path: str, source: Any = None
+) -> Tensor:
     """Map the first ``count`` elements of an open file.
 
     The caller has checked that the file is long enough: loading from pages behind its end would end the process.
@@ -89,15 +91,16 @@ def map_elements(fd: int, dtype: torch.dtype, count: int, shared: bool, source: 
         dtype: element type.
         count: number of elements, at least 1.
         shared: stores reach the file; else they stay in this mapping (copy on write).
+        path: what the file is known as, for messages.
         source: the :attr:`FileStorage.source` of the memory.
 
     Raises:
         OSError: the file cannot be mapped.
     """
-    return elements_in(map_memory(fd, count * dtype.itemsize, shared), dtype, count, source)
+    return elements_in(map_memory(fd, count * dtype.itemsize, shared, path), dtype, count, source)
 
 
-def map_memory(fd: int, nbytes: int, shared: bool) -> _Mapping:
+def map_memory(fd: int, nbytes: int, shared: bool, path: str | None = None) -> _Mapping:
     """Map the first bytes of an open file, for :func:`elements_in`.
 
     Raises:
@@ -106,7 +109,7 @@ def map_memory(fd: int, nbytes: int, shared: bool) -> _Mapping:
     address = _mmap(None, nbytes, _WRITABLE, mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE, fd, 0)
     if address == _FAILED:
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise OSError(code, f"cannot map {nbytes} bytes: {os.strerror(code)}", path)
     memory = _Mapping.from_address(address)
     memory.nbytes = nbytes
     return memory

@@ -612,7 +612,7 @@ def map_file(
             f"{nbytes} are needed"
         )
     place = Place(shape, path, None, 0, mode, shared, (status.st_dev, status.st_ino))
-    data = map_elements(fd, dtype, nbytes // dtype.itemsize, shared, place)
+    data = map_elements(fd, dtype, nbytes // dtype.itemsize, shared, path, place)
     return MemoryMappedTensor._on(shaped(data, shape), place)
 
 
