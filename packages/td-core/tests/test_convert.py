@@ -415,6 +415,12 @@ def test_depth() -> None:
         td.to_struct_array()
 
 
+def test_a_leaf_that_numpy_cannot_take_is_named() -> None:
+    td = TensorDict({"n": {"b": torch.zeros(2, dtype=torch.bfloat16)}}, batch_size=[2])
+    with pytest.raises(TypeError, match=r"cannot convert key \('n', 'b'\): .*BFloat16"):
+        td.to_struct_array()
+
+
 @pytest.mark.parametrize("entry", [{"b": ([2], torch.float32)}, (2, torch.float32), ([2],), 3])
 def test_an_entry_of_a_schema_that_is_no_pair_is_named(entry):
     with pytest.raises(TypeError, match="key 'a' of a schema is a pair of shape and dtype"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import permutations
@@ -48,6 +49,34 @@ LEAVES: dict[str, Callable[[], Tensor]] = {
     "sparse": lambda: torch.eye(2).to_sparse(),
     "meta": lambda: torch.zeros(2, device="meta"),
 }
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse .* tensor support")
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(2).to_sparse_csr(),
+        lambda: torch.eye(2).to_sparse_bsc((1, 2)),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    ],
+)
+def test_a_leaf_without_a_storage_is_copied_too(make: Callable[[], Tensor], grad: bool) -> None:
+    leaf = make().requires_grad_(grad)
+    found = deepcopy(TensorDict({"a": leaf, "b": leaf}))
+    copied = found["a"]
+    assert copied is found["b"] is not leaf and copied.is_leaf and copied.requires_grad is grad
+    copied.detach().mul_(2)
+    for old, new in zip(leaf.values(), copied.values(), strict=True):
+        assert torch.equal(new, 2 * old)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="an error has notes from Python 3.11 on")
+def test_a_leaf_that_cannot_be_copied_is_named() -> None:
+    td = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2, requires_grad=True) * 2}})
+    with pytest.raises(RuntimeError, match="created explicitly") as caught:
+        deepcopy(td)
+    assert caught.value.__notes__ == ["at key ('n', 'b')"]
 
 
 @pytest.mark.parametrize("form", LEAVES)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
@@ -215,6 +217,28 @@ class TestInPlace:
         ):
             td.named_apply(lambda key, leaf: torch.zeros(5) if key == "d" else leaf + 1, inplace=True)
         assert td["a"].sum() == 15
+
+    @pytest.mark.skipif(sys.version_info < (3, 11), reason="an error has notes from Python 3.11 on")
+    @pytest.mark.parametrize(
+        "walk",
+        [
+            lambda td, fn: td.apply(fn),
+            lambda td, fn: td.apply_(fn),
+            lambda td, fn: td.named_apply(lambda key, leaf: fn(leaf)),
+            lambda td, fn: td.apply(lambda leaf, other: fn(other), td),
+            lambda td, fn: td.apply(fn, batch_size=[]),
+        ],
+    )
+    def test_an_error_of_the_function_tells_the_key(self, td: Any, walk: Any) -> None:
+        def fn(leaf: Tensor) -> Tensor:
+            if leaf.dtype is torch.float64:
+                raise LookupError("no")
+            return leaf
+
+        td["b", "x"] = td["a"].double()
+        with pytest.raises(LookupError, match="^no\n") as caught:
+            walk(td, fn)
+        assert caught.value.__notes__ == ["at key ('b', 'x')"]
 
     def test_out_is_written_and_returned(self, td: Any) -> None:
         out = dense().exclude("a").zero_()

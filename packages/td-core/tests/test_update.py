@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -678,6 +679,22 @@ class TestEntriesAtAnIndex:
     def test_set_at_names_the_missing_key(self, td: Any) -> None:
         with pytest.raises(KeyPathError, match="key 'zz' not found"):
             td.set_at_("zz", 1, 0)
+
+    @pytest.mark.skipif(sys.version_info < (3, 11), reason="an error has notes from Python 3.11 on")
+    @pytest.mark.parametrize(
+        ("key", "do"),
+        [
+            ("b", lambda td: td.set_at_("b", {"c": torch.ones(7)}, 0)),
+            ("b", lambda td: td.get_at("b", 9)),
+            (("b", "c"), lambda td: td.get_at(("b", "c"), 9)),
+            (("b", "e"), lambda td: td.stack_tensors("a", ("b", "c"), out_key=("b", "e"))),
+            (("b", "e"), lambda td: td.cat_tensors("a", ("b", "c"), out_key=("b", "e"))),
+        ],
+    )
+    def test_an_error_below_an_entry_tells_its_key(self, td: Any, key: Any, do: Any) -> None:
+        with pytest.raises((StructureError, IndexError, RuntimeError)) as caught:
+            do(td)
+        assert caught.value.__notes__ == [f"at key {key!r}"]
 
     def test_get_at(self, td: Any) -> None:
         assert td.get_at("a", (0, 1)) == 1

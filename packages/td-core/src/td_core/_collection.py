@@ -490,6 +490,12 @@ def show_path(path: tuple[str, ...]) -> str:
     return f"key {path[0]!r}" if len(path) == 1 else f"key {path!r}"
 
 
+def note_key(error: Exception, path: tuple[str, ...]) -> None:
+    """Say beside an error that is not ours at which key it was raised; Python shows such notes from 3.11 on."""
+    if hasattr(error, "add_note"):
+        error.add_note(f"at {show_path(path)}")
+
+
 def missing_key(node: Core, key: Any, path: tuple[str, ...] = ()) -> KeyPathError:
     """Return the error for a key that ``node``, found at ``path``, does not have."""
     from_here = f" in {show_path(path)}" if path else ""

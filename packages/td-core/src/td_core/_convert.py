@@ -15,7 +15,7 @@ from torch import Tensor
 from . import _from_python as source
 from ._class_methods import of_class
 from ._coerce import coerce
-from ._collection import Child, Core, dense
+from ._collection import Child, Core, dense, show_path
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
 from ._ops.key_trees import Row, build
@@ -350,13 +350,18 @@ def _converted(root: Core, leaf: Tensor, form: ConvertTensors) -> Any:
         raise named(error, f"cannot convert {where(root, leaf)}: {error}") from error
 
 
-def _columns(node: Core, ndim: int) -> tuple[list[Any], list[tuple[tuple[str, ...], Any]]]:
+def _columns(
+    node: Core, ndim: int, at: tuple[str, ...] = ()
+) -> tuple[list[Any], list[tuple[tuple[str, ...], Any]]]:
     """Return the dtype of a structured array of ``node``, and its columns by path."""
     fields: list[Any] = []
     columns: list[tuple[tuple[str, ...], Any]] = []
     for key, child in dict(node._all_children()).items():
         if isinstance(child, Tensor):
-            array = child.detach().cpu().numpy()
+            try:
+                array = child.detach().cpu().numpy()
+            except (RuntimeError, TypeError) as error:
+                raise named(error, f"cannot convert {show_path((*at, key))}: {error}") from error
             fields.append(
                 (key, array.dtype, array.shape[ndim:]) if array.shape[ndim:] else (key, array.dtype)
             )
@@ -366,7 +371,7 @@ def _columns(node: Core, ndim: int) -> tuple[list[Any], list[tuple[tuple[str, ..
             fields.append((key, array.dtype))
             columns.append(((key,), array))
         else:
-            inner, below = _columns(child, ndim)
+            inner, below = _columns(child, ndim, (*at, key))
             fields.append((key, inner))
             columns.extend(((key, *path), column) for path, column in below)
     return fields, columns

@@ -349,22 +349,30 @@ def find_subclass(base: type, name: Any) -> type | None:
     return None
 
 
+def path_to(rows: list[dict[str, Any]], at: int | list[int]) -> tuple[str, ...]:
+    """Return the keys that lead to a node, or in a list to a leaf, as the rows of an encoded tree refer to them.
+
+    >>> path_to(encode(TensorDict({"a": 1, "n": {"b": 2}})).nodes, [1])
+    ('n', 'b')
+    """
+    path: tuple[str, ...] = ()
+    while at:
+        above = [
+            (key, parent)
+            for parent in range(len(rows) if isinstance(at, list) else at)
+            for group in ("entries", "members")
+            for key, ref in rows[parent][group]
+            if ref == at
+        ]
+        key, at = above[0]
+        path = (key, *path)
+    return path
+
+
 def _shown(rows: list[dict[str, Any]], position: int) -> str:
     """Name a node by the keys that lead to it, or by its place where the rows above it are damaged."""
-    path: tuple[str, ...] = ()
-    at = position
     with contextlib.suppress(LookupError, TypeError, ValueError):
-        while at:
-            above = [
-                (key, parent)
-                for parent in range(at)
-                for group in ("entries", "members")
-                for key, ref in rows[parent][group]
-                if ref == at
-            ]
-            key, at = above[0]
-            path = (key, *path)
-        return show_path(path)
+        return show_path(path_to(rows, position))
     return f"node {position}"
 
 

@@ -16,12 +16,15 @@ from torch.nn import Parameter
 
 from ._attachments import attachments
 from ._buffers import Leaves
-from ._collection import Core
+from ._collection import Core, note_key
 from ._foreach import PLAIN
 from ._labels import arrived
-from ._nodes import Encoded, decode, encode
+from ._nodes import Encoded, decode, encode, path_to
 
 SelfT = TypeVar("SelfT", bound="Pickling")
+
+#: The layouts whose tensors have a method ``__deepcopy__`` that works.
+_DEEP = frozenset({torch.strided, torch.jagged, torch.sparse_coo})
 
 
 def rebuild(
@@ -72,13 +75,16 @@ def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:
     They are what ``deepcopy`` makes, in a tenth of the time: torch copies the storage, and asks what else a tensor may be.
     """
     for leaf in leaves:
-        if type(leaf) is not Tensor or leaf.requires_grad or leaf.layout is not torch.strided:
+        if type(leaf) is not Tensor:
             continue
-        if (
-            (leaf.is_cpu or leaf.is_cuda)
-            and not (leaf.is_nested or leaf.is_quantized)
-            and leaf.is_contiguous()
-        ):
+        if leaf.layout not in _DEEP or (leaf.is_nested and leaf.layout is torch.strided):
+            # torch cannot, for they have no storage of their own.
+            if leaf.is_leaf and leaf.grad is None and not leaf.__dict__:
+                memo[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+            continue
+        if leaf.requires_grad or leaf.layout is not torch.strided:
+            continue
+        if (leaf.is_cpu or leaf.is_cuda) and not leaf.is_quantized and leaf.is_contiguous():
             storage = leaf.untyped_storage()
             whole = storage.nbytes() == leaf.nbytes and not (leaf.is_conj() or leaf.is_neg())
             more = leaf.grad is not None or leaf.__dict__
@@ -135,7 +141,14 @@ class Pickling(Core):
         """Return a copy with leaves and values of its own; what occurs twice stays one."""
         encoded = encode(self)
         copy_plain(encoded.leaves, memo)
-        leaves, values = deepcopy(encoded.leaves, memo), deepcopy(encoded.values, memo)
+        leaves: list[Tensor] = []
+        try:
+            for leaf in encoded.leaves:
+                leaves.append(deepcopy(leaf, memo))
+        except Exception as error:
+            note_key(error, path_to(encoded.nodes, [len(leaves)]))
+            raise
+        values = deepcopy(encoded.values, memo)
         memo[id(self)] = copied = decode(Encoded(encoded.nodes, leaves, values))
         return copied
 

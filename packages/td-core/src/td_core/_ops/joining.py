@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._class_methods import of_class
-from .._collection import Core, leaf_against_node, show_path
+from .._collection import Core, leaf_against_node, note_key, show_path
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._plans import wrap_dim
@@ -282,7 +282,12 @@ class Joining(Shaping):
         old = [] if keep_entries else [path for path in dict.fromkeys(paths) if path[: len(target)] != target]
         for path in old:
             refuse_if_locked(self._get_path(path[:-1]), f"remove {show_path(path)}")
-        self.set(target, join(entries))
+        try:
+            joined = join(entries)
+        except Exception as error:
+            note_key(error, target)
+            raise
+        self.set(target, joined)
         for path in old:
             self.del_(path)
         return self

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._coerce import coerce
-from .._collection import Child, Core, leaf_against_node, missing_key, show_path
+from .._collection import Child, Core, leaf_against_node, missing_key, note_key, show_path
 from .._devices import as_device
 from .._keys import join_key
 from .._locking import refuse_if_locked
@@ -211,17 +211,22 @@ class _Walk:
             free = plain and device is None
             for key, child in items:
                 if isinstance(child, Tensor) or (is_leaf is not None and is_leaf(type(child))):
-                    if alone:
-                        value = fn(child)
-                    elif single:
-                        value = fn((*path, key) if nested_keys and path else key, child)
-                    else:
+                    if not single:
                         rest = [self.other(other, key, path, child) for other in others]
-                        value = (
-                            fn((*path, key) if nested_keys and path else key, child, *rest)
-                            if named
-                            else fn(child, *rest)
-                        )
+                    try:
+                        if alone:
+                            value = fn(child)
+                        elif single:
+                            value = fn((*path, key) if nested_keys and path else key, child)
+                        else:
+                            value = (
+                                fn((*path, key) if nested_keys and path else key, child, *rest)
+                                if named
+                                else fn(child, *rest)
+                            )
+                    except Exception as error:
+                        note_key(error, (*path, key))
+                        raise
                     if value is None:
                         continue
                     if free and isinstance(value, Tensor):
@@ -279,7 +284,11 @@ class _Walk:
         found = [child, *[self.other(other, key, path, child) for other in others]]
         tensors = [each._unwrap() if isinstance(each, Core) else each for each in found]
         name = [(*path, key) if self.nested_keys and path else key] if self.named else []
-        value = self.fn(*name, *tensors)
+        try:
+            value = self.fn(*name, *tensors)
+        except Exception as error:
+            note_key(error, (*path, key))
+            raise
         if value is None:
             return child if self.inplace else None
         if not self.inplace:

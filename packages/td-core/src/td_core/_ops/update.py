@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Core, missing_key, show_path
+from .._collection import Core, missing_key, note_key, show_path
 from .._foreach import Op, op
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
@@ -239,10 +239,14 @@ class Updating(Entries):
             parent._assign(index, {path[-1]: value}, non_blocking=non_blocking)
             return self
         if not isinstance(entry, Tensor):
-            if not entry._opaque:
-                entry._assign(index, value, non_blocking=non_blocking)
-            elif (written := entry._written_at(index, value)) is not entry:
-                parent._set_child(path[-1], written)
+            try:
+                if not entry._opaque:
+                    entry._assign(index, value, non_blocking=non_blocking)
+                elif (written := entry._written_at(index, value)) is not entry:
+                    parent._set_child(path[-1], written)
+            except Exception as error:
+                note_key(error, path)
+                raise
             return self
         changed = entry if parent._stacked() is None else entry.clone()
         refuse_grad(changed, path)
@@ -270,7 +274,11 @@ class Updating(Entries):
         """
         entry = self.get(key, self)
         if entry is not self:
-            return entry[index]
+            try:
+                return entry[index]
+            except Exception as error:
+                note_key(error, unravel_key_to_tuple(key))
+                raise
         return self._default(key) if default is NOT_GIVEN else default
 
     def replace(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
