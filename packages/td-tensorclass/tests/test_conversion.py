@@ -166,3 +166,20 @@ def test_the_values_of_fields_are_in_the_metadata_of_a_state_dict_and_come_back(
     assert target.x.equal(torch.ones(2))
     assert (target.v, type(target.v)) == (data, type(data))
     assert target[0].v == data
+
+
+@pytest.mark.parametrize("below", [lambda node: node, lambda node: TensorDict({"n": node}, [3])])
+def test_where_takes_a_collection_of_the_same_entries(below: Any) -> None:
+    class Labelled(TensorClass):
+        x: Tensor
+        label: str
+
+    mine = Labelled(torch.zeros(3), "a", batch_size=[3])
+    theirs = TensorDict({"x": torch.ones(3), "label": "b"}, [3])
+    chosen = below(mine).where(torch.tensor([True, False, True]), below(theirs))
+    chosen = chosen if isinstance(chosen, Labelled) else chosen["n"]
+    assert type(chosen) is Labelled
+    assert chosen.x.tolist() == [0, 1, 0] and chosen.label == ["a", "b", "a"]
+    swapped = below(theirs).where(torch.tensor([True, False, True]), below(mine))
+    swapped = swapped.get("n") if "n" in swapped.keys() else swapped
+    assert type(swapped) is TensorDict and swapped["label"] == ["b", "a", "b"]

@@ -221,6 +221,9 @@ class Where(ShapePlan):
     stacks: ClassVar[bool] = False
     dim: ClassVar[int] = -1
 
+    #: The first of the two says of which class the result is.
+    alike: ClassVar[bool] = False
+
     def __init__(self, condition: Tensor) -> None:
         by_ndim: dict[int, Tensor] = {}
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import itemgetter, methodcaller
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -258,6 +258,9 @@ class Join(ShapePlan):
     """
 
     __slots__ = ("_batch", "_sizes", "dim", "stacks")
+
+    #: Collections that are joined are of one class.
+    alike: ClassVar[bool] = True
 
     def __init__(self, batch: Shape, dim: int, sizes: Sequence[int], stacks: bool) -> None:
         join: Callable[..., Tensor] = torch.stack if stacks else torch.cat

@@ -361,7 +361,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return self._bare(mapped) if fn is same else self._wrap(mapped)
 
     def _join(self: SelfT, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
-        self._check_joinable(items, path)
+        if plan.alike:
+            self._check_joinable(items, path)
         return self._wrap(self._tensordict._join([item._inner() for item in items], plan, path))
 
     def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
