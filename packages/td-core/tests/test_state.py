@@ -249,3 +249,28 @@ def test_what_is_assigned_has_to_fit_the_batch_size(kind):
     with pytest.raises(StructureError, match=r"key 'b' has shape \(1, 7\), the batch size there is \(2, 3\)"):
         td.load_state_dict(wrong, assign=True)
     assert not td["a"].any()
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_new_levels_have_to_fit_the_batch_size(flatten):
+    source = TensorDict({"a": torch.ones(3), "n": {"m": {"c": torch.ones(3, 2)}}}, [3])
+    target = TensorDict({"a": torch.zeros(3)}, [3])
+    state = source.state_dict(flatten=flatten)
+    level, key = (state, "n.m.c") if flatten else (state["n"]["m"], "c")
+    level[key] = torch.ones(4, 2)
+    message = r"key \('n', 'm', 'c'\) has shape \(4, 2\), the batch size there is \(3,\)"
+    with pytest.raises(StructureError, match=message):
+        target.load_state_dict(state, strict=False)
+    level[key] = torch.ones(3, 2)
+    metadata = state._metadata["n.m"] if flatten else state["n"]["m"]._metadata[""]
+    metadata["batch_size"] = torch.Size([2])
+    message = r"key \('n', 'm'\) has batch size \(2,\), the level above it \(3,\)"
+    with pytest.raises(StructureError, match=message):
+        target.load_state_dict(state, strict=False)
+    assert list(target.keys()) == ["a"] and not target["a"].any()
+
+
+def test_new_leaves_are_moved_to_the_device():
+    state = TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(3)}}).state_dict()
+    found = TensorDict(device="meta").load_state_dict(state, strict=False)
+    assert found["a"].device == found["n", "b"].device == torch.device("meta")

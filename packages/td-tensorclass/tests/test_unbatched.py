@@ -269,3 +269,14 @@ def test_the_tensor_itself() -> None:
 def test_a_view_of_another_dtype_reaches_the_tensor() -> None:
     td = TensorDict({"u": UnbatchedTensor(torch.ones(3)), "x": torch.zeros(2)}, [2])
     assert torch.equal(td.view(torch.int32)["u"], torch.ones(3).view(torch.int32))
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("flatten", [False, True])
+def test_a_state_dict_fills_what_is_empty(flatten: bool, assign: bool) -> None:
+    td = TensorDict({"u": UnbatchedTensor(PAYLOAD), "n": {"u": UnbatchedTensor(PAYLOAD)}}, [4])
+    for empty in (TensorDict(), TensorDict(batch_size=[4])):
+        found = empty.load_state_dict(td.state_dict(flatten=flatten), strict=False, assign=assign)
+        for key in ("u", ("n", "u")):
+            assert found[key].tolist() == [1, 2, 3] and found[0][key].tolist() == [1, 2, 3]
+            assert found[key].batch_size == (4,)

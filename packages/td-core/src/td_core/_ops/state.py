@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Core, dense, lead_of, show_path
+from .._coerce import WRAPPED, coerce
+from .._collection import Child, Core, dense, lead_of, show_path
 from .._components import same_components
 from .._locking import refuse_if_locked
 from .._nodes import KINDS, NodeKind, Record
@@ -304,12 +305,13 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
         record = _record(node)
         entries = dict(node._children()) if record is None else record.entries
         size = tuple(level.meta.get("batch_size", node.batch_size if -1 not in node.batch_size else ()))
-        for key, entry in {**entries, **level.entries}.items():
-            if isinstance(entry, Tensor) and isinstance(entries.get(key, entry), Tensor):
-                if tuple(lead_of(entry, len(size))) != size:
-                    wrong.append(
-                        f"{show_path((*path, key))} has shape {tuple(entry.shape)}, the batch size there is {size}"
-                    )
+        for key, held in entries.items():
+            entry = level.entries.get(key, held)
+            if isinstance(entry, Tensor) and isinstance(held, Tensor):
+                wrong += _misfit(entry, size, (*path, key))
+        for key, entry in level.entries.items():
+            if key not in entries:
+                wrong += _misfits(entry, size, (*path, key))
         for key, child in entries.items():
             at = (*path, key)
             if key not in level.entries:
@@ -368,6 +370,28 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
     return steps
 
 
+def _misfit(leaf: Tensor, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
+    if tuple(lead_of(leaf, len(size))) == size:
+        return []
+    return [f"{show_path(path)} has shape {tuple(shown_shape(leaf))}, the batch size there is {size}"]
+
+
+def _misfits(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
+    """Say what does not start with the batch size in an entry that is new to a collection."""
+    wrong: list[str] = []
+    todo = [(entry, size, path)]
+    while todo:
+        entry, size, path = todo.pop()
+        if isinstance(entry, Tensor):
+            wrong += _misfit(entry, size, path) if type(entry) not in WRAPPED else []
+        elif _stored_kind(entry) is None:
+            inner = tuple(entry.meta.get("batch_size", size))
+            if inner[: len(size)] != size:
+                wrong.append(f"{show_path(path)} has batch size {inner}, the level above it {size}")
+            todo.extend((below, inner, (*path, key)) for key, below in entry.entries.items())
+    return wrong
+
+
 def _values(given: Any) -> Mapping[str, Any]:
     """Return what a level says that is no tensor."""
     return (given.meta.get("_non_tensor") or {}) if isinstance(given, _Level) else {}
@@ -414,10 +438,16 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
     elif assign or key not in node._children():
         held = node._children().get(key)
         shows = isinstance(held, Core) and held._shows_tensor
-        node._set_child(key, held._rebuild(iter((value,))) if shows else value)  # type: ignore[union-attr]
+        node._set_child(key, held._rebuild(iter((value,))) if shows else _new_leaf(value, node))  # type: ignore[union-attr]
     else:
         with torch.no_grad():
             node._write_child(key, value)
+
+
+def _new_leaf(value: Tensor, node: Core) -> Child:
+    """Return a checked leaf as an entry, on the device of its level; the batch size of that may still change."""
+    size = node.batch_size if type(value) in WRAPPED else torch.Size()
+    return coerce(value, size, node.device, ())
 
 
 def _as_value(value: Any, node: Core, held: Any) -> Any:
@@ -442,7 +472,9 @@ def _build(held: Any, level: _Level, parent: Any = None) -> Any:
         return node
     node = dense({}, size, above.device)
     for name, value in level.entries.items():
-        node._set_child(name, _build(None, value, node) if isinstance(value, _Level) else value)
+        node._set_child(
+            name, _build(None, value, node) if isinstance(value, _Level) else _new_leaf(value, node)
+        )
     for name, value in _values(level).items():
         _apply(node, name, (value,), False)
     return node
