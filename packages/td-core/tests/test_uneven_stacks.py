@@ -324,3 +324,29 @@ def test_a_key_of_some_members_is_no_key_of_the_stack() -> None:
         assert list(stack.keys()) == ["x"] and "x" in stack.keys()
         assert "only" not in stack.keys() and "only" not in stack
         assert ("s", "only") not in TensorDict({"s": stack}).keys(True)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda td: td.unsqueeze(0),
+        lambda td: td.view(1, 2),
+        lambda td: td.permute(0),
+        lambda td: td.flip(0),
+        lambda td: td.roll(1, 0),
+        lambda td: td.to(torch.float64),
+        lambda td: td.unflatten_keys("."),
+    ],
+)
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_context_around_an_uneven_stack_below_writes_back(operation, locked):
+    below = [TensorDict({"x": torch.zeros(1)}), TensorDict({"x": torch.zeros(2), "y": torch.zeros(())})]
+    td = TensorDict({"a": torch.zeros(2), "n": {"l": lazy_stack(below)}}, [2])
+    if locked:
+        td.lock_()
+    with operation(td) as result:
+        result.add_(1)
+    members = td["n", "l"].tensordicts
+    assert td["a"].tolist() == [1, 1]
+    assert [member["x"].tolist() for member in members] == [[1.0], [1.0, 1.0]]
+    assert members[1]["y"] == 1

@@ -169,11 +169,10 @@ def put_back(target: Any, source: Any) -> None:
 
 
 def _write_moved(owner: Any, result: Any) -> None:
-    def back(key: NestedKey, leaf: Tensor) -> Tensor:
-        mine = owner.get(key, None)
+    def back(leaf: Tensor, mine: Any) -> Tensor:
         return leaf.to(mine.device, mine.dtype) if isinstance(mine, Tensor) else leaf
 
-    write_back(owner, result.named_apply(back, nested_keys=True))
+    write_back(owner, result.apply(back, owner, default=None))
 
 
 class Moving(Dtypes):

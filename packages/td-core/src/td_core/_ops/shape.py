@@ -507,8 +507,11 @@ def write_back(owner: Any, result: Any) -> None:
         for member, part in zip(mine[0], theirs[0]):
             write_back(member, part)
         return
-    for key, value in result.items(True, True, holds_no_entries):
+    for key, value in result.items(True, True, _is_written_whole):
         mine = owner.get(key, None)
+        if all(isinstance(each, Core) and not each._opaque for each in (mine, value)):
+            write_back(mine, value)
+            continue
         if isinstance(mine, Tensor) and isinstance(value, Tensor) and _same_memory(mine, value):
             continue
         if mine is not None and not isinstance(value, Tensor):
@@ -520,6 +523,11 @@ def write_back(owner: Any, result: Any) -> None:
             owner.set_(key, value)
         else:
             owner.set(key, value)
+
+
+def _is_written_whole(cls: type) -> bool:
+    """Tell whether entries of a class are leaves, values, or possibly lazy stacks, whose entries need not stack."""
+    return holds_no_entries(cls) or cls._stacked is not Core._stacked  # type: ignore[attr-defined]
 
 
 def _same_memory(mine: Tensor, value: Tensor) -> bool:
