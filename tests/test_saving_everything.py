@@ -129,6 +129,27 @@ def test_every_value_comes_back_with_its_type(value: Any, place: Path) -> None:
         assert column.batch_size == (2,)
         assert same_value(column.tolist()[0], value)
         assert column.tolist()[1] == "other"
+    if place.is_dir():
+        TensorDict({"a": torch.ones(2)}, batch_size=[2]).memmap(place)
+        assert sorted(path.name for path in place.rglob("*")) == ["%manifest.json", "a.memmap", "meta.json"]
+
+
+@pytest.mark.parametrize("value", [b"\x00", {1: "a"}, {1, 2}, 1j, np.arange(2)], ids=repr)
+def test_a_value_that_tensordict_would_misread_has_the_form_that_it_refuses(
+    value: Any, tmp_path: Path
+) -> None:
+    column = NonTensorStack(NonTensorData(value), NonTensorData("other"))
+    TensorDict({"v": NonTensorData(value, [2]), "column": column}, batch_size=[2]).memmap(tmp_path / "save")
+    for key in ("v", "column"):
+        assert json.loads((tmp_path / "save" / key / "meta.json").read_text())["_format_version"] == 2
+
+
+def test_a_stack_that_must_be_pickled_is_laid_out_as_tensordict_does(tmp_path: Path) -> None:
+    column = NonTensorStack(NonTensorData(object), NonTensorData(print))
+    TensorDict({"s": column}, batch_size=[2]).memmap(tmp_path, allow_pickle=True)
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["meta.json", "pickle.pkl"]
+    assert json.loads((tmp_path / "s" / "meta.json").read_text())["data"] == "pickle.pkl"
+    assert pickle.loads((tmp_path / "s" / "pickle.pkl").read_bytes()) == [object, print]
 
 
 def test_a_value_alone(place: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import torch
 
-from td_core import TensorDict
+from td_core import TensorDict, lazy_stack
 from td_core.errors import CodecError, FormatError
 from td_memmap import (
     FileTakenError,
@@ -536,6 +536,16 @@ def test_files_of_others_stay_and_stale_ones_of_ours_go(prefix: Path, tmp_path: 
     assert os.listdir(tmp_path) == ["save"]
 
 
+def test_members_of_a_level_of_the_general_form_go_with_it(prefix: Path) -> None:
+    lazy_stack([TensorDict({"a": 1}), TensorDict({"b": 2})]).memmap(prefix)
+    (prefix / "meta.json").write_text(
+        '{"_format_version": 2, "kind": "x", "entries": [], "members": ["0", "1"]}'
+    )
+    (prefix / "%manifest.json").unlink()
+    make(2).memmap(prefix)
+    assert not (prefix / "0").exists() and not (prefix / "1").exists()
+
+
 @pytest.mark.parametrize("file", ["more/mine", "more/deep/mine", None])
 def test_a_directory_of_others_may_have_the_name_of_a_level(
     file: str | None, prefix: Path, tmp_path: Path
@@ -827,6 +837,24 @@ def test_saves_do_not_look_at_all_their_siblings(tmp_path: Path, monkeypatch: py
         append_memmap(tmp_path / "rows", rows)
     assert str(tmp_path) not in seen
     assert seen
+
+
+def test_a_file_system_without_hard_links_can_be_saved_to(
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "link", refuse)
+    for value in (1, 3):
+        make(value, more=True).memmap(prefix, checksums=True)
+        put_foreign(prefix)
+        assert content(prefix) == value
+        TensorDict.load_memmap(prefix).memmap(prefix, checksums=True)
+        assert content(prefix) == value
+        assert keeps_foreign(prefix)
+        assert verify(prefix).hashed == verify(prefix).files
+        assert os.listdir(tmp_path) == ["save"]
 
 
 def test_litter_that_is_in_use_or_not_ours_is_left_alone(prefix: Path, tmp_path: Path) -> None:

@@ -51,6 +51,14 @@ def test_a_good_save_verifies(hashed: Path) -> None:
     TensorDict.load_memmap(hashed, verify=True)
 
 
+def test_a_tied_leaf_has_its_hash(prefix: Path) -> None:
+    tied = torch.ones(3)
+    TensorDict({"a": tied, "b": tied}).memmap(prefix, checksums=True)
+    assert os.stat(prefix / "a.memmap").st_nlink == 2
+    report = verify(prefix)
+    assert (report.files, report.hashed) == (3, 3)
+
+
 def test_every_bad_file_is_reported(hashed: Path) -> None:
     damage(hashed / "a.memmap")
     damage(hashed / "n" / "i.memmap", when=time.time_ns() + 10**9)
@@ -247,6 +255,21 @@ def test_a_reader_that_stops_early_ends_the_command_quietly(tmp_path: Path) -> N
     assert process.returncode == -signal.SIGPIPE
 
 
+class Bar:
+    """What is used of a progress bar of tqdm."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.steps: list[Any] = []
+
+    def update(self, amount: int) -> None:
+        self.n += amount
+        self.steps.append(amount)
+
+    def close(self) -> None:
+        self.steps.append("closed")
+
+
 def test_progress(prefix: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     td = TensorDict({str(i): torch.zeros(1000, dtype=torch.uint8) for i in range(3)})
     steps: list[tuple[int, int]] = []
@@ -256,7 +279,11 @@ def test_progress(prefix: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     TensorDict.load_memmap(prefix, progress=lambda done, total: steps.append((done, total)))
     assert steps == [(1000, 3000), (2000, 3000), (3000, 3000)]
     td.memmap(prefix, progress=True)
-    assert "save" in capsys.readouterr().err
+    assert "save" in (bar := capsys.readouterr().err) and bar.endswith("\n")
+    bars: list[Any] = []
+    monkeypatch.setattr("td_memmap._progress.tqdm", lambda **given: bars.append(Bar()) or bars[0])
+    td.memmap(prefix, progress=True)
+    assert bars[0].steps == [1000, 1000, 1000, "closed"]
     monkeypatch.setattr("td_memmap._progress.tqdm", None)
     td.memmap(prefix, progress=True)
     assert capsys.readouterr().err.endswith("save: 2000 of 3000 bytes\rsave: 3000 of 3000 bytes\n")

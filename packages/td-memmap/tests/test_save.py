@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,10 +25,12 @@ from hypothesis import strategies as st
 
 import td_memmap
 from td_core import TensorDict, lazy_stack
+from td_core._attachments import attachments
+from td_core._buffers import as_bytes
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._params import TensorDictParams
 from td_core.errors import CodecError, FormatError, LockedError, StructureError
-from td_memmap import FileTakenError, MemoryMappedTensor, TensorDictFuture, _fs
+from td_memmap import FileTakenError, MemoryMappedTensor, TensorDictFuture, _fs, _pieces
 from td_memmap._dtypes import DTYPES
 
 ODD_KEYS = [
@@ -206,6 +209,42 @@ def test_threads(num_threads: int, prefix: Path, same: Any) -> None:
     td = TensorDict({str(i): torch.arange(i * 200_000) for i in range(6)})
     same(td.memmap(prefix, num_threads=num_threads), td)
     same(TensorDict.load_memmap(prefix, num_threads=num_threads), td)
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        torch.tensor(1 + 2j).conj(),
+        torch.arange(6.0).view(2, 3).t(),
+        torch.arange(60, dtype=torch.int8).view(3, 4, 5).permute(2, 0, 1),
+        torch.arange(3).expand(5, 3),
+        torch.arange(4, dtype=torch.int8)._neg_view(),
+    ],
+    ids=lambda leaf: str(list(leaf.shape)),
+)
+@pytest.mark.parametrize("limit", [16, 1 << 20])
+def test_what_is_not_contiguous_is_copied_in_small_pieces(
+    leaf: torch.Tensor, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pieces, "PIECE", limit)
+    found = [bytes(piece) for piece in _pieces.pieces(leaf)]
+    assert b"".join(found) == bytes(as_bytes(leaf).numpy())
+    assert max(map(len, found)) <= limit
+
+
+def test_threads_hold_few_files_open(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("td_memmap._save._WORTH_A_THREAD", 0)
+    opened, threads = [], set()
+
+    def slowly(done: int, total: int) -> None:
+        opened.append(len(os.listdir("/proc/self/fd")))
+        threads.add(threading.current_thread().name.split("_")[0])
+        time.sleep(0.002)
+
+    before = len(os.listdir("/proc/self/fd"))
+    TensorDict({str(i): torch.ones(2) for i in range(100)}).memmap(prefix, num_threads=2, progress=slowly)
+    assert max(opened) - before < 30
+    assert threads == {"td-memmap"}
 
 
 def test_return_early_gives_a_future(nest: Any, prefix: Path, same: Any) -> None:
@@ -426,13 +465,46 @@ def test_names_batch_sizes_locks_and_stacks_come_back(prefix: Path, same: Any) -
     same(TensorDict.load_memmap(prefix), empty)
 
 
+def put_other_memory(td: Any) -> None:
+    td["a"].data = torch.ones(2)
+
+
+def put_other_components(td: Any) -> None:
+    td["n", "nested"].data = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+
+
+#: How what is mapped ceases to be what is saved.
+DEPARTURES = {
+    "a name": lambda td: setattr(td, "names", ["t"]),
+    "a name below": lambda td: setattr(td["n"], "names", ["t"]),
+    "a batch size": lambda td: setattr(td, "batch_size", []),
+    "other memory": put_other_memory,
+    "other components": put_other_components,
+    "another file": lambda td: td.clone().memmap(td.saved_path),
+    "no file": lambda td: (td.saved_path / "a.memmap").unlink(),
+}
+
+
+@pytest.mark.parametrize("change", [None, *DEPARTURES])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_mapped_collection_knows_whether_its_files_hold_it(change: str | None, prefix: Path) -> None:
+    td = TensorDict({"a": torch.ones(2), "empty": torch.ones(2, 0), "n": {"b": torch.ones(2)}}, [2])
+    td["n", "nested"] = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    saved = td.memmap(prefix)
+    (attachment,) = attachments(saved)
+    if change is not None:
+        DEPARTURES[change](saved)
+    assert attachment.files(saved) == (str(prefix) if change is None else None)
+
+
 class Sub(TensorDict):
     __slots__ = ()
 
 
 def test_a_subclass_comes_back(prefix: Path) -> None:
-    Sub({"a": torch.ones(2)}).memmap(prefix)
-    assert type(TensorDict.load_memmap(prefix)) is Sub
+    for key in ("shape", "a"):  # the first makes the level one of the general form
+        Sub({key: torch.ones(2)}).memmap(prefix)
+        assert type(TensorDict.load_memmap(prefix)) is Sub
     meta = json.loads((prefix / "meta.json").read_text())
     meta["_type"], meta["_class"] = "<class 'gone.Thing'>", "gone:Thing"
     (prefix / "meta.json").write_text(json.dumps(meta))

@@ -268,6 +268,19 @@ def test_replacing_a_file_leaves_what_is_mapped_alone(mapped: MemoryMappedTensor
     assert torch.equal(kept, torch.zeros(3, 4))
     kept.fill_(2)
     assert torch.equal(new, torch.full((3, 4), 2.0))
+    longer = MemoryMappedTensor.from_tensor(
+        torch.ones(4, 4), filename=mapped.filename, existsok=True, copy_data=False
+    )
+    assert longer.tolist() == [[2.0] * 4] * 3 + [[0.0] * 4]
+
+
+def test_a_file_that_is_there_is_refused_before_another_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t").touch()
+    monkeypatch.setattr("td_memmap._fs.open_new", None)
+    with pytest.raises(FileTakenError, match="t exists; pass existsok=True to replace it"):
+        MemoryMappedTensor.from_tensor(torch.ones(2), filename=tmp_path / "t")
 
 
 def test_a_slice_can_be_written_onto_its_own_file(mapped: MemoryMappedTensor, source: Tensor) -> None:

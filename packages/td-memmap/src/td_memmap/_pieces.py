@@ -40,7 +40,7 @@ def pieces(leaf: Tensor) -> Iterable[Any]:
 def _blocks(leaf: Tensor) -> Iterator[Tensor]:
     """Split along the leading dims into parts of at most ``PIECE`` bytes."""
     nbytes = leaf.numel() * leaf.element_size()
-    if nbytes <= PIECE or leaf.ndim == 0:
+    if nbytes <= PIECE:
         yield leaf
         return
     row = nbytes // leaf.shape[0]

@@ -195,8 +195,6 @@ class _Planner:
         if type(node) is not kind.type and "_class" in meta:
             meta["_type"] = str(type(node))
             meta["_class"] = class_name(type(node))
-        if names is not None and "shape" in meta and len(meta["shape"]) > len(names):
-            meta.setdefault("_names", _longer(names, len(meta["shape"])))
         level: dict[str, Any] = {}
         below: list[_Below] = []
         size = node.batch_size
@@ -290,11 +288,7 @@ class _Planner:
             size = node.batch_size
             if nesting(values["data"].plain) != len(size) or 0 in size[1:]:
                 return False
-        if not record.entries:
-            return True
-        if not {"shape", "device", "_type"}.isdisjoint(record.entries):
-            return False
-        own = {name for name in record.meta if name not in ("_class", "_format_version")}
+        own = {"shape", "device", "_type", *record.meta} - {"_class", "_format_version"}
         if not own.isdisjoint(record.entries) or (names is not None and "_names" in record.entries):
             return False
         files = list(_names.TAKEN)

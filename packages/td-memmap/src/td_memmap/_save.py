@@ -336,9 +336,6 @@ def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: b
     """Write a leaf to its place in an anonymous file and map it."""
     if shared is None:
         return MemoryMappedTensor._on(without_elements(file.tensor.dtype, file.shape), Place(file.shape))
-    if isinstance(file.shape, Tensor):
-        # A nested tensor must start where its storage starts, so it has a file to itself.
-        return MemoryMappedTensor.from_tensor(file.tensor, copy_data=not like)
     position = start
     for piece in () if like else pieces(file.tensor):
         _fs.write_at(shared.fd, piece, position)

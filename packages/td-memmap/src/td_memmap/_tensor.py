@@ -526,7 +526,7 @@ def _look(tensor: MemoryMappedTensor) -> _Look:
 def is_there(tensor: MemoryMappedTensor) -> bool:
     """Tell whether a tensor shows the memory at its place: ``tensor.data = other`` gives it other memory."""
     place = tensor._place
-    if tensor.is_nested or (place.file is None and place.identity is None):
+    if place.file is None and place.identity is None:
         return True
     source = getattr(tensor.untyped_storage(), "source", None)
     if isinstance(source, Place):

@@ -25,10 +25,9 @@ def rebuild(meta: Mapping[str, Any], members: Mapping[str, Any]) -> Any:
     """Return what a saved view shows, by its metadata: an operation and its arguments, or an index.
 
     Raises:
-        FormatError: the source is missing, or the operation or the index is none that a view can have.
+        KeyError: the source is missing.
+        FormatError: the operation or the index is none that a view can have.
     """
-    if _names.SOURCE not in members:
-        raise FormatError(f"a saved view has its source in the directory {_names.SOURCE!r}, which is missing")
     source = members[_names.SOURCE]
     if "custom_op" not in meta:
         return source[decode_index(meta["index"], top=True)]
