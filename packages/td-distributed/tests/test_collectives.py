@@ -127,7 +127,9 @@ def test_broadcast(two: Any, name: str, src: int, parts: bool) -> None:
 
 def scatters(rank: int, name: str, src: int) -> None:
     items = [TREES[name](i) for i in range(dist.get_world_size())] if rank == src else None
-    same(TensorDict().scatter(src, items), TREES[name](rank))
+    for parts in (False, True):
+        with apart(parts):
+            same(TensorDict().scatter(src, items), TREES[name](rank))
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -135,26 +137,30 @@ def test_scatter(four: Any, name: str) -> None:
     assert four.run(scatters, name, 2) == [None] * 4
 
 
-def gathers_all(rank: int, name: str) -> None:
-    result = TREES[name](rank).all_gather()
+def gathers_all(rank: int, name: str, parts: bool) -> None:
+    with apart(parts):
+        result = TREES[name](rank).all_gather()
     assert len(result) == dist.get_world_size()
     for i, item in enumerate(result):
         same(item, TREES[name](i))
         assert item.is_locked == (name == "frozen")
 
 
+@PARTS
 @pytest.mark.parametrize("name", TREES)
-def test_all_gather(four: Any, name: str) -> None:
-    assert four.run(gathers_all, name) == [None] * 4
+def test_all_gather(four: Any, name: str, parts: bool) -> None:
+    assert four.run(gathers_all, name, parts) == [None] * 4
 
 
 def gathers(rank: int, dst: int, lazy: bool) -> Any:
     if rank != dst:
-        return nested(rank).gather_and_stack(dst)
+        with apart(lazy):
+            return nested(rank).gather_and_stack(dst)
     room = [nested(-1) for _ in range(dist.get_world_size() - 1)]
     target = TensorDict.lazy_stack(room) if lazy else TensorDict.stack(room)
     before = target["a"].data_ptr() if not lazy else target[0]["a"].data_ptr()
-    assert target.gather_and_stack(dst) is target
+    with apart(lazy):
+        assert target.gather_and_stack(dst) is target
     assert before == (target["a"].data_ptr() if not lazy else target[0]["a"].data_ptr())
     return target["a"][:, 0].tolist(), target["n", "b"][:, 0, 0].tolist()
 
@@ -487,13 +493,16 @@ def test_a_process_that_is_not_part_of_the_group_is_told(two: Any) -> None:
     assert two.run(outside, ranks=[0]) == [["ValueError: this process is not part of the group"] * 4]
 
 
-def too_few(rank: int) -> Any:
-    return caught(lambda: nested(0).scatter(0, [nested(0)] if rank == 0 else None))
+def too_few(rank: int, items: int | None) -> Any:
+    return caught(
+        lambda: nested(0).scatter(0, None if rank or items is None else [nested(0) for _ in range(items)])
+    )
 
 
-def test_scatter_needs_one_item_for_each_rank(two: Any) -> None:
-    own, other = two.run(too_few)
-    assert own == "ValueError: scatter() takes one collection for each of the 2 ranks; got 1"
+@pytest.mark.parametrize("items", [1, 3, None])
+def test_scatter_needs_one_item_for_each_rank(two: Any, items: int | None) -> None:
+    own, other = two.run(too_few, items)
+    assert own == f"ValueError: scatter() takes one collection for each of the 2 ranks; got {items}"
     assert other.endswith(f"so no rank did: {own}")
 
 
@@ -517,12 +526,20 @@ def test_the_rank_that_a_message_for_all_names_makes_no_difference(two: Any, dst
     assert two.run(remote, "nested", True, False, dst) == [None, None]
 
 
-def no_such_rank(rank: int) -> Any:
-    return caught(lambda: nested(0).init_remote(9, use_broadcast=True))
+def no_such_rank(rank: int, other: int) -> Any:
+    td = nested(0)
+    calls: list[Callable[[int], Any]] = [td.broadcast, td.scatter, td.gather_and_stack, td.reduce]
+    return [
+        *(caught(partial(call, other)) for call in calls),
+        caught(lambda: td.init_remote(other, use_broadcast=True)),
+        *(caught(partial(call, other)) for call in (td.send, td.recv, td.init_remote, td.from_remote_init)),
+    ]
 
 
-def test_a_message_for_all_names_a_rank_of_the_group(two: Any) -> None:
-    assert two.run(no_such_rank) == ["ValueError: there is no rank 9 in a group of 2"] * 2
+@pytest.mark.parametrize("other", [2, 9, -1])
+def test_a_rank_that_the_group_does_not_have_is_told(two: Any, other: int) -> None:
+    message = f"ValueError: there is no rank {other} in a group of 2"
+    assert two.run(no_such_rank, other, limit=20) == [[message] * 9] * 2
 
 
 def saves_what_arrives(rank: int) -> list[float]:
@@ -755,6 +772,23 @@ def test_parts_whose_sizes_make_no_sense_are_refused(
     monkeypatch.setattr(_wire, "PIECE", 4)
     with pytest.raises(FormatError, match=r"2 parts of \[3, 5\]"):
         _wire.parts_of(torch.tensor([2, 3, 5]).numpy().tobytes(), 8)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_both_sides_agree_on_what_comes_in_parts(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = TensorDict({"a": torch.arange(5), "b": torch.ones(1)})
+    _, size, _ = _wire.in_parts(tree, torch.device("cpu"), True)
+    monkeypatch.setattr(_wire, "APART", size + more)
+    length, size, messages = _wire.in_parts(tree, torch.device("cpu"), True)
+    assert len(messages) == (1 if more > 0 else 2)
+
+    def take(*rooms: torch.Tensor) -> None:
+        for room in rooms:
+            room.copy_(messages.pop(0))
+
+    group: Any = SimpleNamespace(bytes=lambda count: torch.empty(count, dtype=torch.uint8))
+    same(receive([MARK, length, size], 1, None, group, take), tree)
+    assert not messages
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,11 @@ TREES: dict[str, Callable[[], Any]] = {
         }
     ),
     "scalar": lambda: TensorDict({"a": torch.tensor(3)}),
+    "a long header": lambda: TensorDict({"k" * 40_000: torch.ones(3), "a": torch.ones(2)}),
+    "a long header of large leaves": lambda: TensorDict(
+        {"k" * 40_000: torch.ones(100_000), "a": torch.ones(2)}
+    ),
+    "a long header and nothing": lambda: TensorDict({"k" * 40_000: {}}),
     "conjugate": lambda: TensorDict(
         {"c": torch.tensor([1 + 2j]).conj(), "n": torch._neg_view(torch.ones(2)), "l": torch.ones(3)}
     ),

@@ -8,7 +8,7 @@ import json
 import pickle
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -305,6 +305,34 @@ def test_a_message_that_differs_in_a_key_alone_is_not_taken_for_the_known_one() 
         sent(tree().rename_key_("b", "x").consolidate(), td)
     same(td, before)
     same(sent((tree() + 1).consolidate(), td), tree() + 1)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+@pytest.mark.parametrize("part", ["header", "whole"])
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_both_sides_agree_on_what_fits_into_the_first_message(
+    part: str, more: int, consolidated: bool
+) -> None:
+    def trees() -> Iterator[Any]:
+        for size in range(_wire.FIRST - 600, _wire.FIRST):
+            if part == "header":
+                yield TensorDict({"k" * size: torch.ones(3)})
+            else:
+                leaf = torch.ones(size, dtype=torch.uint8)
+                yield from (TensorDict({"k" * length: leaf}) for length in range(1, 9))
+
+    def size(td: Any) -> int:
+        message, payload = _wire.outgoing(td, consolidated)
+        front = _wire.FRONT.size + len(message.header)
+        return front if part == "header" else front + sum(map(len, payload))
+
+    source = next(td for td in trees() if size(td) == _wire.FIRST + more)
+    source = source.consolidate() if consolidated else source
+    target = source.apply(torch.zeros_like)
+    target = target.consolidate() if consolidated else target
+    for _ in range(3):
+        same(sent(source, target), source)
+        target.zero_()
 
 
 def test_a_message_without_bytes_is_not_taken_for_the_last_one() -> None:

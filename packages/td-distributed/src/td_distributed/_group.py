@@ -83,11 +83,10 @@ class Group:
 
     def own_device(self) -> torch.device:
         """Return the accelerator for which the group has a backend of its own, else where messages have to lie."""
-        if self.group is None or isinstance(self.group, dist.ProcessGroup):
-            served = _backends(self.group)
-            for kind, backend in served.items():
-                if backend != served.get("cpu", backend):
-                    return as_device(kind)
+        served = _backends(self.group)
+        for kind, backend in served.items():
+            if backend != served.get("cpu", backend):
+                return as_device(kind)
         return self.device
 
     def bytes(self, size: int) -> Tensor:
@@ -111,8 +110,6 @@ class Group:
     def all_bytes(self, data: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Return the bytes of every rank, whose sizes are known; they travel padded to the largest."""
         largest = max(sizes)
-        if not largest:
-            return [self.bytes(0) for _ in sizes]
         every = [self.bytes(largest) for _ in sizes]
         dist.all_gather(every, self.padded(data, largest), group=self.group)
         return [each[:size] for each, size in zip(every, sizes, strict=True)]
@@ -127,8 +124,8 @@ class Group:
 
 
 def text_to_bytes(text: str) -> Tensor:
-    """Return a text as a tensor of bytes, never empty."""
-    return vector(text.encode(errors="replace") or b" ")
+    """Return a text that is not empty as a tensor of bytes."""
+    return vector(text.encode(errors="replace"))
 
 
 def bytes_to_text(data: Tensor) -> str:

@@ -383,7 +383,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[N
     # All that needs no message is done while it comes.
     target = Target(collection)
     known = target.known()
-    if known is not None and (arrival is None or known is not likely):
+    if known is not None and arrival is None:
         arrival = known.arrival(first)
     coming.wait()
     if known is not None and arrival is not None and arrival[1] == known.front():
@@ -428,10 +428,6 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[N
             sizes = [end - begin for begin, end in parts]
             _drop(peer, max(sizes, default=0), sizes)
         raise
-    if message.together and inside_first:
-        yield
-        target.deliver(message, first[stop : stop + nbytes])
-        return
     storage = target.room(message, device)
     if inside_first:
         for begin, end in parts:

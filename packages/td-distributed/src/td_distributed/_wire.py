@@ -135,8 +135,6 @@ def outgoing(collection: Any, together: bool) -> tuple[Message, list[Tensor]]:
         CodecError: a value that no registered serializer stores; names its key.
     """
     message, encoded, storage = _announced(collection, together)
-    if message.spare is not None and storage is not None:
-        return message, [storage]
     return message, _payload(message, encoded, storage)
 
 
@@ -157,7 +155,7 @@ def in_parts(collection: Any, device: torch.device, apart: bool) -> tuple[int, i
     before which the number and the sizes of the parts of the payload stand, and then each part, of which nothing large is
     copied.
     """
-    message, encoded, storage = _announced(collection, not apart or attached(collection) is not None)
+    message, encoded, storage = _announced(collection, attached(collection) is not None)
     header, nbytes = vector(message.header), message.layout.nbytes
     size = len(header) + nbytes
     if apart and size >= APART:
