@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map
 
-from td_core import TensorDict, lazy_stack
+from td_core import TensorDict, TensorDictParams, lazy_stack, set_printoptions
 from td_core.errors import StructureError
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:The PyTorch API of nested", "ignore:Sparse", "ignore:torch.quantize"
+    "ignore:The PyTorch API of nested", "ignore:Sparse", "ignore:torch.quantize", "ignore:Lazy modules"
 )
 
 MASK = torch.tensor([True, False, True, False])
@@ -103,3 +104,21 @@ def test_detach_in_place_detaches_nothing_where_one_leaf_is_a_view():
 def test_the_error_of_a_nested_leaf_is_that_of_a_structure():
     with pytest.raises(StructureError, match=r"key 'y': a nested tensor has one batch dim"):
         TensorDict({"y": nested(torch.jagged)}, [4]).unsqueeze(0)
+
+
+def test_what_a_lazy_module_has_yet_to_make_is_kept_and_shown():
+    net = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+    params = TensorDictParams(TensorDict.from_module(net))
+    buffers = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert [name for name, _ in params.named_buffers()] == buffers
+    level = params["0"]
+    assert repr(level) == "TensorDict(batch_size=[], fields={bias: f32[-1], weight: f32[-1]})"
+    with set_printoptions(compact=False):
+        assert "weight: UninitializedParameter(shape=torch.Size([-1]), device=cpu" in repr(level)
+    assert "weight: <span" in level._repr_html_()
+    with pytest.raises(ValueError, match=r"cannot compute exp: key '\w+': Attempted to use an uninitialized"):
+        level.exp()
+    net(torch.ones(2, 4))
+    assert params["0", "weight"] is net[0].weight and net[0].weight.shape == (3, 4)
+    assert repr(level) == "TensorDict(batch_size=[], fields={bias: f32[3], weight: f32[3,4]})"
+    assert [name for name, _ in params.named_buffers()] == buffers

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ._base import TensorDictBase
 from ._coerce import nest
@@ -523,7 +524,8 @@ def _converted(key: str, value: Any) -> Any:
 
 def _as_parameter(leaf: Tensor) -> Tensor:
     """Return a leaf as a parameter where it can require grad, as a buffer otherwise."""
-    if isinstance(leaf, (nn.Parameter, Buffer)):
+    # What a lazy module has yet to make is kept as it is, so that the module can.
+    if isinstance(leaf, (nn.Parameter, Buffer)) or is_lazy(leaf):
         return leaf
     if isinstance(leaf, _TORCH_BUFFER):
         buffer: Tensor = Buffer(leaf, persistent=leaf.persistent)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ._collection import Child, Core, show_path
 from ._foreach import PLAIN
@@ -20,13 +21,15 @@ from .typing import NO_DEFAULT, NestedKey
 def shown_shape(tensor: Tensor) -> tuple[Any, ...]:
     """Return the shape of a tensor for messages; -1 stands for a ragged dim of a nested one of strided layout.
 
+    A parameter or buffer of a lazy module, which has no shape yet, shows as one dim of -1.
+
     >>> shown_shape(torch.zeros(2, 3))
     (2, 3)
     """
     try:
         return tuple(tensor.shape)
     except RuntimeError:
-        return tuple(_size(tensor, dim) for dim in range(tensor.dim()))
+        return (-1,) if is_lazy(tensor) else tuple(_size(tensor, dim) for dim in range(tensor.dim()))
 
 
 def _size(tensor: Tensor, dim: int) -> int:

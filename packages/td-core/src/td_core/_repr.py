@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ._collection import Core, dense
 from ._pytree import leaves_below
@@ -25,7 +26,10 @@ ABSENT = "None"
 
 
 class Ragged(NamedTuple):
-    """What is known of an entry of a lazy stack without stacking it; -1 stands for a dim that differs."""
+    """What is known of an entry of a lazy stack without stacking it; -1 stands for a dim that differs.
+
+    The same is known of what a lazy module has yet to make.
+    """
 
     shape: tuple[Any, ...]
     dtype: torch.dtype | None
@@ -79,7 +83,9 @@ class Printing(Core):
 
 def _entry(key: str, child: Any) -> Shown:
     # Anything may stand where a leaf stood: torch's pytrees put there what a function gave.
-    return Shown(key, child if isinstance(child, (Tensor, Core)) else type(child).__name__)
+    if isinstance(child, Tensor):
+        return Shown(key, _described(child) if is_lazy(child) else child)
+    return Shown(key, child if isinstance(child, Core) else type(child).__name__)
 
 
 def _stacked_entry(node: Any, key: str, stacked: Any) -> Shown:
@@ -110,6 +116,10 @@ def _known(member: Any, key: str, leaf: Tensor) -> Ragged:
     if stacked is not None:
         known: Ragged = _stacked_entry(member, key, stacked).entry
         return known
+    return _described(leaf)
+
+
+def _described(leaf: Tensor) -> Ragged:
     return Ragged(shown_shape(leaf), leaf.dtype, leaf.device, type(leaf).__name__, str(leaf.device))
 
 
@@ -424,4 +434,4 @@ def _bytes(node: Any) -> int:
 def _leaves(root: Any) -> list[Tensor]:
     """Return the leaves; none where anything else stands in the place of one."""
     leaves = leaves_below([root])
-    return leaves if all(isinstance(leaf, Tensor) for leaf in leaves) else []
+    return leaves if all(isinstance(leaf, Tensor) and not is_lazy(leaf) for leaf in leaves) else []
