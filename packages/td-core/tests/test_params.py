@@ -434,3 +434,25 @@ def test_a_module_says_what_a_state_dict_lacks():
     with pytest.raises(RuntimeError, match='Missing key.*"p.w"'):
         module.load_state_dict(state)
     assert module.load_state_dict(state, strict=False).missing_keys == ["p.w"]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda td: td.replace(x=torch.ones(2)),
+        lambda td: td.split_keys(["x"])[1],
+        lambda td: td.unflatten_keys("."),
+        lambda td: td.select("p"),
+    ],
+)
+def test_what_leaves_the_leaves_alone_leaves_parameters_below_in_their_module(operation):
+    td = TensorDict({"x": torch.zeros(2), "p": TensorDictParams(TensorDict({"w": torch.zeros(2)}))})
+    found = operation(td)["p"]
+    assert type(found) is TensorDictParams and found["w"] is td["p", "w"]
+
+
+def test_replaced_parameters_are_parameters():
+    params = TensorDictParams(TensorDict({"w": torch.zeros(2), "n": {"b": torch.zeros(2)}}))
+    found = params.replace({("n", "b"): torch.ones(2)}, c=torch.ones(3))
+    assert [name for name, _ in found.named_parameters()] == ["w", "n.b", "c"]
+    assert found["w"] is params["w"] and "c" not in params and not params["n", "b"].any()

@@ -11,7 +11,6 @@ from .._collection import Child, Core, dense
 from .._keys import join_key
 from .._views import IsLeaf
 from ..errors import KeyTakenError
-from .key_trees import shallow
 
 
 def flat_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str, Child]:
@@ -73,7 +72,7 @@ def nested_entries(root: Core, separator: str, *, own: bool) -> dict[str, Child]
     levels: list[tuple[dict[str, Child], str, dict[str, Child], Core | None]] = []
     for key, child in dict(root._children()).items():
         if own and not isinstance(child, Tensor) and not child._opaque:
-            child = shallow(child)
+            child = child._shallow()
         if separator not in key:
             if key not in top:
                 top[key] = child

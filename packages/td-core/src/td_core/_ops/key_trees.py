@@ -67,24 +67,6 @@ def build(rows: list[Row], make: Callable[[Core, dict[str, Child]], Any] = _leve
     return built
 
 
-def shallow(root: Core) -> Any:
-    """Return a copy of every level; leaves are shared."""
-    stacked = root._stacked()
-    if stacked is not None:
-        return root._like([shallow(member) for member in stacked[0]])
-    top = dict(root._children())
-    rows: list[Row] = [(root, top, None, "")]
-    for _, entries, _, _ in rows:
-        for key, child in entries.items():
-            if isinstance(child, Tensor) or child._opaque:
-                continue
-            if child._stacked() is not None:
-                entries[key] = shallow(child)
-            else:
-                rows.append((child, dict(child._children()), entries, key))
-    return build(rows)
-
-
 def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = False) -> Any:
     """Return a copy of ``root`` with the entries of ``tree`` only."""
     found = root._stacked()

@@ -25,7 +25,7 @@ from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .batch_size import as_batch_size
 from .flattening import flat_entries, nested_entries
-from .key_trees import Asked, KeyTree, Row, build, key_tree, restrict, shallow
+from .key_trees import Asked, KeyTree, Row, build, key_tree, restrict
 from .update import Updating
 
 SelfT = TypeVar("SelfT", bound="Structure")
@@ -165,7 +165,7 @@ class Structure(Updating):
             rest = self
         else:
             # Levels are not shared, so that to change a result changes nothing else.
-            parts, rest = list(map(shallow, parts)), shallow(rest)
+            parts, rest = [part._shallow() for part in parts], rest._shallow()
         if reproduce_struct:
             parts = [shell.update(part) for shell, part in zip(shells, parts, strict=True)]
         return (*parts, rest)
@@ -402,8 +402,8 @@ class Structure(Updating):
                 entry = self._get_path(old)
                 if new in entries:
                     raise KeyTakenError(f"cannot rename: two entries would have one key in {dict(mapping)!r}")
-                entries[new] = entry if isinstance(entry, Tensor) or entry._opaque else shallow(entry)
-        result = shallow(_without(self, key_tree([old for old, _ in moves], longest=False), prune=True))
+                entries[new] = entry if isinstance(entry, Tensor) or entry._opaque else entry._shallow()
+        result = _without(self, key_tree([old for old, _ in moves], longest=False), prune=True)._shallow()
         for new, entry in entries.items():
             if new in result.keys(True):
                 raise KeyTakenError(f"cannot rename: there is an entry {show_path(new)} already")

@@ -22,7 +22,7 @@ from ..errors import StructureError
 from ..typing import NestedKey
 from .entries import NOT_GIVEN, Entries
 from .indexed_write import IndexedWrite, is_basic, settle
-from .key_trees import only, shallow, wanted_tree
+from .key_trees import only, wanted_tree
 from .leaf_writes import copied_whole, refuse_grad, scattered_whole
 from .member_writes import member_parts
 from .operands import write_leaves
@@ -299,7 +299,7 @@ class Updating(Entries):
             return self
         if source is None:
             source, kwargs = kwargs, {}
-        return shallow(self).update(source, **kwargs)  # type: ignore[no-any-return]
+        return self._shallow().update(source, **kwargs)  # type: ignore[no-any-return]
 
     def fill_(self: SelfT, key: NestedKey, value: float | bool) -> SelfT:
         """Fill an entry, or all leaves of a sub-collection, with one number, in place.
