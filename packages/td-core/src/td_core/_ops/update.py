@@ -299,7 +299,7 @@ class Updating(Entries):
             return self
         if source is None:
             source, kwargs = kwargs, {}
-        return self._shallow().update(source, **kwargs)  # type: ignore[no-any-return]
+        return self._shallow().update(source, **kwargs)
 
     def fill_(self: SelfT, key: NestedKey, value: float | bool) -> SelfT:
         """Fill an entry, or all leaves of a sub-collection, with one number, in place.
