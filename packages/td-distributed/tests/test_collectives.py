@@ -23,6 +23,7 @@ from td_core.errors import FormatError, StructureError
 from td_distributed import _file, _storage, _wire
 from td_distributed._collectives import Parcel, receive, unpack
 from td_distributed._group import FAILED, MARK, Group, text_to_bytes
+from td_distributed._p2p import Peer
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -574,6 +575,33 @@ def test_a_receiver_refuses_more_than_its_limit_and_both_sides_raise(two: Any, u
     assert sender.startswith("StructureError: the receiver refused 4")
     assert receiver.startswith("FormatError: rank 0 announced 4") and "limit= allows 1000" in receiver
     assert two.run(remote, "nested", use_broadcast, False) == [None, None]
+
+
+def announces(rank: int, length: int, size: int) -> Any:
+    """Announce to a receiver what makes no sense, and return what it answers."""
+    if rank == 1:
+        return caught(lambda: TensorDict.from_remote_init(0))
+    peer, among = Peer(1, None, None, iter(range(9))), Group(None)
+    peer.send(among.numbers(MARK, length, size))
+    return None if length == FAILED else peer.recv(among.numbers(7)).item()
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "message"),
+    [
+        *(
+            (length, size, f"rank 0 announced {size} bytes, limit= allows {1 << 36} of this rank")
+            for length, size in ((9, 8), (0, 8), (-7, 8), ((1 << 28) + 1, 1 << 30), (8, (1 << 36) + 1))
+        ),
+        *(
+            (FAILED, size, f"rank 0 announced {size} bytes, {FAILED} of them a header")
+            for size in (0, -8, 1 << 45)
+        ),
+    ],
+)
+def test_a_receiver_refuses_what_makes_no_sense(two: Any, length: int, size: int, message: str) -> None:
+    answer = None if length == FAILED else 0
+    assert two.run(announces, length, size, limit=20) == [answer, f"FormatError: {message}"]
 
 
 def in_a_group(rank: int) -> Any:

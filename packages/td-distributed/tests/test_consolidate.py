@@ -104,7 +104,7 @@ TREES: dict[str, Callable[[], Any]] = {
             "b": torch.ones(3),
         }
     ),
-    "jagged with lengths": lambda: TensorDict({"n": with_lengths()}, [2]),
+    "jagged with lengths": lambda: TensorDict({"n": with_lengths(), "m": jagged()}, [2]),
     "dtypes": lambda: TensorDict({str(d): torch.ones(3).to(d) for d in DTYPES}),
     "empty": lambda: TensorDict(
         {"e": {"f": {}}, "z": torch.zeros(0, 3), "y": torch.zeros(2, 0, dtype=torch.int8)}

@@ -7,6 +7,7 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from td_core import TensorDict, encode
+from td_core.errors import FormatError
 from td_distributed import _group, _mapped, _p2p, _remote, _wire
 
 HAS_MEMMAP = importlib.util.find_spec("td_memmap") is not None
@@ -210,7 +212,7 @@ def test_a_process_that_has_nothing_gets_the_bytes_otherwise(two: Any, root: Any
     assert two.run(initialises, "nested", str(tmp_path / "save"), root) == [None, False]
 
 
-def names_to_nothing(rank: int, path: Any, root: Any, asks: bool) -> Any:
+def names_to_nothing(rank: int, path: Any, root: Any, announced: int | None) -> Any:
     """Name a path as a hostile peer might; return what the receiver says."""
     if rank == 0:
         link = _remote._Link(None, 1, False, 0)
@@ -219,8 +221,8 @@ def names_to_nothing(rank: int, path: Any, root: Any, asks: bool) -> Any:
         length = int(link.recv(link.group.numbers(0)).item())
         if length:
             link.recv(link.group.bytes(length))
-        link.send(link.group.numbers(_mapped.ASKS, len(header) if asks else 1 << 40, 0))
-        if asks:
+        link.send(link.group.numbers(_mapped.ASKS, len(header) if announced is None else announced, 0))
+        if announced is None:
             link.send(torch.frombuffer(bytearray(header), dtype=torch.uint8))
         return None
     try:
@@ -230,24 +232,34 @@ def names_to_nothing(rank: int, path: Any, root: Any, asks: bool) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("path", "rooted", "asks", "message"),
+    ("path", "rooted", "announced", "message"),
     [
         (
             "../outside",
             True,
-            True,
+            None,
             "FormatError: the message names files at '../outside', outside of the root",
         ),
-        ("/etc", True, True, "FormatError: the message names files at '/etc', outside of the root"),
-        (None, True, True, "which is no path"),
-        ("save", False, True, "but this process gave no root= to look below"),
-        ("save", True, False, f"FormatError: rank 0 announced a path of {1 << 40} bytes"),
+        ("/etc", True, None, "FormatError: the message names files at '/etc', outside of the root"),
+        (None, True, None, "which is no path"),
+        ("save", False, None, "but this process gave no root= to look below"),
+        *(
+            ("save", True, length, f"FormatError: rank 0 announced a path of {length} bytes")
+            for length in (1 << 40, (1 << 16) + 1, 0, -1)
+        ),
     ],
 )
 def test_a_process_that_has_nothing_looks_nowhere_else(
-    two: Any, path: Any, rooted: bool, asks: bool, message: str, tmp_path: Path
+    two: Any, path: Any, rooted: bool, announced: int | None, message: str, tmp_path: Path
 ) -> None:
-    assert message in two.run(names_to_nothing, path, str(tmp_path) if rooted else None, asks)[1]
+    assert message in two.run(names_to_nothing, path, str(tmp_path) if rooted else None, announced)[1]
+
+
+@pytest.mark.parametrize("length", [-1, (1 << 16) + 1, 1 << 62])
+def test_a_root_of_an_impossible_length_is_refused(length: int) -> None:
+    peer = SimpleNamespace(device=lambda: torch.device("cpu"), recv=lambda room: room.fill_(length))
+    with pytest.raises(FormatError, match=f"the peer answered with a root of {length} bytes"):
+        _mapped.header_for("save", peer)
 
 
 def test_there_is_no_root_for_a_message_to_all() -> None:

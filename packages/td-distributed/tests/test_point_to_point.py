@@ -192,9 +192,29 @@ def test_every_kind_arrives(two: Any, name: str, consolidated: bool) -> None:
     assert two.run(exchange, name, {"consolidated": consolidated}, False) == [None, None]
 
 
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("name", ["nested", "lazy"])
-def test_the_handles_of_isend_and_irecv_finish_the_exchange(two: Any, name: str) -> None:
-    assert two.run(exchange, name, {}, True) == [None, None]
+def test_the_handles_of_isend_and_irecv_finish_the_exchange(
+    two: Any, name: str, wire: str, consolidated: bool
+) -> None:
+    assert two.run(exchange, name, {"wire": wire, "consolidated": consolidated}, True) == [None, None]
+
+
+def at_once(rank: int, wire: str) -> Any:
+    tree = TREES["nested"]()
+    if rank == 0:
+        return tree.isend(1, init_tag=4, wire=wire), tree.isend(1, init_tag=4, wire=wire)
+    target, other = blank(tree), blank(tree)
+    result = target.irecv(0, init_tag=4, wire=wire), other.recv(0, init_tag=4, wire=wire)
+    same(target, tree)
+    same(other, tree)
+    return result
+
+
+@pytest.mark.parametrize(("wire", "last"), [("td", 4), ("reference", 6)])
+def test_isend_and_irecv_may_wait_themselves(two: Any, wire: str, last: int) -> None:
+    assert two.run(at_once, wire, limit=20) == [(last, last), (None, last)]
 
 
 def dropped(rank: int, size: int) -> None:

@@ -367,6 +367,20 @@ def test_what_cannot_be_received_is_taken_off_the_wire_nevertheless() -> None:
     assert not loop.messages
 
 
+@pytest.mark.parametrize("less", [0, 8])
+def test_a_message_that_contradicts_its_header_is_refused(less: int) -> None:
+    td, loop = tree(), Loop()
+    message, (storage,) = _wire.outgoing((tree() + 1).consolidate(), True)
+    payload = [storage[less:]] if less else [storage[:8], storage[8:]]
+    for each in _wire.packed(MARK, message.header, payload):
+        loop.send([each], 0, 0)
+    with pytest.raises(
+        FormatError, match=rf"announced {len(payload)} parts of {len(storage) - less} bytes, its"
+    ):
+        td.recv(group=loop, group_src=0)
+    same(td, tree())
+
+
 def stacked_along(dim: int) -> Any:
     return TensorDict.lazy_stack([TensorDict({"a": torch.full((3,), float(i))}, [3]) for i in range(3)], dim)
 

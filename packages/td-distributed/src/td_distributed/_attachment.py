@@ -100,10 +100,8 @@ def _parts(node: Any) -> tuple[Any, Iterable[str], Collection[Any]]:
         held = node._children()
         return (node.batch_size, node.device, node._names, node._locked), held, held.values()
     record = KINDS.of(node).flatten(node)
-    if record.members or record.values:
-        children = [*record.entries.values(), *record.members.values()]
-        return record.meta, [*record.entries, *record.members, *record.values], children
-    return record.meta, record.entries, record.entries.values()
+    children = [*record.entries.values(), *record.members.values()]
+    return record.meta, [*record.entries, *record.members, *record.values], children
 
 
 class Consolidated(Attachment):

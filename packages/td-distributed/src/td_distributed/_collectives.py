@@ -222,9 +222,7 @@ def all_gather(self: Any, *, group: dist.ProcessGroup | None = None) -> list[Any
     parcel = Parcel(lambda: self, among.device)
     fronts = among.all_numbers("all_gather", *parcel.front)
     every = among.all_bytes(parcel.data, [size for _, size in fronts])
-    if parcel.error is not None:
-        raise parcel.error
-    _refuse_failed(fronts, every)
+    _refuse_failed(fronts, every, parcel)
     return [unpack(front, data, rank) for rank, (front, data) in enumerate(zip(fronts, every, strict=True))]
 
 
@@ -260,9 +258,7 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
     fronts = among.all_numbers(f"gather_and_stack to {dst}", *(parcel.front if parcel else (0, 0)))
     if any(length == FAILED for length, _ in fronts):
         every = among.all_bytes(parcel.data if parcel else among.bytes(0), [size for _, size in fronts])
-        if parcel is not None and parcel.error is not None:
-            raise parcel.error
-        _refuse_failed(fronts, every)
+        _refuse_failed(fronts, every, parcel)
     largest = max(size for _, size in fronts)
     mine = among.padded(parcel.data if parcel else among.bytes(0), largest)
     room = [among.bytes(largest) for _ in fronts] if receives else None
@@ -278,7 +274,9 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
     return self
 
 
-def _refuse_failed(fronts: list[list[int]], every: list[Tensor]) -> None:
+def _refuse_failed(fronts: list[list[int]], every: list[Tensor], own: Parcel | None) -> None:
+    if own is not None and own.error is not None:
+        raise own.error
     for rank, (length, _) in enumerate(fronts):
         if length == FAILED:
             raise failed(rank, every[rank])
