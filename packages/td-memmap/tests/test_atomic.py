@@ -10,6 +10,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -29,6 +30,7 @@ from td_memmap import (
     MemoryMappedTensor,
     _commit,
     _fs,
+    _names,
     _owned,
     append_memmap,
     inspect,
@@ -496,6 +498,30 @@ def test_killed_in_place_it_leaves_no_save_and_the_next_one_cleans_up(
         if not unfinished:
             break
     assert n > 30
+
+
+def test_killed_while_it_cleans_up_in_place_the_next_one_goes_on(
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(1, more=True).memmap(unfinished := tmp_path / "unfinished")
+    files = [file.relative_to(unfinished).parts for file in unfinished.rglob("*.*")]
+    put_foreign(unfinished)
+    (unfinished / "meta.json").unlink()
+    (unfinished / "%saving").write_bytes(_names.listing(files))
+    make(2).memmap(prefix)
+    put_foreign(prefix)
+    wanted = sorted(prefix.rglob("*"))
+    monkeypatch.setattr(_fs, "is_mount", lambda path: True)
+    for n in range(1000):
+        shutil.rmtree(prefix)
+        shutil.copytree(unfinished, prefix)
+        assert killed(n, lambda: make(2).memmap(prefix))
+        list_of_new = (prefix / "%saving").exists() and b"%meta.json" in (prefix / "%saving").read_bytes()
+        make(2).memmap(prefix)
+        assert sorted(prefix.rglob("*")) == wanted, f"killed at call {n}"
+        if list_of_new:
+            break
+    assert n > 20
 
 
 def test_of_two_writers_in_place_the_second_is_refused(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,6 +188,7 @@ class Staging:
         unfinished.files.discard((_names.SAVING,))
         for path in unfinished.files:
             self.tree.remove_path(path)
+        self.tree.remove_empty(unfinished.directories)
         self.tree.remove((), _names.SAVING)
         self._files = {*files, (_names.UNFINISHED_META,)}
         self.tree.write((), _names.SAVING, _names.listing(self._files))
@@ -335,8 +336,7 @@ class Staging:
         with contextlib.suppress(PermissionError):
             for path in (*mine.files.difference(last), *sorted(last, key=len, reverse=True)):
                 old.remove_path(path)
-            for parts in sorted(mine.directories - {()}, key=len, reverse=True):
-                old.remove_directory(parts)
+            old.remove_empty(mine.directories)
         if not self._parent.remove_directory((doomed if clean else name,)) and clean:
             # Somebody put a file there meanwhile.
             _fs.rename(parent, doomed, parent, name)
@@ -372,8 +372,7 @@ class Staging:
         if self.in_place:
             for path in self._files:
                 self.tree.remove_path(path)
-            for parts in sorted(self._directories, key=len, reverse=True):
-                self.tree.remove_directory(parts)
+            self.tree.remove_empty(self._directories)
             self.tree.remove((), _names.SAVING)
         elif not here:
             # Else it was interrupted just when the directory had taken its place.

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -435,6 +435,11 @@ class Tree:
             raise
         return True
 
+    def remove_empty(self, places: Iterable[Parts]) -> None:
+        """Remove those of the directories below that are empty, or hold only such."""
+        for parts in sorted(filter(None, places), key=len, reverse=True):
+            self.remove_directory(parts)
+
     def remove_all(self) -> None:
         """Remove everything that is in the tree, all of which is known to be ours."""
         todo: list[Parts] = [()]
@@ -447,8 +452,7 @@ class Tree:
                     todo.append((*place, name))
                 else:
                     self.remove(place, name)
-        for place in reversed(seen[1:]):
-            self.remove_directory(place)
+        self.remove_empty(seen)
 
     def sync(self, parts: Parts = ()) -> None:
         """Make the names in a directory durable."""
