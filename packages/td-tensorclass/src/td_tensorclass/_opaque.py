@@ -195,7 +195,7 @@ class ValueNode(OpaqueNode):
             raise differing(self, other, ())
         size = self._batch_size
         same = [equal_values(a, b) for a, b in zip(self._values_for(size), other._values_for(size))]
-        equal = torch.tensor(same, dtype=torch.bool, device=self._device).view(size)
+        equal = torch.tensor(same, dtype=torch.bool, device=self._device or "cpu").view(size)
         return equal if single is torch.eq else ~equal
 
     def _with_children(

@@ -61,7 +61,7 @@ def combine(
             levels = node._collect_both(other, leaves, operand, foreign)
         else:
             if isinstance(other, np.ndarray):
-                other = torch.as_tensor(other)
+                other = _beside(node, other)
             elif not isinstance(other, Tensor):
                 return NotImplemented
             if other.ndim and other.shape != node.batch_size:
@@ -106,7 +106,7 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
         return other
     operand: list[Tensor] = []
     if isinstance(other, np.ndarray):
-        other = torch.as_tensor(other)
+        other = _beside(node, other)
     is_tensor = isinstance(other, Tensor)
     if not is_tensor and not isinstance(other, Core):
         return NotImplemented
@@ -265,6 +265,14 @@ def checked(result: Any, name: str, other: Any) -> Any:
             f"{name}() takes a number, a tensor or a collection; got {type(other).__name__}: {other!r}"
         )
     return result
+
+
+def _beside(node: Any, array: np.ndarray[Any, Any]) -> Tensor:
+    """Return an array as a tensor where a collection is, whatever torch's default device is."""
+    device = node.device
+    if device is None:
+        device = next((leaf.device for leaf in node._leaves()), None)
+    return torch.as_tensor(array, device=device)
 
 
 def _broadcast(name: str, shape: torch.Size, size: torch.Size) -> tuple[int, ...]:
