@@ -847,6 +847,26 @@ def test_litter_of_a_change_of_a_live_save_is_removed(change: Any, call: str, pr
     assert TensorDict.load_memmap(prefix)["n", "value"] == "old"
 
 
+@pytest.mark.parametrize("call", ["write", "rename"])
+def test_a_change_of_a_live_save_that_fails_leaves_it_as_it_was(call: str, prefix: Path) -> None:
+    pytest.importorskip("td_tensorclass")
+    td = make(1)
+    td["n", "value"] = "old"
+    td = td.memmap(prefix)
+    files = sorted(prefix.rglob("*"))
+
+    def fail(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
+        if name == call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        watch(patch, fail)
+        with pytest.raises(OSError, match="No space left"):
+            td["n"].set_("value", "new")
+    assert sorted(prefix.rglob("*")) == files
+    assert TensorDict.load_memmap(prefix)["n", "value"] == "old"
+
+
 def test_saves_do_not_look_at_all_their_siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
@@ -1232,17 +1252,23 @@ def test_a_fork_in_the_middle_of_a_save_keeps_nobody_out(prefix: Path) -> None:
     make(1, more=True).memmap(prefix)
     ready, go = os.pipe()
     forked: list[int] = []
+    waiting: list[Any] = []
 
     def see(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
         if name == "renameat2" and not forked:
             # It has the lock file open, and lives on until the pipe is closed.
             forked.append(start(lambda: (os.close(go), os.read(ready, 1))))
+            waiting.append(pool.submit(lambda: make(3, more=True).memmap(prefix)))
+            time.sleep(0.2)  # until it waits for the lock
 
-    with pytest.MonkeyPatch.context() as patch:
-        watch(patch, see)
-        make(2).memmap(prefix)
-    make(3, more=True).memmap(prefix)
-    os.close(go)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                watch(patch, see)
+                make(2).memmap(prefix)
+            waiting[0].result(timeout=60)
+        finally:
+            os.close(go)
     assert os.waitpid(forked[0], 0)[1] == 0
     os.close(ready)
     assert content(prefix) == 3

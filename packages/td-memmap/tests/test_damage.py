@@ -291,10 +291,11 @@ FILES = {
 @pytest.mark.parametrize("mode", [None, "r", "r+"])
 def test_wrong_files(damage: Any, message: str, mode: str | None, save: Path) -> None:
     damage(save)
-    before = snapshot(save.parent)
+    before, files = snapshot(save.parent), os.listdir("/proc/self/fd")
     with pytest.raises(FormatError, match=message):
         TensorDict.load_memmap(save, mode=mode)
     assert snapshot(save.parent) == before
+    assert os.listdir("/proc/self/fd") == files
 
 
 @pytest.mark.parametrize("offsets", [[-1, 2, 3], [1, 2, 4], [0, 3, 2], [0, -1, 3], [0, 2, 1 << 62]])

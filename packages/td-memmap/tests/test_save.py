@@ -421,8 +421,9 @@ def test_leaves_are_tied_across_more_directories_than_are_held_open(
     prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_fs, "_OPEN_DIRECTORIES", 3)
-    tied = torch.arange(3)
+    tied, files = torch.arange(3), os.listdir("/proc/self/fd")
     TensorDict({str(i): {"a": tied} for i in range(9)}).memmap(prefix)
+    assert os.listdir("/proc/self/fd") == files
     assert (prefix / "0" / "a.memmap").stat().st_nlink == 9
     assert all((leaf == tied).all() for leaf in TensorDict.load_memmap(prefix)._leaves())
 

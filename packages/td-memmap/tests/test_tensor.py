@@ -357,8 +357,10 @@ def test_a_file_is_never_extended(mapped: MemoryMappedTensor) -> None:
 
 def test_special_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
+    files = os.listdir("/proc/self/fd")
     with pytest.raises(FormatError, match="pipe: it is not a regular file"):
         MemoryMappedTensor.from_filename(tmp_path / "pipe", torch.float32, (4,))
+    assert os.listdir("/proc/self/fd") == files
 
 
 REFUSED = {

@@ -252,7 +252,6 @@ class Staging:
                 raise
             return False  # where a name cannot be asked for and taken in one step, somebody was faster
         self._finished = True
-        self.tree.path = self.prefix
         if self._durable:
             self._parent.sync()
         return True
@@ -274,7 +273,6 @@ class Staging:
         self._finished = True
         if self.previous is not None:
             _fs.follow(self.previous.root, self.tree.root)
-        self.tree.path = self.prefix
         if self._durable:
             self._parent.sync()
         if replaced:
