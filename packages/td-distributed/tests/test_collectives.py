@@ -24,6 +24,7 @@ from td_distributed import _file, _storage, _wire
 from td_distributed._collectives import Parcel, receive, unpack
 from td_distributed._group import FAILED, MARK, Group, text_to_bytes
 from td_distributed._p2p import Peer
+from td_distributed._reduce import _buckets
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -273,6 +274,26 @@ def test_large_leaves_are_reduced_beside_small_ones(two: Any) -> None:
     assert kept == [[1.0], [2.0], [2.0], [1.0]]
 
 
+@pytest.mark.parametrize(
+    ("limit", "found"),
+    [
+        (0, [[0], [1], [4], [2], [3], [5]]),
+        (8, [[0, 1], [4], [2], [3], [5]]),
+        (12, [[4], [0, 1, 2], [3], [5]]),
+        (15, [[4], [0, 1, 2], [3], [5]]),
+        (16, [[4], [0, 1, 2], [3, 5]]),
+        (None, [[4], [0, 1, 2], [3, 5]]),
+    ],
+)
+def test_leaves_of_one_dtype_fill_buckets(limit: int | None, found: list[list[int]]) -> None:
+    leaves = [
+        torch.ones(1), torch.ones(1), torch.ones(1), torch.ones(1, dtype=torch.int64), torch.ones(1 << 18),
+        torch.ones(1, dtype=torch.int64),
+    ]  # fmt: skip
+    places = {id(leaf): i for i, leaf in enumerate(leaves)}
+    assert [[places[id(leaf)] for leaf in bucket] for bucket in _buckets(leaves, limit)] == found
+
+
 def order(rank: int) -> Any:
     pairs = {"x": torch.ones(2), "y": torch.full((2,), 10.0)}
     tree = TensorDict(dict(reversed(pairs.items())) if rank else pairs)
@@ -444,6 +465,18 @@ def test_what_cannot_be_sent_raises_on_every_rank(two: Any, what: str, call: str
     assert other.startswith("StructureError: rank 1 could not take part, so no rank did: ")
     assert "key 'x'" in own and other.endswith(own)
     assert (own == other) == (call == "all_reduce")
+
+
+def reduces_expanded(rank: int) -> str:
+    bad = TensorDict({"x": torch.zeros(1).expand(3)})
+    return caught((bad if rank else TensorDict({"x": torch.zeros(3)})).all_reduce)
+
+
+def test_an_expanded_leaf_is_not_reduced(two: Any) -> None:
+    message = "rank 1 could not take part, so no rank did: key 'x' is expanded, so its elements share memory"
+    assert [found[: len(message) + 16] for found in two.run(reduces_expanded)] == [
+        f"StructureError: {message}"
+    ] * 2
 
 
 def cannot_read(rank: int, call: str, parts: bool) -> str:

@@ -9,6 +9,7 @@ import pickle
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -381,6 +382,71 @@ def test_a_message_that_contradicts_its_header_is_refused(less: int) -> None:
     same(td, tree())
 
 
+#: Ways to lay out one structure; leaves, or the whole, lie elsewhere in each.
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "storage": lambda td: td.consolidate(),
+    "with its structure": lambda td: td.consolidate(metadata=True),
+    "another order": lambda td: TensorDict(dict(reversed(td.items())), td.batch_size).consolidate(),
+    "tensors": lambda td: td,
+}
+
+
+@pytest.mark.parametrize("size", [5, 50_000])
+@pytest.mark.parametrize("held", ["storage", "with its structure"])
+def test_one_structure_laid_out_in_several_ways_arrives(held: str, size: int) -> None:
+    def make(first: int) -> Any:
+        return TensorDict({key: torch.arange(first + i, first + i + size) for i, key in enumerate("abc")})
+
+    target = LAYOUTS[held](make(0))
+    for step, (one, other) in enumerate(product(LAYOUTS, repeat=2)):
+        for i, layout in enumerate((one, one, one, other, one)):
+            source = make(10 * step + i)
+            same(sent(LAYOUTS[layout](source), target), source)
+
+
+def rows(*lengths: int) -> torch.Tensor:
+    parts = [torch.full((length, 2), float(length)) for length in lengths]
+    return torch.nested.nested_tensor(parts, layout=torch.jagged)
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ({"a": rows(2, 2), "b": torch.zeros(3)}, "the rows of key 'a' have other lengths in the message"),
+        (
+            {"a": rows(1, 3), "b": torch.zeros(1).expand(3)},
+            "key 'b' is expanded, so its elements share memory",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_told_before_anything_is(
+    held: dict[str, torch.Tensor], message: str, consolidated: bool
+) -> None:
+    td = TensorDict(held)
+    source = TensorDict({"a": rows(1, 3), "b": torch.ones(3)})
+    with pytest.raises(StructureError, match=f"cannot receive: {message}"):
+        sent(source.consolidate() if consolidated else source, td)
+    assert not td["b"].any() and td["a"].values().sum() == sum(each.sum() for each in held["a"].unbind())
+
+
+@pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_values_arrive(consolidated: bool) -> None:
+    from td_tensorclass import NonTensorStack
+
+    def values(word: str) -> Any:
+        stack = NonTensorStack(word, (word, 1))
+        td = TensorDict({"s": word, "a": torch.ones(2), "n": {"l": stack, "d": (word, 2)}}, [2])
+        return td.consolidate() if consolidated else td
+
+    target = values("old")
+    for word in ("new", "newer"):
+        found = sent(values(word), target)
+        assert found["s"] == word and found["n", "d"] == (word, 2)
+        assert found["n"].get("l").tolist() == [word, (word, 1)]
+
+
 def stacked_along(dim: int) -> Any:
     return TensorDict.lazy_stack([TensorDict({"a": torch.full((3,), float(i))}, [3]) for i in range(3)], dim)
 
@@ -433,7 +499,9 @@ def large() -> Any:
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
-def test_large_leaves_arrive_in_pieces(small_pieces: list[int], consolidated: bool) -> None:
+def test_large_leaves_arrive_in_pieces(
+    small_pieces: list[int], consolidated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for source in (large(), large().consolidate()):
         loop, target = Loop(), emptied(large())
         source.send(group=loop, group_dst=0, consolidated=consolidated)
@@ -441,11 +509,12 @@ def test_large_leaves_arrive_in_pieces(small_pieces: list[int], consolidated: bo
         target.recv(group=loop, group_src=0)
         same(target, source)
         assert not loop.messages
+        monkeypatch.setattr(_wire, "APART", 0)
         parcel = Parcel(lambda source=source: source, torch.device("cpu"), apart=True)
-        message = _wire.incoming(bytes(parcel.data.tolist())) if parcel.parts else None
-        assert message is None or [stop - start for start, stop in message.parts()] == [
-            *map(len, parcel.parts)
-        ]
+        sizes, header = _wire.parts_of(bytes(parcel.data.tolist()), parcel.front[1])
+        parts = _wire.incoming(header).parts()
+        assert [stop - start for start, stop in parts] == sizes == [*map(len, parcel.parts)]
+        assert len(sizes) > 2 and max(sizes) <= 40_000
 
 
 @pytest.mark.parametrize("consolidated", [False, True])

@@ -122,7 +122,6 @@ class Target:
         if (
             self.taken is not None
             and self.taken.layout is not None
-            and not message.values
             and len(storage) == layout.nbytes
             and all(
                 [span[:3] for span in layout.leaves[mine].spans]
@@ -197,7 +196,8 @@ def _match(
     places = {path: found for path, found in _paths.walk(message.nodes) if isinstance(found, int)}
     jobs: list[tuple[Tensor, Tensor]] = []
     order: list[tuple[int, int]] = []
-    owners: dict[tuple[_storage.Span, ...], tuple[_paths.Path, Tensor]] = {}
+    tied = len({*layout.leaves}) < len(layout.leaves)
+    owners: dict[_storage.Leaf, tuple[_paths.Path, Tensor]] = {}
     for path, mine in _paths.walk(encoded.nodes):
         if not isinstance(mine, int):
             continue
@@ -212,7 +212,7 @@ def _match(
             raise StructureError(
                 f"cannot receive: {show_path(path)} is expanded, so its elements share memory; clone() it first"
             )
-        owner, first = owners.setdefault(layout.leaves[mine].spans, (path, piece))
+        owner, first = owners.setdefault(layout.leaves[mine], (path, piece)) if tied else (path, piece)
         if first is not piece and not torch.equal(as_bytes(first), as_bytes(piece)):
             raise StructureError(
                 f"cannot receive: {show_path(path)} is the same tensor as {show_path(owner)} here, and has other elements "
