@@ -189,6 +189,38 @@ def test_archives_of_other_tools(nest: Any, tmp_path: Path, same: Any) -> None:
     same(TensorDict.load_memmap(tmp_path / "again"), nest)
 
 
+@pytest.mark.parametrize("shift", range(8))
+def test_a_leaf_may_start_anywhere(shift: int, tmp_path: Path, same: Any) -> None:
+    td = TensorDict({"a": torch.arange(3), "b": torch.ones(3, dtype=torch.complex128)})
+    td.memmap(tmp_path / "save")
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("x" * (shift + 1), "")
+        for file in (tmp_path / "save").iterdir():
+            archive.write(file, file.name)
+    for mode in (None, "r", "r+"):
+        same(TensorDict.load_memmap(tmp_path / "other.zip", mode=mode), td)
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+@pytest.mark.parametrize("compression", [None, "deflate", "bzip2", "lzma"])
+def test_an_entry_that_is_not_as_long_as_it_says_is_damaged(
+    compression: str | None, more: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "save.tdz"
+    TensorDict({"a": torch.arange(300)}).memmap(path, compression=compression)
+    content = bytearray(path.read_bytes())
+    # The size stands 24 bytes into the entry's row of the directory, whose name stands 46 bytes into it.
+    place = content.rindex(b"a.memmap") - 46 + 24
+    assert int.from_bytes(content[place : place + 4], "little") == 2400
+    content[place : place + 4] = (2400 + more).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="a.memmap"):
+        TensorDict.load_memmap(path)
+    with pytest.raises(FormatError, match="the entry 'a.memmap'"):
+        td_memmap.unpack_memmap(path, tmp_path / "out")
+    assert not td_memmap.verify(path).ok
+
+
 def test_a_damaged_archive_unpacks_to_nothing(nest: Any, tmp_path: Path) -> None:
     path = tmp_path / "save.tdz"
     nest.memmap(path)

@@ -1287,3 +1287,11 @@ def test_file_systems_without_locks_can_be_saved_to(
         assert content(prefix) == value
         assert os.listdir(tmp_path) == ["save"]
     assert keeps_foreign(prefix)
+    # Nobody can tell whether these are in use.
+    (tmp_path / ".save.td-new-00000000").mkdir()
+    (tmp_path / ".t.td-file-00000000").touch()
+    rows = TensorDict({"a": torch.ones(1)}, batch_size=[1])
+    rows.memmap(prefix)
+    append_memmap(prefix, rows)
+    MemoryMappedTensor.from_tensor(torch.ones(2), filename=tmp_path / "t")
+    assert sorted(os.listdir(tmp_path)) == [".save.td-new-00000000", ".t.td-file-00000000", "save", "t"]

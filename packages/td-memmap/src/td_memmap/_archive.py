@@ -400,10 +400,6 @@ class ArchiveTree:
             with self.zip.open(info) as entry:
                 while piece := entry.read(_PIECE):
                     total += len(piece)
-                    if total > info.file_size:
-                        raise FormatError(
-                            f"{where} is longer than the {info.file_size} bytes that it announces"
-                        )
                     yield piece
         except Exception as error:
             # The decompressors have exceptions of their own (zlib.error, lzma.LZMAError), some without a common base.
