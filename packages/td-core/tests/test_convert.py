@@ -415,6 +415,18 @@ def test_depth() -> None:
         td.to_struct_array()
 
 
+def test_a_structured_array_is_a_level_of_its_shape() -> None:
+    array = np.array([((1, 2.0), 3), ((4, 5.0), 6)], dtype=[("n", [("x", "i8"), ("y", "f8")]), ("z", "i8")])
+    for td in (TensorDict({"k": array}), TensorDict(batch_size=[2]).set("k", array)):
+        assert td.get("k").batch_size == td.get(("k", "n")).batch_size == (2,)
+        assert td["k", "n", "y"].tolist() == [2, 5] and td["k", "z"].tolist() == [3, 6]
+    assert TensorDict({"k": array[1]})["k", "n", "x"] == 4
+    array["z"] = 7
+    assert td["k", "z"].tolist() == [7, 7]
+    with pytest.raises(BatchSizeError, match=r"key 'k': the batch size \[3\] does not fit"):
+        TensorDict({"k": array}, [3])
+
+
 def test_a_leaf_that_numpy_cannot_take_is_named() -> None:
     td = TensorDict({"n": {"b": torch.zeros(2, dtype=torch.bfloat16)}}, batch_size=[2])
     with pytest.raises(TypeError, match=r"cannot convert key \('n', 'b'\): .*BFloat16"):

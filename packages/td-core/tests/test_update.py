@@ -414,12 +414,12 @@ class TestAssign:
         assert_same(td, expected)
 
     @pytest.mark.parametrize("index", INDICES, ids=str)
-    @pytest.mark.parametrize("number", [7, 2.0, True, torch.tensor(5)])
+    @pytest.mark.parametrize("number", [7, 2.0, True, torch.tensor(5), np.array(3.0)])
     def test_a_number_fills(self, index: Any, number: Any) -> None:
         td = dense()
         expected = snapshot(td)
         for leaf in expected.values():
-            leaf[index] = int(number) if isinstance(number, Tensor) else number
+            leaf[index] = number if isinstance(number, float) else int(number)
         td[index] = number
         assert_same(td, expected)
 

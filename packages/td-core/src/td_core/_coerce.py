@@ -165,6 +165,9 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
         return torch.as_tensor(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return torch.as_tensor(value)
+    fields = struct_fields(value)
+    if fields is not None:
+        return nest(fields, torch.Size(value.shape), device, path)
     if isinstance(value, (list, tuple)):
         tensor = _sequence(value)
         if tensor is not None:
@@ -178,6 +181,28 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
         f"{show_path(path)}: a value of type {type(value).__name__} is non-tensor data, provided by "
         + missing_package("td-tensorclass")
     )
+
+
+def struct_fields(value: Any) -> dict[str, Any] | None:
+    """Return the fields of a structured array, or of one of its records; None for anything else.
+
+    >>> struct_fields(np.array([(1, "a")], dtype=[("x", "i4"), ("y", "U1")]))
+    {'x': array([1], dtype=int32), 'y': ['a']}
+    """
+    if not isinstance(value, (np.ndarray, np.void)) or value.dtype.names is None:
+        return None
+    return {name: _field(value[name]) for name in value.dtype.names}
+
+
+def _field(value: Any) -> Any:
+    """Return a field of a structured array as a list of strings or objects, or as an array that torch can read."""
+    if value.dtype.names is not None:
+        return value
+    if value.dtype.kind in "USO":
+        return value.tolist()
+    # The items of a field lie a whole record apart, which a tensor counts in items.
+    shared = all(step >= 0 and step % value.dtype.itemsize == 0 for step in value.strides)
+    return value if shared and value.flags.writeable and value.flags.aligned else np.array(value)
 
 
 def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._coerce import COERCERS, coerce, contains_itself, nest
+from ._coerce import COERCERS, coerce, contains_itself, nest, struct_fields
 from ._collection import Core, dense
 from ._devices import as_device
 from ._names import check_names
@@ -454,17 +454,4 @@ def _content(value: Any) -> Any:
         )
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, (np.ndarray, np.void)) and value.dtype.names is not None:
-        return {name: _field(value[name]) for name in value.dtype.names}
-    return None
-
-
-def _field(value: Any) -> Any:
-    """Return a field of a structured array as a list of strings or objects, or as an array that torch can read."""
-    if value.dtype.names is not None:
-        return value
-    if value.dtype.kind in "USO":
-        return value.tolist()
-    # The items of a field lie a whole record apart, which a tensor counts in items.
-    shared = all(step >= 0 and step % value.dtype.itemsize == 0 for step in value.strides)
-    return value if shared and value.flags.writeable and value.flags.aligned else np.array(value)
+    return struct_fields(value)

@@ -52,6 +52,8 @@ class IndexedWrite:
 
     def _read(self, root: Core, value: Any) -> None:
         """Check ``value`` against ``root`` and list what is to be written."""
+        if isinstance(value, np.ndarray) and not value.ndim:
+            value = value[()]
         if isinstance(value, NUMBERS) or (isinstance(value, Tensor) and value.ndim == 0):
             self._fill(root, value)
             return
