@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ from td_distributed import _file, _storage, _wire
 from td_distributed._collectives import Parcel, receive, unpack
 from td_distributed._group import FAILED, MARK, Group, text_to_bytes
 from td_distributed._p2p import Peer
-from td_distributed._reduce import _buckets
+from td_distributed._reduce import GLOO_DTYPES, _buckets, _gloo_takes
 
 HAS_TENSORCLASS = importlib.util.find_spec("td_tensorclass") is not None
 
@@ -319,6 +319,7 @@ def reduces(rank: int, dst: int, options: dict[str, Any]) -> Any:
         ({}, True),
         ({"async_op": True}, True),
         ({"async_op": True, "return_premature": True}, False),
+        ({"return_premature": True}, True),
         ({"bucket_bytes": 1}, True),
     ],
 )
@@ -465,6 +466,34 @@ def test_what_cannot_be_sent_raises_on_every_rank(two: Any, what: str, call: str
     assert other.startswith("StructureError: rank 1 could not take part, so no rank did: ")
     assert "key 'x'" in own and other.endswith(own)
     assert (own == other) == (call == "all_reduce")
+
+
+def tries_to_reduce(rank: int) -> list[tuple[str, torch.dtype]]:
+    """Return where gloo itself is of another opinion about what it can reduce."""
+    others = {torch.uint16, torch.uint64, torch.int16, torch.float8_e5m2}
+    dtypes = sorted(GLOO_DTYPES | others, key=str)
+    wrong = []
+    for op, dtype in product(("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG"), dtypes):
+        message = caught(partial(dist.all_reduce, torch.ones(2).to(dtype), getattr(dist.ReduceOp, op)))
+        if _gloo_takes(op, dtype) != (message == "nothing was raised"):
+            wrong.append((op, dtype))
+    return wrong
+
+
+def test_what_gloo_can_reduce_is_known(two: Any) -> None:
+    assert two.run(tries_to_reduce) == [[], []]
+
+
+def reduces_other_rows(rank: int) -> str:
+    lengths = (2, 2) if rank else (1, 3)
+    rows = torch.nested.nested_tensor([torch.ones(length) for length in lengths], layout=torch.jagged)
+    return caught(TensorDict({"x": rows}).all_reduce)
+
+
+def test_ranks_whose_rows_have_other_lengths_raise(two: Any) -> None:
+    own, other = two.run(reduces_other_rows)
+    assert own == other
+    assert "with rows at [[0, 1, 4]] on rank 0, " in own and "with rows at [[0, 2, 4]] on rank 1" in own
 
 
 def reduces_expanded(rank: int) -> str:

@@ -523,6 +523,23 @@ def test_return_early_gives_a_future(tmp_path: Path) -> None:
     same(from_consolidated(tmp_path / "td"), tree)
 
 
+def test_return_early_in_place_gives_the_collection_itself() -> None:
+    tree = TREES["flat"]()
+    assert tree.consolidate(return_early=True, inplace=True).result() is tree
+    assert tree.is_consolidated()
+
+
+def test_what_is_consolidated_is_made_anew_where_more_is_asked(tmp_path: Path) -> None:
+    tree = TREES["flat"]().consolidate()
+    assert tree.consolidate() is tree
+    same(from_buffer(storage_of(tree.consolidate(metadata=True))), tree)
+    assert not tree.is_shared() and tree.consolidate(share_memory=True).is_shared()
+    tree.consolidate(tmp_path / "td")
+    same(from_consolidated(tmp_path / "td"), tree)
+    assert tree.consolidate(tmp_path / "shared", share_memory=True).is_shared()
+    same(from_consolidated(tmp_path / "shared"), tree)
+
+
 def test_return_early_takes_the_collection_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     late = SimpleNamespace(
         submit=lambda function, *args, **options: SimpleNamespace(result=partial(function, *args, **options)),
@@ -605,8 +622,9 @@ def test_shared_memory() -> None:
 def test_a_device_becomes_that_of_the_collection() -> None:
     result = TREES["flat"]().consolidate(device="cpu")
     assert result.device == torch.device("cpu")
-    with pytest.raises(StructureError, match="need a storage on the CPU; it would be on meta"):
-        TREES["flat"]().consolidate(device="meta", share_memory=True)
+    for option in ("share_memory", "pin_memory"):
+        with pytest.raises(StructureError, match="need a storage on the CPU; it would be on meta"):
+            TREES["flat"]().consolidate(device="meta", **{option: True})
 
 
 def test_gradients_stay_with_the_original() -> None:

@@ -391,6 +391,14 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("held", [name for name in LAYOUTS if name != "another order"])
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "another order"])
+def test_the_wire_of_the_reference_has_one_layout(layout: str, held: str) -> None:
+    source = TensorDict({"a": torch.arange(5), "b": torch.ones(3)})
+    found = sent(LAYOUTS[layout](source), LAYOUTS[held](source.apply(torch.zeros_like)), wire="reference")
+    assert found["a"].tolist() == source["a"].tolist()
+
+
 @pytest.mark.parametrize("size", [5, 50_000])
 @pytest.mark.parametrize("held", ["storage", "with its structure"])
 def test_one_structure_laid_out_in_several_ways_arrives(held: str, size: int) -> None:
