@@ -290,6 +290,9 @@ def test_litter_of_a_killed_process_is_removed_and_of_a_running_one_kept(tmp_pat
         assert len(os.listdir(tmp_path)) == 3
         busy.publish()
     assert sorted(os.listdir(tmp_path)) == [".save.tdz.td-file-mine", "save.tdz"]
+    (tmp_path / ".save.tdz.td-file-00000001").write_text("killed, unlike the one beside it")
+    TensorDict({"a": torch.ones(4)}).memmap(path)
+    assert sorted(os.listdir(tmp_path)) == [".save.tdz.td-file-mine", "save.tdz"]
 
 
 def test_any_number_of_leaves_is_one_mapping(tmp_path: Path) -> None:

@@ -330,7 +330,10 @@ def test_an_interrupt_leaves_nothing_behind(
     assert seen == ends
 
 
-def test_a_full_disk_names_key_and_file(prefix: Path, tmp_path: Path) -> None:
+def test_a_full_disk_names_key_and_file(
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("td_memmap._save._WORTH_A_THREAD", 0)
     make(1, more=True).memmap(prefix)
     td = make(2)
     td["n", "deep", "big"] = torch.zeros(100_000, dtype=torch.uint8)
