@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
 from td_core.errors import (
@@ -946,3 +947,47 @@ def test_the_elements_of_a_ragged_batch_stand_in_one_row(call):
     assert members[0]["a"][0, 0] == 0
     stacks = LazyStackedTensorDict(ragged, ragged)
     assert call(stacks)["a"].tolist() == rows["a"].tolist() * 2
+
+
+ORDER = torch.tensor([2, 0, 1])
+WRITES_OF_ITSELF = {
+    "td[:]": lambda x, y: x.__setitem__(slice(None), y),
+    "td[positions]": lambda x, y: x.__setitem__(torch.arange(3), y),
+    "td[mask]": lambda x, y: x.__setitem__(torch.ones(3, dtype=torch.bool), y),
+    "update_": lambda x, y: x.copy_(y),
+    "update": lambda x, y: x.copy_(y) if isinstance(x, Tensor) else x.update(y, inplace=True),
+    "add_": lambda x, y: x.add_(y),
+    "lerp_": lambda x, y: x.lerp_(y, 0.5),
+    "addcmul_": lambda x, y: x.addcmul_(y, y),
+}
+HOLDERS = {
+    "itself": lambda members: lazy_stack(members),
+    "below": lambda members: TensorDict({"n": lazy_stack(members)}, [3])["n"],
+    "of views": lambda members: lazy_stack([lazy_stack(members)], 1)[:, 0],
+}
+
+
+@pytest.mark.parametrize("write", WRITES_OF_ITSELF.values(), ids=WRITES_OF_ITSELF)
+@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
+@pytest.mark.parametrize("change", [lambda x: x[ORDER], lambda x: x.flip(0), lambda x: x.roll(1, 0)])
+def test_a_stack_is_written_from_its_own_members_in_another_order(write, holder, change):
+    wanted = torch.arange(6.0).view(3, 2)
+    stack = holder([TensorDict({"a": row.clone(), "m": {"b": row.clone()}}) for row in wanted])
+    write(wanted, change(wanted))
+    write(stack, change(stack))
+    assert torch.equal(stack["a"], wanted) and torch.equal(stack["m", "b"], wanted)
+
+
+def test_a_collection_is_written_from_the_members_below_it_in_another_order():
+    td = TensorDict({"n": lazy_stack([TensorDict({"a": float(i)}) for i in range(3)])}, [3])
+    assert td.add_(td[ORDER])["n", "a"].tolist() == [2, 1, 3]
+    td[:] = td.flip(0)
+    assert td["n", "a"].tolist() == [3, 1, 2]
+
+
+def test_members_move_by_one():
+    stack = lazy_stack([TensorDict({"a": i}) for i in range(4)])
+    stack[1:] = stack[:-1]
+    assert stack["a"].tolist() == [0, 0, 1, 2]
+    stack[:-1] = stack[1:]
+    assert stack["a"].tolist() == [0, 1, 2, 2]

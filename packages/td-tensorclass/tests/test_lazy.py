@@ -8,7 +8,7 @@ from torch import Tensor
 
 from td_core import LazyStackedTensorDict, TensorDict, group_by, lazy_stack
 from td_core.errors import BatchSizeError, StructureError
-from td_tensorclass import TensorClass, UnknownFieldError
+from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError
 
 
 class Sample(TensorClass):
@@ -230,3 +230,25 @@ def test_members_get_the_values_that_differ() -> None:
     stack.lock_().load_state_dict(state)
     assert stack.caption == [["c", "c"], ["b", "b"]]
     assert stack[1].caption == "b"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, y: x.__setitem__(slice(None), y),
+        lambda x, y: x.__setitem__(torch.arange(3), y),
+        lambda x, y: x.update_(y),
+        lambda x, y: x.update_at_(y, slice(None)),
+        lambda x, y: x.update(y, inplace=True),
+    ],
+)
+@pytest.mark.parametrize("leaves", [False, True])
+def test_values_are_written_from_members_in_another_order(write, leaves) -> None:
+    def member(i: int) -> TensorDict:
+        td = TensorDict({"label": NonTensorData(str(i))})
+        return td.set("x", torch.tensor(i)) if leaves else td
+
+    stack = lazy_stack([member(i) for i in range(3)])
+    write(stack, stack[[2, 0, 1]])
+    assert stack["label"] == ["2", "0", "1"]
+    assert not leaves or stack["x"].tolist() == [2, 0, 1]

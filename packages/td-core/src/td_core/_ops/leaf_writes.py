@@ -41,6 +41,36 @@ def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = F
     foreach(COPY, targets, values, non_blocking)
 
 
+def apart(targets: list[Tensor], values: list[Any]) -> list[Any]:
+    """Return values with copies of those that other values are written into before they are read.
+
+    A lazy stack shares its members with results that would be copies of a dense collection, such as those of ``flip``.
+
+    >>> a, b = torch.zeros(1), torch.ones(1)
+    >>> [value is leaf for value, leaf in zip(apart([a, b], [b, b]), (b, b))]
+    [False, True]
+    """
+    if torch.compiler.is_compiling():  # which knows no memory
+        return values
+    written, read = {*memory_of(targets)}, memory_of(values)
+    if written.isdisjoint(read):
+        return values
+    return [
+        value.clone() if value is not target and place in written else value
+        for target, value, place in zip(targets, values, read, strict=True)
+    ]
+
+
+def memory_of(leaves: list[Tensor]) -> list[int]:
+    """Return for each leaf what is the same for another one of the same memory."""
+    if PLAIN.issuperset(map(type, leaves)):
+        try:
+            return [*map(Tensor.data_ptr, leaves)]
+        except RuntimeError:
+            pass  # under a transform, or without one block of memory
+    return [*map(id, leaves)]
+
+
 def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
     """Raise StructureError unless a value can be broadcast to the shape of its entry."""
     theirs: torch.Size = value.shape  # type: ignore[union-attr]

@@ -21,7 +21,7 @@ from .._plans import broadcast_shape
 from .._ragged import shown_shape
 from ..errors import BatchSizeError, StructureError
 from .key_trees import Row, build
-from .leaf_writes import COPY, check_writable, contiguous, copy_all, refuse_grad
+from .leaf_writes import COPY, apart, check_writable, contiguous, copy_all, refuse_grad
 
 Operand = Any  # Core | Tensor | numpy array | number
 
@@ -88,7 +88,10 @@ def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
     leaves: list[Tensor] = []
     if type(other) is type(node) and other.batch_size == node.batch_size:
         operand: Any = []
-        node._collect_both(other, leaves, operand)
+        foreign: list[Core] = []
+        node._collect_both(other, leaves, operand, foreign)
+        if foreign:
+            operand = apart(leaves, operand)
     else:
         operand = operand_inplace(node, name, other)
         if operand is NotImplemented:
@@ -123,7 +126,11 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
     elif is_tensor:
         node._spread(other, operand)
     else:
-        other._collect_like(node, operand)
+        mine: list[Tensor] = []
+        foreign: list[Core] = []
+        node._collect_both(other, mine, operand, foreign)
+        if foreign:
+            operand = apart(mine, operand)
     return operand
 
 

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, WRAPPED, coerce
-from .._collection import Child, Core, add_level, changed_meanwhile, lined_up, missing_key, show_path
+from .._collection import (
+    Child,
+    Core,
+    add_level,
+    changed_meanwhile,
+    has_lazy_stack,
+    lined_up,
+    missing_key,
+    show_path,
+)
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._names import take_names
@@ -22,7 +31,7 @@ from ..errors import BatchSizeError, KeyThroughLeafError, StructureError
 from ..typing import NestedKey
 from .entries import refuse_cycle
 from .key_trees import only, wanted_tree
-from .leaf_writes import check_copied
+from .leaf_writes import apart, check_copied
 from .operands import copy_named
 
 Path = tuple[str, ...]
@@ -223,6 +232,9 @@ class UpdatePlan:
                 )
             else:
                 others.append((node, key, value))
+        if has_lazy_stack(self.root):
+            values = apart(targets, values)
+            others = [(node, key, value._map(Tensor.clone)) for node, key, value in others]
         # What holds values says only now whether it takes them.
         for node, key, value in others:
             node._write_child(key, value, non_blocking=self.non_blocking)
