@@ -26,8 +26,8 @@ COMMANDS = {
     "size": ["bench_size.py"],
     "ops": ["ops.py --rounds 9"],
     "io": [
-        "io.py --only transformer --rounds 3 --folder /dev/shm",
-        "io.py --only '2000 small' --rounds 3 --folder /dev/shm",
+        "io.py --only transformer --rounds 5 --folder /dev/shm",
+        "io.py --only '2000 small' --rounds 5 --folder /dev/shm",
         "io.py --only rows --rounds 5",
     ],
     "safety": ["bench_safety.py"],
