@@ -819,6 +819,13 @@ def test_litter_of_processes_that_built_at_once_is_found(tmp_path: Path, litter:
     assert TensorDict.load_memmap(tmp_path / "save")["a"].unique().tolist() == [2]
 
 
+def saved_with_value(prefix: Path) -> tuple[Any, list[Path]]:
+    pytest.importorskip("td_tensorclass")
+    td = make(1)
+    td["n", "value"] = "old"
+    return td.memmap(prefix), sorted(prefix.rglob("*"))
+
+
 @pytest.mark.parametrize(
     ("change", "call"),
     [
@@ -827,11 +834,7 @@ def test_litter_of_processes_that_built_at_once_is_found(tmp_path: Path, litter:
     ],
 )
 def test_litter_of_a_change_of_a_live_save_is_removed(change: Any, call: str, prefix: Path) -> None:
-    pytest.importorskip("td_tensorclass")
-    td = make(1)
-    td["n", "value"] = "old"
-    td = td.memmap(prefix)
-    files = sorted(prefix.rglob("*"))
+    td, files = saved_with_value(prefix)
 
     def kill(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
         if name == call:
@@ -852,11 +855,7 @@ def test_litter_of_a_change_of_a_live_save_is_removed(change: Any, call: str, pr
 
 @pytest.mark.parametrize("call", ["write", "rename"])
 def test_a_change_of_a_live_save_that_fails_leaves_it_as_it_was(call: str, prefix: Path) -> None:
-    pytest.importorskip("td_tensorclass")
-    td = make(1)
-    td["n", "value"] = "old"
-    td = td.memmap(prefix)
-    files = sorted(prefix.rglob("*"))
+    td, files = saved_with_value(prefix)
 
     def fail(name: str, args: tuple[Any, ...], kwargs: Any) -> None:
         if name == call:

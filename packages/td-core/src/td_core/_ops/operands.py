@@ -87,11 +87,7 @@ def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
     """Combine ``node`` with an operand in place, or return NotImplemented where it is none."""
     leaves: list[Tensor] = []
     if type(other) is type(node) and other.batch_size == node.batch_size:
-        operand: Any = []
-        foreign: list[Core] = []
-        node._collect_both(other, leaves, operand, foreign)
-        if foreign:
-            operand = apart(leaves, operand)
+        operand: Any = _operand_leaves(node, other, leaves)
     else:
         operand = operand_inplace(node, name, other)
         if operand is NotImplemented:
@@ -126,12 +122,17 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
     elif is_tensor:
         node._spread(other, operand)
     else:
-        mine: list[Tensor] = []
-        foreign: list[Core] = []
-        node._collect_both(other, mine, operand, foreign)
-        if foreign:
-            operand = apart(mine, operand)
+        operand = _operand_leaves(node, other, [])
     return operand
+
+
+def _operand_leaves(node: Core, other: Core, leaves: list[Tensor]) -> list[Tensor]:
+    """Append the leaves of ``node`` to ``leaves``, and return what stands beside each in ``other``, apart from them."""
+    operand: list[Tensor] = []
+    foreign: list[Core] = []
+    node._collect_both(other, leaves, operand, foreign)
+    # A plain mapping shares nothing with itself in another order.
+    return apart(leaves, operand) if foreign else operand
 
 
 def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any) -> None:

@@ -232,7 +232,7 @@ class UpdatePlan:
                 )
             else:
                 others.append((node, key, value))
-        if has_lazy_stack(self.root):
+        if self.copies and has_lazy_stack(self.root):
             values = apart(targets, values)
             others = [(node, key, value._map(Tensor.clone)) for node, key, value in others]
         # What holds values says only now whether it takes them.
