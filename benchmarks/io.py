@@ -42,8 +42,10 @@ def optional(name: str) -> ModuleType | None:
             return None
 
 
-OURS = import_module("td_core")
-REFERENCE = optional("tensordict")
+#: By column; the reference where it is installed.
+LIBRARIES: dict[str, Any] = {"ours": import_module("td_core")}
+if (reference := optional("tensordict")) is not None:
+    LIBRARIES["ref"] = reference
 SAFETENSORS = optional("safetensors.torch")
 
 
@@ -147,21 +149,19 @@ def saves(bench: Bench, name: str, tree: dict[str, Any]) -> None:
     """Measure saving and loading one tree."""
     leaves = leaves_of(tree)
     flat = {".".join(path): leaf.contiguous() for path, leaf in leaves}
-    ours = OURS.TensorDict(tree)
-    theirs = None if REFERENCE is None else REFERENCE.TensorDict(tree, [])
+    tds = {column: library.TensorDict(tree, []) for column, library in LIBRARIES.items()}
+    ours = tds["ours"]
     contestants: dict[str, Callable[[], Any]] = {
         "floor": lambda: write_floor(bench.path("floor"), leaves),
-        "ours": lambda: ours.memmap(bench.path("ours")),
+        **{column: partial(td.memmap, bench.path(column)) for column, td in tds.items()},
         "ours 4 threads": lambda: ours.memmap(bench.path("ours 4 threads"), num_threads=4),
         "ours tdz": lambda: ours.memmap(bench.path("ours tdz"), archive=True),
     }
     loads: dict[str, Callable[[], Any]] = {
-        "ours": lambda: OURS.TensorDict.load_memmap(bench.path("ours")),
-        "ours tdz": lambda: OURS.TensorDict.load_memmap(bench.path("ours tdz")),
+        column: partial(library.TensorDict.load_memmap, bench.path(column))
+        for column, library in LIBRARIES.items()
     }
-    if theirs is not None:
-        contestants["ref"] = lambda: theirs.memmap(bench.path("ref"))
-        loads["ref"] = lambda: REFERENCE.TensorDict.load_memmap(bench.path("ref"))  # type: ignore[union-attr]
+    loads["ours tdz"] = lambda: LIBRARIES["ours"].TensorDict.load_memmap(bench.path("ours tdz"))
     if SAFETENSORS is not None:
         contestants["safetensors"] = lambda: SAFETENSORS.save_file(flat, bench.path("safetensors"))
         loads["safetensors"] = lambda: SAFETENSORS.load_file(bench.path("safetensors"))
@@ -172,8 +172,7 @@ def saves(bench: Bench, name: str, tree: dict[str, Any]) -> None:
     ours.memmap(bench.path("ours"))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(f"{name:<12} {'peak memory of a save':<22} grew by {grown / 1024:.0f} MB")
-    again = {key: call for key, call in contestants.items() if key in ("ours", "ref")}
-    bench.row(name, "save over a save", again)
+    bench.row(name, "save over a save", {column: contestants[column] for column in tds})
     bench.row(name, "load", loads)
     for contestant in contestants:
         bench.clear(contestant)
@@ -183,22 +182,17 @@ def consolidated(bench: Bench, name: str, tree: dict[str, Any]) -> None:
     """Measure one storage for one tree: in memory, in a file, and through a pickle."""
     leaves = leaves_of(tree)
     flat = {".".join(path): leaf.contiguous() for path, leaf in leaves}
-    ours = OURS.TensorDict(tree)
-    theirs = None if REFERENCE is None else REFERENCE.TensorDict(tree, [])
-    packed = ours.consolidate()
+    tds = {column: library.TensorDict(tree, []) for column, library in LIBRARIES.items()}
     data = torch.cat([leaf.reshape(-1).view(torch.uint8) for _, leaf in leaves])
-    memory: dict[str, Callable[[], Any]] = {"floor": data.clone, "ours": ours.consolidate}
+    memory = {"floor": data.clone, **{column: td.consolidate for column, td in tds.items()}}
     writes: dict[str, Callable[[], Any]] = {
         "floor": lambda: bench.path("floor").write_bytes(data.numpy()),
-        "ours": lambda: ours.consolidate(bench.path("ours")),
+        **{column: partial(td.consolidate, bench.path(column)) for column, td in tds.items()},
     }
     reads: dict[str, Callable[[], Any]] = {
-        "ours": lambda: OURS.TensorDict.from_consolidated(bench.path("ours"))
+        column: partial(library.TensorDict.from_consolidated, bench.path(column))
+        for column, library in LIBRARIES.items()
     }
-    if theirs is not None:
-        memory["ref"] = theirs.consolidate
-        writes["ref"] = lambda: theirs.consolidate(bench.path("ref"))
-        reads["ref"] = lambda: REFERENCE.TensorDict.from_consolidated(bench.path("ref"))  # type: ignore[union-attr]
     if SAFETENSORS is not None:
         writes["safetensors"] = lambda: SAFETENSORS.save_file(flat, bench.path("safetensors"))
         reads["safetensors"] = lambda: SAFETENSORS.load_file(bench.path("safetensors"))
@@ -207,9 +201,8 @@ def consolidated(bench: Bench, name: str, tree: dict[str, Any]) -> None:
     bench.row(name, "from_consolidated", reads)
     for contestant in writes:
         bench.clear(contestant)
-    sources = {"ours": ours} if theirs is None else {"ours": ours, "ref": theirs}
-    held = {"ours": packed} if theirs is None else {"ours": packed, "ref": theirs.consolidate()}
-    for what, each in (("plain", sources), ("one storage", held)):
+    packed = {column: td.consolidate() for column, td in tds.items()}
+    for what, each in (("plain", tds), ("one storage", packed)):
         pickles = {key: pickle.dumps(td, 5) for key, td in each.items()}
         bench.row(name, f"pickle {what}", {key: partial(pickle.dumps, td, 5) for key, td in each.items()})
         bench.row(
@@ -226,19 +219,15 @@ def out_of_band(td: Any) -> Any:
 def rows_of(bench: Bench) -> None:
     """Measure a data set on disk: creating it, and reading rows of it."""
     datum = {"image": torch.zeros(3, 32, 32, dtype=torch.uint8), "label": torch.zeros((), dtype=torch.int64)}
-    ours = OURS.TensorDict(datum).expand(ROWS)
-    theirs = None if REFERENCE is None else REFERENCE.TensorDict(datum, []).expand(ROWS)
-    create: dict[str, Callable[[], Any]] = {"ours": lambda: ours.memmap_like(bench.path("ours"))}
-    if theirs is not None:
-        create["ref"] = lambda: theirs.memmap_like(bench.path("ref"))
+    create = {
+        column: partial(library.TensorDict(datum, []).expand(ROWS).memmap_like, bench.path(column))
+        for column, library in LIBRARIES.items()
+    }
     bench.row("rows", "memmap_like", create, bench.clear)
-    ours = ours.memmap_like(bench.path("ours"))
-    sources: dict[str, Any] = {"ours": ours}
-    if theirs is not None:
-        sources["ref"] = theirs.memmap_like(bench.path("ref"))
+    sources = {column: make() for column, make in create.items()}
     for source in sources.values():
         source["image"].random_()
-    plain = {key: leaf.clone() for key, leaf in ours.items()}
+    plain = {key: leaf.clone() for key, leaf in sources["ours"].items()}
     picks = [torch.randint(ROWS, (256,)) for _ in range(20)]
 
     def single(source: Any) -> Callable[[], Any]:
