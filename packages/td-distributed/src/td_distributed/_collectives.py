@@ -255,12 +255,12 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
     receiver = among.rank_of(dst)
     receives = among.rank == receiver
     parcel = None if receives else Parcel(lambda: self, among.device)
-    fronts = among.all_numbers(f"gather_and_stack to {dst}", *(parcel.front if parcel else (0, 0)))
+    front, data = (parcel.front, parcel.data) if parcel else ((0, 0), among.bytes(0))
+    fronts = among.all_numbers(f"gather_and_stack to {dst}", *front)
     if any(length == FAILED for length, _ in fronts):
-        every = among.all_bytes(parcel.data if parcel else among.bytes(0), [size for _, size in fronts])
-        _refuse_failed(fronts, every, parcel)
+        _refuse_failed(fronts, among.all_bytes(data, [size for _, size in fronts]), parcel)
     largest = max(size for _, size in fronts)
-    mine = among.padded(parcel.data if parcel else among.bytes(0), largest)
+    mine = among.padded(data, largest)
     room = [among.bytes(largest) for _ in fronts] if receives else None
     dist.gather(mine, room, dst=dst, group=group)
     if room is None:

@@ -118,9 +118,9 @@ class Group:
         """Return bytes at the start of a message of ``size`` bytes."""
         if len(data) == size:
             return data.to(self.device)
-        room = self.bytes(size)
-        room[: len(data)] = data
-        return room
+        message = self.bytes(size)
+        message[: len(data)] = data
+        return message
 
 
 def text_to_bytes(text: str) -> Tensor:

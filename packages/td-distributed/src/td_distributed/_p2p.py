@@ -72,7 +72,7 @@ class Peer:
     def send(self, *tensors: Tensor) -> None:
         """Send messages, which may lie anywhere, and wait until they are out."""
         device = self.device()
-        for work in [self.isend(each if each.device == device else each.to(device)) for each in tensors]:
+        for work in [self.isend(each.to(device)) for each in tensors]:
             work.wait()
 
     def isend(self, tensor: Tensor) -> Any:

@@ -32,14 +32,10 @@ def pseudo_random_tags(seed: int) -> Iterator[int]:
     >>> list(islice(pseudo_random_tags(5), 4))
     [1262, 841, 4077, 6859]
     """
-    tag = _draw(seed)
     while True:
+        tag = int.from_bytes(np.random.default_rng(seed).bytes(8), "big") % 10_000
         yield tag
-        tag = _draw(tag + 1)
-
-
-def _draw(seed: int) -> int:
-    return int.from_bytes(np.random.default_rng(seed).bytes(8), "big") % 10_000
+        seed = tag + 1
 
 
 def in_order(collection: Any) -> list[Tensor]:

@@ -49,8 +49,7 @@ def init_remote(
     >>> dist.destroy_process_group()
     """
     link = _Link(group, dst, use_broadcast, dist.get_rank())
-    folder = None if link.peer is None or device is not None else _mapped.folder_of(self)
-    if folder is not None and link.peer is not None:
+    if link.peer is not None and device is None and (folder := _mapped.folder_of(self)) is not None:
         link.send(link.group.numbers(_mapped.ASKS, 0, 0))
         header = _mapped.header_for(folder, link.peer)
         if header is not None:

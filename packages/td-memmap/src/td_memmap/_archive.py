@@ -33,9 +33,9 @@ from ._meta import find, manifest_text
 from ._new_file import NewFile
 from ._owned import owned
 from ._pieces import pieces
-from ._plan import Plan, make_plan
+from ._plan import Plan
 from ._progress import Progress, reporter
-from ._save import Options
+from ._save import Options, planned
 from ._shapes import element_count, shaped, without_elements
 
 _ALIGNMENT = 64
@@ -158,9 +158,7 @@ def save_archive(data: Core, path: str, options: Options) -> Callable[[], Any]:
     """
     if not options.existsok and _fs.status(path) is not None:
         raise FileTakenError(f"the archive {path} exists; pass existsok=True to replace it")
-    plan = make_plan(
-        data, robust_key=options.robust_key, allow_pickle=options.allow_pickle, content=not options.like
-    )
+    plan, _ = planned(data, options)
     _method(options.compression)
 
     def write() -> Any:
@@ -179,7 +177,7 @@ def _write(plan: Plan, path: str, options: Options) -> None:
     with _packing(path, options.compression, durable=options.durable) as packing:
         for place in sorted((*texts, *leaves), key=_order):
             if place in texts:
-                packing.add(place, iter([texts[place]]), len(texts[place]))
+                packing.add(place, [texts[place]], len(texts[place]))
                 continue
             file = leaves[place]
             empty = options.like and file.leaf is not None
@@ -297,13 +295,12 @@ class ArchiveTree:
         FormatError: the file is no archive of a save, or it is damaged.
     """
 
-    def __init__(self, path: str, base: Parts = ()) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self.base = base
+        self.base: Parts = ()
         self._file = os.fdopen(_fs.open_path(path, writable=False), "rb")
         self._fd = self._file.fileno()
         try:
-            self.size = _fs.status_of(self._fd).st_size
             self.zip = zipfile.ZipFile(self._file)
             self._index()
         except BaseException as error:
@@ -438,7 +435,7 @@ class ArchiveTree:
     def map_whole(self, *, shared: bool) -> Tensor:
         """Map the archive, but for a few of the bytes behind the last leaf."""
         # torch saves no storage whose size is no multiple of the size of its elements.
-        size = self.size // _ALIGNMENT * _ALIGNMENT
+        size = _fs.status_of(self._fd).st_size // _ALIGNMENT * _ALIGNMENT
         if not shared:
             return map_elements(self._fd, torch.uint8, size, shared=False, path=self.path)
         with _fs.closing(_fs.open_path(self.path, writable=True)) as fd:

@@ -267,7 +267,7 @@ class Staging:
         if self._durable:
             self.tree.sync()
         complete = f"{self._litter}old-{self._token}"
-        _fs.rename(self._parent.root, self._temporary, self._parent.root, complete)
+        _fs.rename(self._parent.root, self._temporary, complete)
         self._temporary = complete
         replaced = self._swap(excluded)
         self._finished = True
@@ -296,7 +296,7 @@ class Staging:
             aside = f"{self._litter}old-{token}"
             done = False
             try:
-                _fs.rename(parent, self._name, parent, aside)
+                _fs.rename(parent, self._name, aside)
                 done = _fs.rename_new(parent, self._temporary, parent, self._name)
             finally:
                 # Its place is taken, by this save or another one, or it comes back.
@@ -327,7 +327,7 @@ class Staging:
         with Tree.at_path(self.prefix) as now:
             clean = _rescue_all(old, now, mine)
         if clean:
-            _fs.rename(parent, name, parent, doomed)
+            _fs.rename(parent, name, doomed)
         # The metadata goes last, so that it still says what is ours if this is interrupted.
         last = [path for path in mine.files if path[-1] in (_names.META, _names.MANIFEST, _names.SAVING)]
         # What only its owner may remove is litter, which the next save of that owner removes.
@@ -337,7 +337,7 @@ class Staging:
             old.remove_empty(mine.directories)
         if not self._parent.remove_directory((doomed if clean else name,)) and clean:
             # Somebody put a file there meanwhile.
-            _fs.rename(parent, doomed, parent, name)
+            _fs.rename(parent, doomed, name)
 
     def _clear_litter(self) -> None:
         parent, (_, old) = self._parent.root, self._unfinished
@@ -366,13 +366,12 @@ class Staging:
 
     def _abort(self) -> None:
         self._finished = True
-        here = _fs.is_named(self.tree.root, self._name, self._parent.root)
         if self.in_place:
             for path in self._files:
                 self.tree.remove_path(path)
             self.tree.remove_empty(self._directories)
             self.tree.remove((), _names.SAVING)
-        elif not here:
+        elif not _fs.is_named(self.tree.root, self._name, self._parent.root):
             # Else it was interrupted just when the directory had taken its place.
             self.tree.remove_all()
             self._parent.remove_directory((self._temporary,))

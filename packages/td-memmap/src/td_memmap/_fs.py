@@ -504,13 +504,13 @@ def rename_new(source_fd: int, source: str, target_fd: int, target: str) -> bool
         return False
     if is_name(target, target_fd):
         return False
-    rename(source_fd, source, target_fd, target)
+    os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
     return True
 
 
-def rename(source_fd: int, source: str, target_fd: int, target: str) -> None:
-    """Rename, replacing what is at the target."""
-    os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+def rename(dir_fd: int, name: str, other: str) -> None:
+    """Rename in an open directory, replacing what has the other name."""
+    os.rename(name, other, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def make_directories(path: str) -> None:

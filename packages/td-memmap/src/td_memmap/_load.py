@@ -104,9 +104,8 @@ def load_directory(prefix: str, options: Loading, subpath: NestedKey | None = No
         # What is optional may be missing because the save was just replaced.
         return reader.load(), not reader.guessed
 
-    if subpath is None:
-        return on_one_version(prefix, load)
-    return on_one_version(prefix, load, lambda tree: find(tree, subpath, robust_key=options.robust_key))
+    place = None if subpath is None else partial(find, subpath=subpath, robust_key=options.robust_key)
+    return on_one_version(prefix, load, place)
 
 
 def on_one_version(

@@ -388,11 +388,12 @@ def _jagged(entry: dict[str, Any], at: At, key: str) -> dict[str, Any]:
 
 def possible_names(key: str, robust_key: bool) -> tuple[str, ...]:
     """Return the names that the file or directory of a key may have, the likeliest first."""
-    if robust_key and (encoded := _names.encode_key(key)) == key:
+    encoded = _names.encode_key(key)
+    if robust_key and encoded == key:
         return (key,)
     raw = _names.raw_name(key)
     if raw is None:
-        return (_names.encode_key(key),)
+        return (encoded,)
     return (encoded, raw) if robust_key else (raw,)
 
 

@@ -213,6 +213,7 @@ class _Planner:
                 pickled[name] = value.plain
             elif value.types == _CLASS:
                 classes[name] = value.plain
+                pickled[name] = CONTAINERS[value.plain]
             else:
                 level[name] = value.plain
                 if value.types is not None:
@@ -228,7 +229,6 @@ class _Planner:
                 sidecar["batch_size"] = list(size)
             if node._names is not None and [*node._names] != _longer(names or [], len(size)):
                 sidecar["names"] = [*node._names]
-        pickled.update({name: CONTAINERS[each] for name, each in classes.items()})
         file, content = _names.PICKLE, pickled
         if pickled and "stack_dim" in level:
             # The layout of the reference for a stack of values: the whole list, in a file of its own.

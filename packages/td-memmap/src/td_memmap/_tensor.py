@@ -549,9 +549,9 @@ def is_whole(tensor: MemoryMappedTensor) -> bool:
 def is_in_its_file(tensor: MemoryMappedTensor) -> bool:
     """Tell whether who maps the path of a tensor now gets the elements that it shows."""
     place = tensor._place
-    if place.identity is None or not is_whole(tensor):
-        return is_whole(tensor)
-    return place.shared and _fs.leads_to(place.filename, place.identity)
+    if not is_whole(tensor):
+        return False
+    return place.identity is None or (place.shared and _fs.leads_to(place.filename, place.identity))
 
 
 def _from_path(
