@@ -280,3 +280,12 @@ def test_a_state_dict_fills_what_is_empty(flatten: bool, assign: bool) -> None:
         for key in ("u", ("n", "u")):
             assert found[key].tolist() == [1, 2, 3] and found[0][key].tolist() == [1, 2, 3]
             assert found[key].batch_size == (4,)
+
+
+@pytest.mark.parametrize(
+    "operation", [TensorDict.floor, TensorDict.floor_, TensorDict.qint8, partial(torch.randint_like, high=5)]
+)
+def test_errors_name_the_key(operation: Callable[..., Any]) -> None:
+    td = TensorDict({"n": {"u": UnbatchedTensor(torch.ones(5) + 0j)}}, [3])
+    with pytest.raises(RuntimeError, match=r"key \('n', 'u'\)"):
+        operation(td)

@@ -55,6 +55,7 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
                 f"a lazy stack has the batch size of its members, {list(root.batch_size)} with the stack dim, not the "
                 f"{list(found)} that its entries share: call auto_batch_size_() on them before stacking, or set batch_size"
             )
+    kept = batch_dims if keep_compliant_size else None
     # Sizes are worked out from the deepest level up, and set from the root down.
     levels: list[tuple[Any, int]] = [(root, -1)]
     for at, (node, _) in enumerate(levels):
@@ -78,13 +79,7 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
                 elif child._opaque and (reach := child._reach()) is not None:
                     shapes[at].append(tuple(reach))
             size = common_prefix(shapes[at], batch_dims) if shapes[at] else None
-            if (
-                keep_compliant_size
-                and parent >= 0
-                and size is not None
-                and batch_dims is not None
-                and len(current) >= batch_dims
-            ):
+            if kept is not None and parent >= 0 and size is not None and len(current) >= kept:
                 size = current
         sizes[at] = size
         if parent >= 0 and size is not None:

@@ -21,7 +21,7 @@ from ..errors import StructureError
 from ..typing import NO_DEFAULT, DeviceType, NoDefault
 from .leaf_writes import is_sealed
 from .moving import Moving
-from .operands import LEAF_ERRORS, raise_at_entry, raise_at_leaf, where
+from .operands import LEAF_ERRORS, raise_at_leaf, transformed, where
 
 SelfT = TypeVar("SelfT", bound="Casting")
 
@@ -77,7 +77,7 @@ class Casting(Moving):
         try:
             return self._with_leaves(foreach(_CLONE, leaves), levels)
         except LEAF_ERRORS as error:
-            raise_at_leaf(error, "clone", self, _CLONE, leaves)
+            raise_at_leaf(error, "clone", self, _CLONE.single, leaves)
 
     def copy(self: SelfT) -> SelfT:
         """Return a new collection around the same leaves: ``clone(recurse=False)``.
@@ -478,11 +478,7 @@ def _new(
             pin_memory=bool(pin_memory),
         )
 
-    plan = NewBatch(node.batch_size, new, make)
-    try:
-        result = node._transform(plan)
-    except LEAF_ERRORS as error:
-        raise_at_entry(error, name, node, plan.leaf)
+    result = transformed(name, node, NewBatch(node.batch_size, new, make))
     if label != result.device:
         relabel(result, label)
     return result

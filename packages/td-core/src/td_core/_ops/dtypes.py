@@ -13,7 +13,7 @@ from torch import Tensor
 from .._collection import Core
 from .._foreach import PLAIN
 from ..typing import NestedKey
-from .operands import LEAF_ERRORS, raise_at_entry
+from .operands import each_leaf
 
 SelfT = TypeVar("SelfT", bound="Dtypes")
 T_co = TypeVar("T_co", covariant=True)
@@ -82,10 +82,7 @@ def _cast(node: Any, name: str, leaf: Callable[[Tensor], Tensor], cast_filter: C
     cast_filter = node._cast_filter if cast_filter is None else cast_filter
     if cast_filter is not None:
         return cast_some(node, leaf, cast_filter)
-    try:
-        return node._map(leaf)
-    except LEAF_ERRORS as error:
-        raise_at_entry(error, name, node, leaf)
+    return each_leaf(name, node, leaf)
 
 
 def cast_some(node: Any, leaf: Callable[[Tensor], Tensor], cast_filter: CastFilter) -> Any:

@@ -5,11 +5,13 @@ A level is read in one go, so that writers in other threads cannot disturb the w
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from .._collection import Child, Core, dense
-from .._keys import join_key
-from .._views import IsLeaf
+from .._keys import unravel_key_to_tuple
+from .._views import IsLeaf, holds_no_entries
 from ..errors import KeyTakenError
 
 
@@ -41,21 +43,18 @@ def flat_entries(root: Core, separator: str, is_leaf: IsLeaf | None) -> dict[str
 
 
 def _flat_collision(root: Core, separator: str, is_leaf: IsLeaf | None) -> KeyTakenError:
-    seen: dict[str, tuple[str, ...]] = {}
-    todo: list[tuple[tuple[str, ...], Core]] = [((), root)]
-    while todo:
-        at, node = todo.pop()
-        for key, child in dict(node._children()).items():
-            path = (*at, key)
-            if isinstance(child, Tensor) or child._opaque or (is_leaf is not None and is_leaf(type(child))):
-                other = seen.setdefault(separator.join(path), path)
-                if other is not path:
-                    return KeyTakenError(
-                        f"cannot flatten the keys: {join_key(other[:-1], other[-1])!r} and {join_key(at, key)!r} would "
-                        f"both be {separator.join(path)!r}; use another separator than {separator!r}"
-                    )
-            else:
-                todo.append((path, child))
+    def is_kept(cls: type) -> bool:
+        return holds_no_entries(cls) or (is_leaf is not None and is_leaf(cls))
+
+    seen: dict[str, Any] = {}
+    for key in root.keys(True, True, is_kept):  # type: ignore[attr-defined]
+        joined = separator.join(unravel_key_to_tuple(key))
+        other = seen.setdefault(joined, key)
+        if other is not key:
+            return KeyTakenError(
+                f"cannot flatten the keys: {other!r} and {key!r} would both be {joined!r}; use another separator than "
+                f"{separator!r}"
+            )
     # Only a writer in another thread can make a collision vanish.
     return KeyTakenError(
         "cannot flatten the keys: another thread changed them meanwhile; lock_() the collection"

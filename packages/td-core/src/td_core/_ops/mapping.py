@@ -218,12 +218,10 @@ class _Walk:
                             value = fn(child)
                         elif single:
                             value = fn((*path, key) if nested_keys and path else key, child)
+                        elif named:
+                            value = fn((*path, key) if nested_keys and path else key, child, *rest)
                         else:
-                            value = (
-                                fn((*path, key) if nested_keys and path else key, child, *rest)
-                                if named
-                                else fn(child, *rest)
-                            )
+                            value = fn(child, *rest)
                     except Exception as error:
                         note_key(error, (*path, key))
                         raise

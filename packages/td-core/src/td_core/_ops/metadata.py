@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from .._collection import Core, dense, every_level, missing_key
+from .._collection import Child, Core, dense, every_level, missing_key
 from .._keys import unravel_key_to_tuple
 from .._labels import relabel
 from .._names import Names, check_names
@@ -271,11 +271,7 @@ class Metadata(Core):
         >>> td.data_ptr()["a"].item() == td["a"].data_ptr()
         True
         """
-
-        def address(leaf: Tensor) -> Tensor:
-            return torch.tensor(leaf.untyped_storage().data_ptr() if storage else leaf.data_ptr())
-
-        return _addresses(self, address)
+        return _addresses(self, storage)
 
     def bytes(self, *, count_duplicates: bool = True) -> int:
         """Return the number of bytes of the leaves and of their gradients.
@@ -406,16 +402,12 @@ def _distinct(leaves: list[Tensor]) -> list[Tensor]:
     return list(found.values())
 
 
-def _addresses(node: Core, address: Callable[[Tensor], Tensor]) -> Any:
-    if node._opaque:
-        return node
-    stacked = node._stacked()
-    children = node._children() if stacked is None else {str(i): each for i, each in enumerate(stacked[0])}
-    return dense(
-        {
-            key: address(child) if isinstance(child, Tensor) else _addresses(child, address)
-            for key, child in dict(children).items()
-        },
-        torch.Size(()),
-        torch.device("cpu"),
-    )
+def _addresses(entry: Child, storage: bool) -> Any:
+    if isinstance(entry, Tensor):
+        return torch.tensor(entry.untyped_storage().data_ptr() if storage else entry.data_ptr())
+    if entry._opaque:
+        return entry
+    stacked = entry._stacked()
+    children = entry._children() if stacked is None else {str(i): each for i, each in enumerate(stacked[0])}
+    addresses = {key: _addresses(child, storage) for key, child in dict(children).items()}
+    return dense(addresses, torch.Size(), torch.device("cpu"))

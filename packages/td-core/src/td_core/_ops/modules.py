@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .._class_methods import of_class
 from .._collection import Child, Core, dense, show_path
 from .._foreach import PLAIN
+from .._keys import unravel_key_to_tuple
 from .._nodes import KINDS
 from .._torch_private import functorch_level
 from ..errors import KeyPathError, StructureError
@@ -85,12 +86,17 @@ def from_module(
     TensorDict(batch_size=[], fields={0: {bias: f32[3], weight: f32[3,2]}})
     """
     if use_state_dict:
-        result = dense({}, torch.Size())
-        for key, value in module.state_dict().items():
-            result._set_path(tuple(key.split(".")), value)
+        result = _unflattened(module.state_dict())
     else:
         result = _take(module, filter_empty)
     return _finished(result, as_module, lock)
+
+
+def _unflattened(state: dict[str, Any]) -> Any:
+    result = dense({}, torch.Size())
+    for key, value in state.items():
+        result._set_path(tuple(key.split(".")), value)
+    return result
 
 
 def _finished(result: Any, as_module: bool, lock: bool) -> Any:
@@ -348,12 +354,8 @@ class Modules(Core):
 
     def _load_into(self: Any, module: nn.Module, swap_dest: Any) -> Any:
         state = {key: value.detach().clone() for key, value in module.state_dict().items()}
-        flat = {
-            ".".join(key) if isinstance(key, tuple) else key: leaf for key, leaf in self.items(True, True)
-        }
-        swap = dense({}, torch.Size())
-        for key, value in state.items():
-            swap._set_path(tuple(key.split(".")), value)
+        flat = {".".join(unravel_key_to_tuple(key)): leaf for key, leaf in self.items(True, True)}
+        swap = _unflattened(state)
         try:
             module.load_state_dict(flat)
             if swap_dest is not None:

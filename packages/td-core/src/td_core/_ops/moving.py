@@ -14,7 +14,7 @@ from .._attachments import attachments
 from .._buffers import has_memory
 from .._collection import Core, same
 from .._devices import as_device, wait_for
-from .._foreach import PLAIN, Op
+from .._foreach import PLAIN
 from .._labels import relabel
 from .._locking import refuse_if_locked_below
 from ..typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
@@ -251,7 +251,7 @@ class Moving(Dtypes):
         try:
             moved = move(leaves, target, pin=non_blocking_pin, threads=num_threads)
         except LEAF_ERRORS as error:
-            raise_at_leaf(error, "to", source, Op(None, _call_to(leaves, goal, target.dtype, False)), leaves)
+            raise_at_leaf(error, "to", source, _call_to(leaves, goal, target.dtype, False), leaves)
         result: Any = source._with_leaves(moved, levels)
         if inplace:
             put_back(self, result)

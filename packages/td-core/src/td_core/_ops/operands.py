@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -17,12 +17,13 @@ from torch import Tensor
 from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
 from .._foreach import PLAIN, Op, columns, foreach, odd_first, shares_grad
 from .._known_looks import KnownLooks
-from .._plans import broadcast_shape
+from .._plans import ShapePlan, broadcast_shape
 from .._ragged import shown_shape
 from ..errors import BatchSizeError, StructureError
 from .key_trees import Row, build
 from .leaf_writes import COPY, apart, check_writable, contiguous, copy_all, refuse_grad
 
+CoreT = TypeVar("CoreT", bound=Core)
 Operand = Any  # Core | Tensor | numpy array | number
 
 NUMBERS = (int, float, complex, np.generic, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -80,7 +81,7 @@ def combine(
     try:
         return node._with_leaves(foreach(this, leaves, operand), levels)
     except LEAF_ERRORS as error:
-        raise_at_leaf(error, name, node, this, leaves, operand)
+        raise_at_leaf(error, name, node, this.single, leaves, operand)
 
 
 def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
@@ -312,6 +313,8 @@ def _path_of(node: Any, leaf: Tensor) -> tuple[str, ...]:
             if child is leaf:
                 return (*at, key)
             if isinstance(child, Core):
+                if child._shows_tensor and child._leaves()[0] is leaf:
+                    return (*at, key)
                 todo.append((child, (*at, key)))
     return ()
 
@@ -340,7 +343,7 @@ def copy_named(
 
 
 def raise_at_leaf(
-    error: Exception, name: str, node: Core, this: Op, leaves: list[Tensor], *operands: Any
+    error: Exception, name: str, node: Core, single: Callable[..., Any], leaves: list[Tensor], *operands: Any
 ) -> NoReturn:
     """Raise the error that says at which leaf an operation fails."""
     try:
@@ -349,7 +352,7 @@ def raise_at_leaf(
         for i, leaf in enumerate(leaves):
             others = _each(operands, i)
             try:
-                this.single(leaf, *others)
+                single(leaf, *others)
             except LEAF_ERRORS as again:
                 shapes = [list(shown_shape(item)) for item in (leaf, *others) if isinstance(item, Tensor)]
                 message = f"cannot compute {name}: {where(node, leaf)}: {again} (shapes {shapes})"
@@ -360,12 +363,12 @@ def raise_at_leaf(
         del error
 
 
-def each_leaf(name: str, node: Any, this: Op) -> Any:
-    """Return the collection of ``this.single(leaf)``; an error says at which leaf it fails."""
+def each_leaf(name: str, node: Any, single: Callable[[Tensor], Tensor]) -> Any:
+    """Return the collection of ``single(leaf)``; an error says at which leaf it fails."""
     try:
-        return node._map(this.single)
+        return node._map(single)
     except LEAF_ERRORS as error:
-        raise_at_leaf(error, name, node, this, node._leaves())
+        raise_at_leaf(error, name, node, single, node._leaves())
 
 
 def raise_at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tensor], Any]) -> NoReturn:
@@ -384,6 +387,14 @@ def raise_at_entry(error: Exception, name: str, node: Any, leaf: Callable[[Tenso
         raise error
     finally:
         del error
+
+
+def transformed(name: str, node: CoreT, plan: ShapePlan) -> CoreT:
+    """Return the result of a shape plan; an error says at which entry it fails."""
+    try:
+        return node._transform(plan)
+    except LEAF_ERRORS as error:
+        raise_at_entry(error, name, node, plan.leaf)
 
 
 def _filler(default: Any) -> Callable[[Tensor], Tensor] | None:

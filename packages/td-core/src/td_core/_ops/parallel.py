@@ -82,7 +82,6 @@ class Parallel(Core):
             fn,
             _parts(self, dim, positions, index_with_generator),
             _parts(out, dim, positions, False) if in_workers else [None] * len(positions),
-            len(positions),
             workers=workers,
             pool=pool,
             generator=generator,
@@ -138,7 +137,6 @@ class Parallel(Core):
             fn,
             _parts(self, dim, positions, index_with_generator),
             [None] * len(positions),
-            len(positions),
             workers=workers,
             pool=pool,
             generator=generator,
@@ -191,7 +189,7 @@ def _positions(size: int, chunksize: int | None, num_chunks: int | None, workers
     return [slice(start, min(start + chunksize, size)) for start in range(0, max(size, 1), chunksize)]
 
 
-def _parts(td: Any, dim: int, positions: list[Any], one_by_one: bool) -> Iterable[Any]:
+def _parts(td: Any, dim: int, positions: list[Any], one_by_one: bool) -> Any:
     """Return the collections at some positions; cut when they are asked for, or all now."""
     parts = (td._index(_at(dim, position)) for position in positions)
     return parts if one_by_one else list(parts)
@@ -204,8 +202,7 @@ def _at(dim: int, position: Any) -> tuple[Any, ...]:
 def _run(
     fn: Callable[[Any], Any],
     chunks: Iterable[Any],
-    outs: Iterable[Any],
-    count: int,
+    outs: list[Any],
     *,
     workers: int,
     pool: Any,
@@ -226,13 +223,13 @@ def _run(
         results = run(
             fn,
             ((_detached(chunk), out) for _, (chunk, out) in tasks),
-            num_workers=min(workers, max(count, 1)),
+            num_workers=min(workers, max(len(outs), 1)),
             seed=seed,
             max_tasks_per_child=max_tasks_per_child,
             worker_threads=worker_threads,
             start_method=start_method,
         )
-    return iter(_tqdm()(results, total=count)) if pbar else results
+    return iter(_tqdm()(results, total=len(outs))) if pbar else results
 
 
 def _here(call: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:

@@ -1,7 +1,6 @@
 """Pointwise operations: one assignment for each regular one, a plain method for each irregular one.
 
-An operand is a number, a tensor that broadcasts against the *batch dims* (not the trailing dims of each leaf), or a
-collection of the same structure whose batch size broadcasts.
+See :mod:`.operands` for what an operand is.
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ def unary(name: str, what: str) -> Callable[[SelfT], SelfT]:
             levels = self._collect(leaves)
             return self._with_leaves(foreach(this, leaves), levels)
         except LEAF_ERRORS as error:
-            raise_at_leaf(error, name, self, this, self._leaves())
+            raise_at_leaf(error, name, self, this.single, self._leaves())
 
     example = f'torch.equal(td.{name}()["a"], torch.{name}(td["a"]))'
     return _document(method, name, f"Return, for each element, {what}.", example)
@@ -394,7 +393,7 @@ class Pointwise(Core):
 
     def __invert__(self: SelfT) -> SelfT:
         """Return the bitwise not of each element, the logical one of bools."""
-        return each_leaf("~td", self, OPS["bitwise_not"])  # type: ignore[no-any-return]
+        return each_leaf("~td", self, torch.bitwise_not)  # type: ignore[no-any-return]
 
     def add(self: SelfT, other: Operand, *, alpha: float | None = None, default: Any = None) -> SelfT:
         """Return the sum with ``alpha`` times ``other``; operands and errors as for :meth:`mul`.
@@ -468,7 +467,7 @@ class Pointwise(Core):
         if min is None and max is None:
             raise TypeError("clamp() needs min, max or both; got neither")
         if isinstance(min, NUMBERS) and isinstance(max, NUMBERS):
-            result: SelfT = each_leaf("clamp", self, Op(None, methodcaller("clamp", min, max)))
+            result: SelfT = each_leaf("clamp", self, methodcaller("clamp", min, max))
         else:
             result = self if min is None else self.clamp_min(min)
             result = result if max is None else result.clamp_max(max)
@@ -549,7 +548,7 @@ class Pointwise(Core):
         try:
             return self._with_leaves(foreach(this, leaves, *operands))
         except LEAF_ERRORS as error:
-            raise_at_leaf(error, name, self, this, leaves, *operands)
+            raise_at_leaf(error, name, self, this.single, leaves, *operands)
 
 
 def _valued(this: Op, value: float | None) -> Op:

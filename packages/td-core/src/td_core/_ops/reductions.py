@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, dense, same, show_path
-from .._foreach import Op, foreach, op
+from .._foreach import foreach, op
 from .._plans import ShapePlan, as_int, wrap_dim
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, NestedKey, NoDefault
 from .dim_plans import Pair, Reduce, Scan, caller, caller_of_one, features
-from .operands import LEAF_ERRORS, named, raise_at_entry, raise_at_leaf, write_out
+from .operands import LEAF_ERRORS, named, raise_at_entry, raise_at_leaf, transformed, write_out
 
 SelfT = TypeVar("SelfT", bound="Reductions")
 
@@ -205,25 +205,23 @@ def _reduce(
             make = caller(name, keep, options)
         if reduce:
             return make(dims)(_together(node, name, None if dims is None else dims[0]))
-        result = _planned(node, name, Reduce(tuple(node.batch_size), dims, keep, make))
+        result = transformed(name, node, Reduce(tuple(node.batch_size), dims, keep, make))
     return result if key_transform is None else _with_keys(result, key_transform)
 
 
-def _of_all(
-    node: Core, name: str, combine: Callable[[Iterable[Any]], bool], leaf: Callable[[Tensor], Tensor]
-) -> bool:
+def _truth(
+    node: Any, combine: Callable[[Iterable[Any]], bool], leaf: Callable[[Tensor], Any], dim: Any
+) -> Any:
+    """Return what ``all`` and ``any`` do: one bool, or a collection of bools."""
+    name = combine.__name__
+    if dim is not None:
+        dims = _dims_of(node, name, dim)
+        return transformed(name, node, Reduce(tuple(node.batch_size), dims, False, caller(name, False, {})))
     leaves = node._leaves()
     try:
         return combine(map(leaf, leaves))
     except LEAF_ERRORS as error:
-        raise_at_leaf(error, name, node, Op(None, lambda value: bool(leaf(value))), leaves)
-
-
-def _planned(node: SelfT, name: str, plan: ShapePlan) -> SelfT:
-    try:
-        return node._transform(plan)
-    except LEAF_ERRORS as error:
-        raise_at_entry(error, name, node, plan.leaf)
+        raise_at_leaf(error, name, node, lambda value: bool(leaf(value)), leaves)
 
 
 def _norms(leaves: list[Tensor]) -> Callable[[Tensor], Tensor]:
@@ -380,9 +378,7 @@ class Reductions(Core):
         >>> td.all(), td.all(0)["a"]
         (False, tensor(False))
         """
-        if dim is None:
-            return _of_all(self, "all", all, Tensor.all)
-        return _planned(self, "all", _truth_plan(self, "all", dim))
+        return _truth(self, all, Tensor.all, dim)
 
     def any(self, dim: int | str | None = None) -> Any:
         """Tell whether any element is true, as one bool; with ``dim`` return a collection of bools, as :meth:`all`.
@@ -391,9 +387,7 @@ class Reductions(Core):
         >>> td.any(), td.any(0)["a"]
         (True, tensor(True))
         """
-        if dim is None:
-            return _of_all(self, "any", any, Tensor.any)
-        return _planned(self, "any", _truth_plan(self, "any", dim))
+        return _truth(self, any, Tensor.any, dim)
 
     def norm(
         self: SelfT,
@@ -415,7 +409,7 @@ class Reductions(Core):
         leaf: Callable[[Tensor], Tensor] = partial(torch.linalg.vector_norm, dtype=dtype)
         if dtype is None and self._stacked() is None and not torch.compiler.is_compiling():
             leaf = _norms(self._leaves())
-        result = _planned(self, "norm", Reduce(tuple(self.batch_size), None, False, lambda dims: leaf))
+        result = transformed("norm", self, Reduce(tuple(self.batch_size), None, False, lambda dims: leaf))
         if key_transform is not None:
             result = _with_keys(result, key_transform)
         return result if out is None else write_out("norm", result, out)
@@ -435,7 +429,7 @@ class Reductions(Core):
         if dims is None:
             dims = tuple(range(len(self.batch_size)))
         make = caller("logsumexp", keepdim, {})
-        result = _planned(self, "logsumexp", Reduce(tuple(self.batch_size), dims, keepdim, make))
+        result = transformed("logsumexp", self, Reduce(tuple(self.batch_size), dims, keepdim, make))
         return result if out is None else write_out("logsumexp", result, out)
 
     def quantile(
@@ -488,7 +482,7 @@ class Reductions(Core):
             plan = Reduce(
                 tuple(self.batch_size), dims, keep, make, None if dims is None and not keep else front
             )
-            result = _planned(self, "quantile", plan)
+            result = transformed("quantile", self, plan)
         return result if key_transform is None else _with_keys(result, key_transform)
 
     def softmax(self: SelfT, dim: int | str, dtype: torch.dtype | None = None) -> SelfT:
@@ -506,8 +500,4 @@ class Reductions(Core):
         def make(at: int) -> Callable[[Tensor], Tensor]:
             return methodcaller("softmax", at, dtype)
 
-        return _planned(self, "softmax", Scan(tuple(self.batch_size), place, make))
-
-
-def _truth_plan(node: Any, name: str, dim: Any) -> ShapePlan:
-    return Reduce(tuple(node.batch_size), _dims_of(node, name, dim), False, caller(name, False, {}))
+        return transformed("softmax", self, Scan(tuple(self.batch_size), place, make))

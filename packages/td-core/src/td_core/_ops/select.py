@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -138,10 +139,7 @@ class Selecting(Shaping):
             mine: Any = self
             theirs: Any = other
             if pad is not None:
-
-                def fill(leaf: Tensor) -> Tensor:
-                    return torch.full_like(leaf, pad)
-
+                fill = partial(torch.full_like, fill_value=pad)
                 mine, theirs = with_keys_of(self, other, fill), with_keys_of(other, self, fill)
             result = _choose(mine, theirs, condition)
         if out is None:
@@ -200,7 +198,7 @@ def _mapped(name: str, node: Any, this: Op, mask: Tensor, value: float | complex
     try:
         return node._with_leaves(foreach(this, leaves, masks, value), levels)
     except LEAF_ERRORS as error:
-        raise_at_leaf(error, name, node, this, leaves, masks, value)
+        raise_at_leaf(error, name, node, this.single, leaves, masks, value)
 
 
 def _masks(node: Any, mask: Tensor) -> list[Tensor]:
@@ -255,7 +253,7 @@ def _choose_or(node: Any, value: Any, condition: Tensor) -> Any:
             return _mapped("where", node, _WHERE, condition, value)
     if isinstance(value, Tensor) and value.ndim:
         node = node.contiguous()
-    other = each_leaf("where", node, Op(None, _filled_with(value)))
+    other = each_leaf("where", node, _filled_with(value))
     return _choose(node, other, condition)
 
 

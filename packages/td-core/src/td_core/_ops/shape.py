@@ -17,7 +17,6 @@ from torch import Tensor
 
 from .. import _shape_plans as shapes
 from .._collection import Core, changed_meanwhile, dense, has_lazy_stack
-from .._foreach import Op
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
@@ -67,11 +66,11 @@ class Shaping(Entries, Locking):
         """
         if size is not None or not shape or type(shape[0]) is not int:
             if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-                this = Op(None, methodcaller("view", shape[0]))
+                as_dtype = methodcaller("view", shape[0])
                 try:
-                    return self.apply(this.single, batch_size=batch_size)  # type: ignore[attr-defined, no-any-return]
+                    return self.apply(as_dtype, batch_size=batch_size)  # type: ignore[attr-defined, no-any-return]
                 except LEAF_ERRORS as error:
-                    raise_at_leaf(error, "view", self, this, self._leaves())
+                    raise_at_leaf(error, "view", self, as_dtype, self._leaves())
             shape = ints_of("view", shape, size)
         if batch_size is not None:
             raise TypeError("view() takes batch_size= with a dtype only; give the new batch dims as size=")

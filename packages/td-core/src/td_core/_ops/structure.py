@@ -24,6 +24,7 @@ from .._views import IsLeaf, holds_no_entries
 from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
 from .batch_size import as_batch_size
+from .entries import contained
 from .flattening import flat_entries, nested_entries
 from .key_trees import Asked, KeyTree, Row, build, key_tree, restrict
 from .update import Updating
@@ -449,16 +450,12 @@ def _without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
                 target[key] = inner
                 rows.append((child, inner, target, key))
                 todo.append((child, below, inner))
-    if not prune:
-        return build(rows)
-    kept: list[Row] = []
-    for row in reversed(rows):
-        node, children, parent, key = row
-        if parent is not None and not children and node._children():
-            del parent[key]
-        else:
-            kept.append(row)
-    return build(kept[::-1])
+    if prune:
+        for node, children, parent, key in reversed(rows):
+            if parent is not None and not children and node._children():
+                del parent[key]
+        rows = [row for row in rows if row[2] is None or row[3] in row[2]]
+    return build(rows)
 
 
 def _keep_in_place(root: Core, tree: KeyTree) -> None:
@@ -563,12 +560,8 @@ def _replace_all(root: Core, other: Core) -> None:
 def unchanged_on_error(root: Core) -> Iterator[None]:
     """Give every level its entries back where what is done in between raises."""
     # A wrapper would wrap what it gets back anew.
-    levels = [root._inner()]
-    for node in levels:
-        levels.extend(child._inner() for child in node._nested())
-    before = [
-        (node, dict(node._children())) for node in levels if not node._opaque and node._stacked() is None
-    ]
+    levels = [node for node in contained(root) if not node._opaque and node._stacked() is None]
+    before = [(node, dict(node._children())) for node in levels]
     try:
         yield
     except BaseException:  # a Ctrl-C too: no entry is lost

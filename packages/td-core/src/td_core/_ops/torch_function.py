@@ -18,7 +18,7 @@ from .._devices import as_device
 from .._labels import relabel
 from .._torch_private import is_caller
 from .joining import cat, stack
-from .operands import LEAF_ERRORS, raise_at_entry
+from .operands import each_leaf
 
 Handler = Callable[..., Any]
 
@@ -111,10 +111,7 @@ def _like(function: Callable[..., Tensor], input: Any, *args: Any, **kwargs: Any
     if not isinstance(input, Core):
         raise TypeError(f"torch.{function.__name__}() takes a collection as its first argument only")
     leaf = (lambda leaf: function(leaf, *args, **kwargs)) if args else partial(function, **kwargs)
-    try:
-        result = input._map(leaf if args or kwargs else function)
-    except LEAF_ERRORS as error:
-        raise_at_entry(error, function.__name__, input, leaf)
+    result = each_leaf(function.__name__, input, leaf if args or kwargs else function)
     device = kwargs.get("device")
     if device is not None:
         relabel(result, as_device(device))
