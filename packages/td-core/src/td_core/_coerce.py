@@ -161,9 +161,7 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
         return coercer.convert(value, batch_size, device)
     if isinstance(value, Mapping):
         return nest(value, batch_size, device, path)
-    if isinstance(value, NUMBERS):
-        return torch.as_tensor(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+    if isinstance(value, NUMBERS) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc"):
         return torch.as_tensor(value)
     fields = struct_fields(value)
     if fields is not None:
@@ -229,11 +227,8 @@ def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
     if array.dtype.kind not in "biufc":
         return None
     # torch, not numpy, decides the dtype of Python floats.
-    return (
-        torch.tensor(value)
-        if not any(isinstance(item, np.ndarray) for item in value)
-        else torch.as_tensor(array)
-    )
+    arrays = any(isinstance(item, np.ndarray) for item in value)
+    return torch.as_tensor(array) if arrays else torch.tensor(value)
 
 
 def _stacked(value: list[Any] | tuple[Any, ...]) -> Tensor | None:

@@ -98,12 +98,9 @@ def from_dict(
     torch.Size([3])
     """
     # A type check is several times faster than isinstance with an abstract class.
-    plain = type(d) is dict
-    if not plain and isinstance(d, Core):
-        batch_size = (
-            d.batch_size if batch_size is None and not auto_batch_size and batch_dims is None else batch_size
-        )
-    if not plain:
+    if type(d) is not dict:
+        if isinstance(d, Core) and batch_size is None and not auto_batch_size and batch_dims is None:
+            batch_size = d.batch_size
         d = _entries("from_dict", d)
     return _build(d, batch_size, device, names, bool(auto_batch_size), batch_dims)
 
@@ -174,11 +171,12 @@ def from_struct_array(
     >>> from_struct_array(numpy.array([(1, 2.0), (3, 4.0)], dtype=[("x", "i4"), ("y", "f8")]))
     TensorDict(batch_size=[2], fields={x: i32[], y: f64[]})
     """
-    if not isinstance(struct_array, (np.ndarray, np.void)) or struct_array.dtype.names is None:
+    fields = struct_fields(struct_array)
+    if fields is None:
         raise TypeError(f"from_struct_array takes a structured array; got {type(struct_array).__name__}")
     if batch_size is None and not auto_batch_size and batch_dims is None:
         batch_size = struct_array.shape
-    return _build(_content(struct_array), batch_size, device, None, auto_batch_size, batch_dims)
+    return _build(fields, batch_size, device, None, auto_batch_size, batch_dims)
 
 
 def from_list(

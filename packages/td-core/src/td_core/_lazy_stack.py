@@ -490,13 +490,13 @@ class LazyStackedTensorDict(TensorDictBase):
             return self._members[picks]._transform(inner) if inner is not None else self._members[picks]
         members = self._members if picks is None else [self._members[i] for i in picks]
         if not members and not self._opaque:
-            return nothing_of(self, torch.Size(plan.lead + self.batch_size[plan.n :]))
+            return nothing_of(self, plan.resized(self.batch_size))
         result = self._like(
             [member._shallow() if inner is None else member._transform(inner) for member in members],
             stack_dim,
         )
         if not members:
-            result._empty_size = torch.Size(plan.lead + self.batch_size[plan.n :])
+            result._empty_size = plan.resized(self.batch_size)
         if (
             self._stack_dim_name is not None
             and self._stack_dim < plan.n
@@ -509,7 +509,7 @@ class LazyStackedTensorDict(TensorDictBase):
         """Return the result of a plan on members that cannot be stacked: their elements, side by side."""
         old = self.batch_size[: plan.n]
         if 0 in plan.lead:
-            return nothing_of(self, torch.Size(plan.lead + self.batch_size[plan.n :]))
+            return nothing_of(self, plan.resized(self.batch_size))
         return self._built(plan.leaf(torch.arange(old.numel(), device="cpu").view(old)).tolist(), old)
 
     def _built(self, positions: Any, size: torch.Size) -> Any:
@@ -563,7 +563,7 @@ class LazyStackedTensorDict(TensorDictBase):
         together = len(mine) == len(items) and all(item._stack_dim == self._stack_dim for item in mine)
         if together and not plan.stacks and plan.dim == self._stack_dim:
             joined = self._like([member for item in mine for member in item._members])
-            joined._empty_size = torch.Size(plan.lead + self.batch_size[plan.n :])
+            joined._empty_size = plan.resized(self.batch_size)
             return joined
         kept = plan.member(self._stack_dim) if together else None
         if kept is None or any(len(item._members) != len(self._members) for item in mine):
@@ -580,7 +580,7 @@ class LazyStackedTensorDict(TensorDictBase):
         joined = self._like(
             [column[0]._join(column, each, path) for column, each in zip(columns, plans)], stack_dim
         )
-        joined._empty_size = torch.Size(plan.lead + self.batch_size[plan.n :])
+        joined._empty_size = plan.resized(self.batch_size)
         return joined
 
     def __getitem__(self, index: Any) -> Any:

@@ -63,8 +63,7 @@ def unlock(root: Core) -> None:
         node._locked = False
         node._lock_parents = None
         node._attachments = None
-        for child in node._nested():
-            todo.append(child._inner())
+        todo.extend(child._inner() for child in node._nested())
 
 
 def _is_part(node: Any) -> bool:

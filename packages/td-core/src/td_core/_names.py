@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .errors import DimNamesError, StructureError
@@ -35,12 +35,6 @@ def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | 
     if len(set(given)) != len(given):
         raise DimNamesError(f"dim names must be unique; got {list(result)}")
     return result if given else None
-
-
-def move_names(names: Names, dims: Iterable[int | None], n: int) -> Names | None:
-    """Return the names after the first ``n`` dims became ``dims`` (old positions, None for new dims)."""
-    moved = tuple(None if dim is None else names[dim] for dim in dims) + names[n:]
-    return moved if any(name is not None for name in moved) else None
 
 
 def fit_names(names: Names | None, ndim: int) -> Names | None:

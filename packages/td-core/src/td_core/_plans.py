@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._names import Names
 from .errors import DimError
 
 Shape = tuple[int, ...]
@@ -78,6 +79,17 @@ class ShapePlan:
     def dims(self) -> tuple[int | None, ...]:
         """For each new leading dim, the old dim whose name it keeps; here every dim keeps its own."""
         return tuple(range(self.n))
+
+    def resized(self, size: torch.Size) -> torch.Size:
+        """Return what becomes of the batch size of a node."""
+        return torch.Size(self.lead + size[self.n :])
+
+    def renamed(self, names: Names | None) -> Names | None:
+        """Return what becomes of the dim names of a node."""
+        if names is None:
+            return None
+        moved = tuple([None if dim is None else names[dim] for dim in self.dims()]) + names[self.n :]
+        return moved if any(name is not None for name in moved) else None
 
     def along(self, stack_dim: int) -> Along | None:
         """Say what a lazy stack does with its members; None: they must be stacked first."""

@@ -143,10 +143,7 @@ def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
 
 
 def _shape(child: Tensor | Core) -> tuple[Any, ...]:
-    try:
-        return child.shape  # type: ignore[union-attr]
-    except RuntimeError:
-        return shown_shape(child)  # type: ignore[arg-type]
+    return shown_shape(child) if isinstance(child, Tensor) else child.batch_size
 
 
 def _common(first: torch.Size, second: tuple[Any, ...]) -> torch.Size:

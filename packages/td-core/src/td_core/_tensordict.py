@@ -30,7 +30,7 @@ from ._devices import as_device
 from ._foreach import PLAIN
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
-from ._names import Names, check_names, fit_names, move_names
+from ._names import Names, check_names, fit_names
 from ._ops.batch_size import as_batch_size
 from ._ops.join_levels import rows, why_not_joined
 from ._plans import ShapePlan
@@ -566,7 +566,7 @@ class TensorDict(TensorDictBase):
         leaf, lead, n, old = plan.leaf, plan.lead, plan.n, self._batch_size
         # Slicing a Size and putting one together are among the dearest steps of a small operation.
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead else old[n:]
-        names = None if self._names is None else move_names(self._names, plan.dims(), n)
+        names = None if self._names is None else plan.renamed(self._names)
         level = self._data.copy()
         root = _node(type(self), level, size, self._device, names)
         todo: list[dict[str, Child]] = []
@@ -585,7 +585,7 @@ class TensorDict(TensorDictBase):
                         data,
                         size if inner == old else torch.Size(lead + inner[n:]),
                         child._device,
-                        None if child._names is None else move_names(child._names, plan.dims(), n),
+                        None if child._names is None else plan.renamed(child._names),
                     )
                     todo.append(data)
                 else:
@@ -622,7 +622,7 @@ class TensorDict(TensorDictBase):
         """Return one empty node for each part of an exploding plan."""
         cls, device, n = type(self), self._device, plan.n
         tail = self._batch_size[n:]
-        names = None if self._names is None else move_names(self._names, plan.dims(), n)
+        names = None if self._names is None else plan.renamed(self._names)
         leads = plan.leads
         if leads and len(leads[0]) < n:
             sizes = [torch.Size(leads[0] + tail)] * len(leads)  # the parts of an unbind share one
@@ -632,7 +632,7 @@ class TensorDict(TensorDictBase):
 
     def _join(self: SelfT, items: Sequence[Core], plan: ShapePlan, path: tuple[str, ...] = ()) -> SelfT:
         leaf, lead, n = plan.leaf, plan.lead, plan.n
-        names = None if self._names is None else move_names(self._names, plan.dims(), n)
+        names = None if self._names is None else plan.renamed(self._names)
         old = self._batch_size
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead or n else old
         columns: list[dict[str, Child]] = [
@@ -661,7 +661,7 @@ class TensorDict(TensorDictBase):
                         below[0],
                         size if child._batch_size == old else torch.Size(lead + child._batch_size[n:]),
                         child._device,
-                        None if child._names is None else move_names(child._names, plan.dims(), n),
+                        None if child._names is None else plan.renamed(child._names),
                     )
                     todo.append((below, (*at, key)))
                 else:

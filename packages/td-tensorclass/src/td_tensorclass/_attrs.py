@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from td_core._collection import Core
+from td_core._ops.key_trees import Row, build
 
 from ._tensorclass import TensorClass
 
@@ -60,8 +60,7 @@ class TensorAttrs(TensorClass, autocast=True):
 
 def attrs_of(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
     """Return the structure of a collection, without batch dims, with TensorAttrs in place of its leaves."""
-    top: dict[str, Any] = {}
-    levels: list[tuple[Core, dict[str, Any], dict[str, Any], str]] = [(root, {}, top, "")]
+    levels: list[Row] = [(root, {}, None, "")]
     leaves: list[Tensor] = []
     places: list[tuple[dict[str, Any], str]] = []
     for node, out, _, _ in levels:
@@ -76,6 +75,4 @@ def attrs_of(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:
     with ThreadPoolExecutor(num_threads) if num_threads else nullcontext() as pool:
         for (out, key), found in zip(places, (pool.map if pool else map)(describe, leaves), strict=True):
             out[key] = found
-    for node, out, parent, key in reversed(levels):
-        parent[key] = node._with_children(out, batch_size=torch.Size(), names=None)
-    return top[""]
+    return build(levels, lambda node, out: node._with_children(out, batch_size=torch.Size(), names=None))

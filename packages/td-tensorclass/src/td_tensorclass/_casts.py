@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_origin
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from td_core import TensorDict
 from td_core._collection import Core
 
 from ._non_tensor import NonTensorData
-from ._schema import Schema
+from ._schema import Schema, choices
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_, np.ndarray)
 
@@ -34,7 +34,7 @@ def cast_for(schema: Schema) -> Callable[[str, Any], Any]:
         for name in schema.names:
             hint = schema.hint(name)
             if schema.knows(name) and not all(
-                _wants_tensor(each) or collection_class(each) for each in _choices(hint)
+                _wants_tensor(each) or collection_class(each) for each in choices(hint)
             ):
                 raise TypeError(
                     f"{schema.cls.__name__} is tensor_only, so its fields are tensors and collections; "
@@ -60,7 +60,7 @@ def cast_for(schema: Schema) -> Callable[[str, Any], Any]:
         if isinstance(value, Tensor) or (isinstance(value, Core) and not value._opaque):
             return value
         if isinstance(value, Mapping):
-            wanted = [each for each in _choices(schema.hint(name)) if collection_class(each) is not None]
+            wanted = [each for each in choices(schema.hint(name)) if collection_class(each) is not None]
             if wanted or not schema.knows(name):
                 return _from_mapping(wanted[0] if wanted else TensorDict, value)
         return _as_tensor(name, value, "takes tensors only")
@@ -80,13 +80,6 @@ def number_for_batch(hint: Any, value: Any) -> bool:
 def _wants_tensor(hint: Any) -> bool:
     # torch.LongTensor and its like are classes of their own.
     return isinstance(hint, type) and (issubclass(hint, Tensor) or isinstance(hint, type(torch.LongTensor)))
-
-
-def _choices(hint: Any) -> tuple[Any, ...]:
-    """Return what a union consists of, without None."""
-    if get_origin(hint) in (Union, UnionType):
-        return tuple(each for each in get_args(hint) if each is not type(None))
-    return (hint,)
 
 
 def collection_class(hint: Any) -> Any:
@@ -111,7 +104,7 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
     if not isinstance(cls, type) or cls in (Any, object, UnionType):
         if isinstance(value, Mapping) and not isinstance(value, Core):
             return _from_mapping(hint, value)
-        if isinstance(value, (list, tuple)) and not any(map(_wants_tensor, _choices(hint))):
+        if isinstance(value, (list, tuple)) and not any(map(_wants_tensor, choices(hint))):
             return NonTensorData(value)
         return value
     if isinstance(value, cls):

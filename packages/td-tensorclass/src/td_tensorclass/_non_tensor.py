@@ -18,7 +18,7 @@ from td_core import LinkedList, TensorCollection
 from td_core._collection import Core
 from td_core._devices import as_device
 from td_core._locking import refuse_if_locked
-from td_core._names import Names, check_names, move_names
+from td_core._names import Names, check_names
 from td_core._ops.batch_size import as_batch_size
 from td_core._traced import new_object
 from td_core.errors import KeyPathError, StructureError
@@ -191,11 +191,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         return node
 
     def _transform(self: SelfT, plan: Any) -> SelfT:
-        node = self._made(
-            torch.Size(plan.lead + self._batch_size[plan.n :]),
-            self._device,
-            None if self._names is None else move_names(self._names, plan.dims(), plan.n),
-        )
+        node = self._made(plan.resized(self._batch_size), self._device, plan.renamed(self._names))
         root = self if self._root is None else self._root
         # Of one value for a whole batch, there is nothing that a part of the batch could write to; one of a stack is whole.
         if (not root._batch_size or type(root) is not type(self)) and plan.shares:
@@ -204,7 +200,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
 
     def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         tail = self._batch_size[plan.n :]
-        names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
+        names = plan.renamed(self._names)
         return tuple(self._made(torch.Size(lead + tail), self._device, names) for lead in plan.leads)
 
     def _values_for(self, size: torch.Size) -> list[Any]:

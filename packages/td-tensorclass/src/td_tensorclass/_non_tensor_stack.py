@@ -18,7 +18,7 @@ from td_core._collection import Core, show_path
 from td_core._devices import as_device
 from td_core._indexing import plan_index
 from td_core._locking import refuse_if_locked
-from td_core._names import Names, check_names, move_names
+from td_core._names import Names, check_names
 from td_core._ops.batch_size import as_batch_size
 from td_core._plans import coordinates
 from td_core._shape_plans import Reshape, expand_plan, stack_plan, unbind_plan
@@ -95,7 +95,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         size, values = given or torch.Size((0,)), []
         if items:
             plan = stack_plan(items[0].batch_size, stack_dim, len(items))
-            size = torch.Size(plan.lead + items[0].batch_size[plan.n :])
+            size = plan.resized(items[0].batch_size)
             values = side_by_side(items, plan.dim)
             device = items[0].device if device is None else device
         if size.numel() != len(values) or given not in (None, size):
@@ -282,7 +282,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
 
     def _picked(self, plan: Any) -> list[Any]:
         """Return the parts that a plan gives: stacks, or one value each where no dim is left."""
-        names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
+        names = plan.renamed(self._names)
         # What was expanded has values that stand in several places, and is a copy where torch makes one too.
         known = self._places if isinstance(plan, Reshape) and self._places is not None else ()
         shares = plan.shares and len(set(known)) == len(known)
@@ -438,20 +438,8 @@ class NonTensorStack(ValueNode, TensorDictBase):
             )
         return default
 
-    def valid_keys(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: Any = None,
-        *,
-        sort: bool = False,
-    ) -> Any:
-        """Return the keys: none.
-
-        >>> list(NonTensorStack("a").valid_keys())
-        []
-        """
-        return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
+    valid_keys = TensorDictBase.keys
+    """Return the keys: none."""
 
     def __repr__(self) -> str:
         values = str(self.tolist())

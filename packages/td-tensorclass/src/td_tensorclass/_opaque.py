@@ -12,7 +12,7 @@ from td_core import LinkedList
 from td_core._attachments import attachments
 from td_core._collection import Child, Core, keeps_memory, show_path
 from td_core._locking import refuse_if_locked
-from td_core._names import Names, fit_names, move_names
+from td_core._names import Names, fit_names
 from td_core._ops.batch_size import as_batch_size
 from td_core._shape_plans import Join, stack_plan
 from td_core.errors import KeyPathError, StructureError
@@ -182,8 +182,7 @@ class ValueNode(OpaqueNode):
         for item in items:
             if not isinstance(item, ValueNode):
                 raise differing(self, item, path)
-        size = torch.Size(plan.lead + self._batch_size[plan.n :])
-        names = None if self._names is None else move_names(self._names, plan.dims(), plan.n)
+        size, names = plan.resized(self._batch_size), plan.renamed(self._names)
         if self._stays_one(items, plan.stacks):
             return self._made(size, self._device, names)  # type: ignore[attr-defined]
         values = side_by_side(items, plan.dim) if isinstance(plan, Join) else _chosen(items, plan)

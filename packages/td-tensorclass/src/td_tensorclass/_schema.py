@@ -233,7 +233,8 @@ class Schema:
             return Any
         except (SyntaxError, TypeError):
             found = Any  # words, not a type
-        found = _without_none(found)
+        rest = choices(found)
+        found = rest[0] if len(rest) == 1 else found
         try:
             isinstance(None, typing.get_origin(found) or found)
         except TypeError:  # a protocol or a TypedDict, say
@@ -242,11 +243,15 @@ class Schema:
         return found
 
 
-def _without_none(hint: Any) -> Any:
+def choices(hint: Any) -> tuple[Any, ...]:
+    """Return what a union consists of, without None; of anything else, that alone.
+
+    >>> choices(int | str | None), choices(int)
+    ((<class 'int'>, <class 'str'>), (<class 'int'>,))
+    """
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        rest = [each for each in typing.get_args(hint) if each is not type(None)]
-        return rest[0] if len(rest) == 1 else hint
-    return hint
+        return tuple(each for each in typing.get_args(hint) if each is not type(None))
+    return (hint,)
 
 
 def names_around(cls: type, frame: types.FrameType | None) -> dict[str, Any]:

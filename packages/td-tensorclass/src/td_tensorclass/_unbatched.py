@@ -151,7 +151,7 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
         out.append(value.reshape(()))
 
     def _transform(self: SelfT, plan: Any) -> SelfT:
-        return self._with(self._payload, torch.Size(plan.lead + self._batch_size[plan.n :]))
+        return self._with(self._payload, plan.resized(self._batch_size))
 
     def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         tail = self._batch_size[plan.n :]
@@ -164,7 +164,7 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
                     f"cannot join: the UnbatchedTensor at key {path or '()'} differs between items 0 and {i}, and one "
                     "tensor stands for the whole batch; set it again as a plain tensor with the dims of the batch"
                 )
-        return self._with(self._payload, torch.Size(plan.lead + self._batch_size[plan.n :]))
+        return self._with(self._payload, plan.resized(self._batch_size))
 
     def _written_at(self, index: Any, value: Any) -> Core:
         if isinstance(value, UnbatchedNode) and same_value(value._payload, self._payload):
