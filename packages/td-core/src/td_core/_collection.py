@@ -426,8 +426,8 @@ def keeps_memory(fn: Callable[[Tensor], Tensor]) -> bool:
     return fn is same or fn is Tensor.detach or fn is data_of
 
 
-_dense: Any = None
-_lazy: list[Callable[[Sequence[Core], int], Core]] = []
+_dense: Callable[..., Any]
+_lazy_stack: Callable[[Sequence[Core], int], Core]
 
 
 def set_dense(factory: Callable[..., Any]) -> None:
@@ -448,12 +448,13 @@ def dense(
 
 def set_lazy_stack(factory: Callable[[Sequence[Core], int], Core]) -> None:
     """Store how a lazy stack is made; called once, by the module that defines it."""
-    _lazy[:] = [factory]
+    global _lazy_stack
+    _lazy_stack = factory
 
 
 def lazy_stack_of(items: Sequence[Core], dim: int) -> Core:
     """Return a lazy stack around checked items."""
-    return _lazy[0](items, dim)
+    return _lazy_stack(items, dim)
 
 
 def check_same_keys(wanted: Mapping[str, Child], found: Mapping[str, Child], path: tuple[str, ...]) -> None:

@@ -94,37 +94,41 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
         fused is not None
         and leaves
         and functorch_level() is None
-        and (plain or PLAIN.issuperset(map(type, leaves)))
+        and (plain or _all_plain(leaves, *operands))
         and (op.alike is None or op.alike(leaves, *operands))
     ):
-        for operand in () if plain else operands:
-            if type(operand) is list and not PLAIN.issuperset(map(type, operand)):
-                break
+        try:
+            results: Sequence[Tensor] = fused(leaves, *operands)
+        except NotImplementedError:
+            pass  # no kernel for this dtype or device: the loop has more of them, or says why not
+        except RuntimeError as error:
+            # Fused kernels do not write to conjugate and negative views. Their autograd takes no integers beside leaves
+            # that require grad; in place it finds out after it wrote.
+            if "mutable TensorLists" not in str(error) and (
+                "Autograd not support dtype" not in str(error) or _in_place(fused)
+            ):
+                raise
         else:
-            try:
-                results: Sequence[Tensor] = fused(leaves, *operands)
-            except NotImplementedError:
-                pass  # no kernel for this dtype or device: the loop has more of them, or says why not
-            except RuntimeError as error:
-                # Fused kernels do not write to conjugate and negative views. Their autograd takes no integers beside leaves
-                # that require grad; in place it finds out after it wrote.
-                if "mutable TensorLists" not in str(error) and (
-                    "Autograd not support dtype" not in str(error) or _in_place(fused)
-                ):
-                    raise
-            else:
-                if not results or not results[0].requires_grad or all(leaf.requires_grad for leaf in leaves):
-                    return results
-                # Where one leaf requires grad, autograd takes all the results of one call for its own.
-                rows = zip(leaves, *columns(leaves, operands))
-                return [
-                    result
-                    if any(isinstance(each, Tensor) and each.requires_grad for each in row)
-                    else result.detach()
-                    for result, row in zip(results, rows)
-                ]
+            if not results or not results[0].requires_grad or all(leaf.requires_grad for leaf in leaves):
+                return results
+            # Where one leaf requires grad, autograd takes all the results of one call for its own.
+            rows = zip(leaves, *columns(leaves, operands))
+            return [
+                result
+                if any(isinstance(each, Tensor) and each.requires_grad for each in row)
+                else result.detach()
+                for result, row in zip(results, rows)
+            ]
     single = op.single
     return list(map(single, leaves, *columns(leaves, operands)))
+
+
+def _all_plain(*operands: Any) -> bool:
+    """Tell whether fused kernels handle the tensors in some lists as a loop would."""
+    for each in operands:  # noqa: SIM110 -- a generator takes longer
+        if type(each) is list and not PLAIN.issuperset(map(type, each)):
+            return False
+    return True
 
 
 def columns(leaves: list[Tensor], operands: tuple[Any, ...]) -> list[list[Any]]:

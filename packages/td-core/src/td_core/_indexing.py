@@ -63,8 +63,7 @@ class IndexPlan(ShapePlan):
 
     @property
     def shares(self) -> bool:  # type: ignore[override]
-        items = self.index if type(self.index) is tuple else (self.index,)
-        return all(_is_scalar(item) or not isinstance(item, (Tensor, bool)) for item in items)
+        return all(_is_scalar(item) or not isinstance(item, (Tensor, bool)) for item in _items(self.index))
 
     def dims(self) -> tuple[int | None, ...]:
         return self.kept
@@ -74,7 +73,7 @@ class IndexPlan(ShapePlan):
         if torch.compiler.is_compiling() or functorch_level() is not None:
             return
         dim = 0
-        for item in self.index if type(self.index) is tuple else (self.index,):
+        for item in _items(self.index):
             if _on_host(item) and (count := item.numel()):
                 ends = item.flatten() if count < _FEW else torch.stack(item.aminmax())
                 ends = ends.tolist()
@@ -82,7 +81,7 @@ class IndexPlan(ShapePlan):
             dim += item is not None and type(item) is not bool
 
     def _along(self, stack_dim: int) -> Along | None:
-        items = self.index if type(self.index) is tuple else (self.index,)
+        items = _items(self.index)
         advanced = [item for item in items if isinstance(item, (Tensor, bool)) and not _is_scalar(item)]
         users = [at for at, item in enumerate(items) if item is not None and type(item) is not bool]
         at = users[stack_dim]
@@ -154,13 +153,17 @@ class Placed:
             return self.index
         device = leaf.device
         if device not in self.sent:
-            whole = type(self.index) is tuple
             dim, sent = 0, []
-            for item in self.index if whole else (self.index,):
+            for item in _items(self.index):
                 sent.append(_sent(item, leaf, dim) if _on_host(item) else item)
                 dim += item is not None and type(item) is not bool
-            self.sent[device] = tuple(sent) if whole else sent[0]
+            self.sent[device] = tuple(sent) if type(self.index) is tuple else sent[0]
         return self.sent[device]
+
+
+def _items(index: Any) -> tuple[Any, ...]:
+    """Return the items of a parsed index, which is one of them or several."""
+    return index if type(index) is tuple else (index,)
 
 
 def _on_host(index: Any) -> bool:

@@ -266,11 +266,16 @@ class LazyStackedTensorDict(TensorDictBase):
 
     def _hold_names(self, names: Names | None) -> None:
         # Called as a function where that is possible: torch.compile runs setters too late before 2.13.
-        dim = self._stack_dim
-        self._stack_dim_name = None if names is None else names[dim]
-        inner = None if names is None else names[:dim] + names[dim + 1 :]
+        self._stack_dim_name = None if names is None else names[self._stack_dim]
+        inner = self._inner_names(names)
         for member in self._members:
-            member._set_names(inner if inner and any(name is not None for name in inner) else None)
+            member._set_names(inner)
+
+    def _inner_names(self, names: Names | None) -> Names | None:
+        """Return what the names of a batch leave for the members."""
+        dim = self._stack_dim
+        inner = () if names is None else names[:dim] + names[dim + 1 :]
+        return inner if any(name is not None for name in inner) else None
 
     def _set_names(self, names: Names | None) -> None:
         ndim = len(self.batch_size)
@@ -423,9 +428,7 @@ class LazyStackedTensorDict(TensorDictBase):
             for part, piece in zip(parts, unbind_members(child, dim)):
                 part[key] = piece
         inner = torch.Size(without(size, dim))
-        inner_names = None if full_names is None else full_names[:dim] + full_names[dim + 1 :]
-        if inner_names is not None and not any(inner_names):
-            inner_names = None
+        inner_names = self._inner_names(full_names)
         stack = self._like(
             [
                 member._with_children(

@@ -143,9 +143,6 @@ class NodeKinds:
 
     def of(self, node: Core | type) -> NodeKind:
         """Return the kind of a node or class, following the class's bases."""
-        exact = self._by_type.get(type(node))
-        if exact is not None:
-            return exact
         cls = node if isinstance(node, type) else type(node)
         for base in cls.__mro__:
             kind = self._by_type.get(base)

@@ -185,32 +185,36 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
     stacked = root._stacked()
     if stacked is not None and not root._prints_attributes:
         names.append(f"stack_dim={stacked[1]}")
-    top = _Line(f"{type(root).__name__}({', '.join([*names, 'fields='])}", [])
-    everything = [top]
-    todo: list[tuple[_Line, Any, list[Shown]]] = [(top, root, root._print_fields())]
-    groups = [top]
+    parts: list[_Line] = []
+    groups = [_Line(f"{type(root).__name__}({', '.join([*names, 'fields='])}", parts)]
+    everything = groups.copy()
+    todo: list[tuple[list[_Line], Any, list[Shown]]] = [(parts, root, root._print_fields())]
     exclusive = [] if root._prints_attributes else _exclusive(root)
     if exclusive:
-        second = _Line(", exclusive_fields=", [])
-        everything.append(second)
-        groups.append(second)
+        members: list[_Line] = []
+        groups.append(_Line(", exclusive_fields=", members))
         for i, member, keys in exclusive:
-            line = _Line(f"{i}: ", [])
-            second.parts.append(line)  # type: ignore[union-attr]
-            everything.append(line)
-            todo.append((line, member, [_entry(key, member._stand_in(key)) for key in keys]))
+            parts = []
+            members.append(_Line(f"{i}: ", parts))
+            todo.append((parts, member, [_entry(key, member._stand_in(key)) for key in keys]))
+        everything += [groups[1], *members]
     plain = type(dense({}, torch.Size()))
     with_device = options["show_field_device"] and root.device is None
-    for line, node, fields in todo:
+    for parts, node, fields in todo:
         for field in _sorted(fields, options):
             part = _compact_entry(field, node, with_device, options, plain)
-            line.parts.append(part)  # type: ignore[union-attr]
+            parts.append(part)
             everything.append(part)
             if part.parts is not None:
-                todo.append((part, field.entry, field.entry._print_fields()))
+                todo.append((part.parts, field.entry, field.entry._print_fields()))
     for line in reversed(everything):
         if line.parts is not None:
             line.short = _join(line)
+    return _laid_out(groups)
+
+
+def _laid_out(groups: list[_Line]) -> str:
+    """Return the groups of the compact form on one line, or each broken where it does not fit."""
     total = "".join(group.short or " " * _WIDTH for group in groups) + ")"
     if len(total) <= _WIDTH and all(group.short is not None for group in groups):
         return total

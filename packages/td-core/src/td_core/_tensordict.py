@@ -223,8 +223,8 @@ class TensorDict(TensorDictBase):
         try:
             return self._data[key]
         except KeyError:
-            pass  # Also where another thread removed it after this one listed the keys.
-        raise KeyPathError(f"key {key!r} not found in {type(self).__name__}")
+            # Also where another thread removed it after this one listed the keys.
+            raise KeyPathError(f"key {key!r} not found in {type(self).__name__}") from None
 
     def _set_child(self, key: str, value: Child) -> None:
         self._data[key] = value

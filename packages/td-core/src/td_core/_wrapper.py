@@ -23,7 +23,6 @@ class Wrapper(TensorCollection):
     """Base of classes around one collection."""
 
     _tensordict: Any
-    _undo: Callable[[Any], Any] | None = None
 
     @classmethod
     def _wrap(cls, td: Any) -> Any:

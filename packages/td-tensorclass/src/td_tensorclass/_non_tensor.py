@@ -215,8 +215,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         return self._expanded() if self._batch_size else self
 
     def _expanded(self) -> Any:
-        size = self._batch_size
-        return self._stack._of(self._values_for(size), size, self._device, self._names)
+        return self._stack.from_nontensordata(self)
 
     def _written_at(self, index: Any, value: Any) -> Any:
         if isinstance(value, NonTensorDataBase) and same_value(value._value, self._value):
