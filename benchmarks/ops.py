@@ -396,14 +396,9 @@ def loops(row: Row, space: dict[str, Any], nested: bool) -> list[Callable[[], An
         body += row.foreach if "_(" in row.foreach else f"out = {row.foreach}\nreturn {build}"
         found.append(function_of(body, dict(space), arguments))
     if row.loop:
-        call = row.loop
-        if row.name in ("unbind", "split"):
-            arguments = "d=d"
-        if row.name == "load_state_dict":
-            arguments = ""
         if row.name == "state_dict":
-            arguments = "d=d, prefix=prefix, out=None"
-        found.append(function_of(call, dict(space), arguments))
+            arguments += ", out=None"
+        found.append(function_of(row.loop, dict(space), arguments))
     return found
 
 

@@ -391,26 +391,13 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[N
         target.deliver(known, arrival[2])
         known.arrivals.append(arrival)
         return
-    data = bytes_of(first)
-    mark, length, count, nbytes, _ = _wire.FRONT.unpack_from(data)
-    if mark == _mapped.ASKS:
-        _mapped.answer(root, peer)
-        data = bytes_of(peer.recv(first))
-        mark, length, count, nbytes, _ = _wire.FRONT.unpack_from(data)
-    if mark != MARK or not 0 < length <= _wire.LARGEST_HEADER:
-        raise FormatError(
-            "what arrived is no message of send(); does the peer use the same wire= and init_tag=?"
-        )
-    stop = _wire.FRONT.size + length
-    if stop <= _wire.FIRST:
-        header = bytes(data[_wire.FRONT.size : stop])
-    else:
-        header = bytes(bytes_of(peer.recv(room(length, device))))
+    header, count, nbytes = _opening(first, peer, root)
     if not count and (named := _mapped.named(header)) is not None:
         saved = _mapped.load(root, named)
         yield
         deliver_files(collection, saved)
         return
+    stop = _wire.FRONT.size + len(header)
     inside_first = stop + nbytes <= _wire.FIRST
     try:
         message = target.announced(header)
@@ -437,6 +424,28 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[N
         peer.take(*(storage[begin:end] for begin, end in parts))
     yield
     target.deliver(message, storage)
+
+
+def _opening(first: Tensor, peer: Peer, root: str | Path | None) -> tuple[bytes, int, int]:
+    """Return (header, number of payload messages, their bytes) of what the first message begins; answer a question first.
+
+    Raises:
+        FormatError: it is no message of :func:`send`.
+    """
+    data = bytes_of(first)
+    mark, length, count, nbytes, _ = _wire.FRONT.unpack_from(data)
+    if mark == _mapped.ASKS:
+        _mapped.answer(root, peer)
+        data = bytes_of(peer.recv(first))
+        mark, length, count, nbytes, _ = _wire.FRONT.unpack_from(data)
+    if mark != MARK or not 0 < length <= _wire.LARGEST_HEADER:
+        raise FormatError(
+            "what arrived is no message of send(); does the peer use the same wire= and init_tag=?"
+        )
+    stop = _wire.FRONT.size + length
+    inside = data[_wire.FRONT.size : stop]
+    header = inside if stop <= _wire.FIRST else bytes_of(peer.recv(room(length, peer.device())))
+    return bytes(header), count, nbytes
 
 
 def _drop(peer: Peer, largest: int, sizes: Iterable[int]) -> None:

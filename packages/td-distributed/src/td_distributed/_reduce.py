@@ -217,6 +217,11 @@ def _agree(collection: Any, among: Group, op: Any, call: str) -> tuple[list[Tens
     for rank, front in enumerate(fronts):
         if not front[0]:
             raise failed(rank, every[rank])
+    raise _difference(every)
+
+
+def _difference(every: list[Tensor]) -> StructureError:
+    """Return the error that names the first key at which the structures of the ranks differ."""
     with _file.damaged("what a rank says of its structure"):
         first, *others = (
             {
@@ -228,11 +233,11 @@ def _agree(collection: Any, among: Group, op: Any, call: str) -> tuple[list[Tens
     for rank, other in enumerate(others, 1):
         for path in sorted(first.keys() | other.keys()):
             if first.get(path) != other.get(path):
-                raise StructureError(
+                return StructureError(
                     f"cannot reduce: {show_path(path)} is {first.get(path, 'missing')} on rank 0, "
                     f"{other.get(path, 'missing')} on rank {rank}; nothing was changed on any rank"
                 )
-    raise StructureError("cannot reduce: the structures of the ranks differ")
+    return StructureError("cannot reduce: the structures of the ranks differ")
 
 
 def _look(collection: Any) -> tuple[_wire.Outline, dict[_paths.Path, Tensor]]:

@@ -42,7 +42,6 @@ _ALIGNMENT = 64
 _PAD_BLOCK = 0x6474  # the bytes "td"
 _LOCAL_HEADER = 30
 _ZIP64_BLOCK = 20
-_PIECE = 16 << 20
 
 #: What ``zipfile`` raises for what it cannot read.
 _BAD_ZIP = (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, EOFError, OverflowError)
@@ -186,8 +185,8 @@ def _write(plan: Plan, path: str, options: Options) -> None:
 
 
 def _zeros(nbytes: int) -> Iterator[bytes]:
-    for start in range(0, nbytes, _PIECE):
-        yield bytes(min(_PIECE, nbytes - start))
+    for start in range(0, nbytes, _fs.PIECE):
+        yield bytes(min(_fs.PIECE, nbytes - start))
 
 
 def pack_memmap(
@@ -395,7 +394,7 @@ class ArchiveTree:
         total = 0
         try:
             with self.zip.open(info) as entry:
-                while piece := entry.read(_PIECE):
+                while piece := entry.read(_fs.PIECE):
                     total += len(piece)
                     yield piece
         except Exception as error:

@@ -38,7 +38,8 @@ _FD_DIRECTORY = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
 _OPEN_DIRECTORIES = 128
 #: So many processes may build at one prefix at once, all but the last end well, and the last be killed.
 _GAP = 4
-_PIECE = 16 << 20
+#: Bytes that are read at once.
+PIECE = 16 << 20
 #: Errors of opening a file for writing that still let it be read.
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY)
 #: Errors that say that a file system has no (more) hard links.
@@ -87,15 +88,15 @@ def anonymous_file() -> int:
 
 def read_pieces(fd: int) -> Iterator[bytes]:
     """Iterate over the content of an open file."""
-    while piece := os.read(fd, _PIECE):
+    while piece := os.read(fd, PIECE):
         yield piece
 
 
 def crc32(fd: int, start: int, nbytes: int) -> int:
     """Return the CRC-32 of a part of an open file."""
     value = 0
-    for position in range(start, start + nbytes, _PIECE):
-        value = zlib.crc32(os.pread(fd, min(_PIECE, start + nbytes - position), position), value)
+    for position in range(start, start + nbytes, PIECE):
+        value = zlib.crc32(os.pread(fd, min(PIECE, start + nbytes - position), position), value)
     return value
 
 
@@ -223,7 +224,7 @@ class Tree:
 
     def show(self, parts: Parts, name: str = "") -> str:
         """Return a path for messages."""
-        return "/".join((self.path, *parts, name)) if name else "/".join((self.path, *parts))
+        return "/".join((self.path, *parts, name) if name else (self.path, *parts))
 
     def fd(self, parts: Parts) -> int:
         """Return an open descriptor of a directory below, valid until the next call."""
@@ -261,9 +262,8 @@ class Tree:
     def _inside(self, parts: Parts) -> Parts | None:
         """Return where a link inside the tree leads, or None where it leads out of it."""
         top = os.path.realpath(f"{_FD_DIRECTORY}/{self.root}")
-        target = os.path.realpath(os.path.join(top, *parts))
-        inside = Path(target).relative_to(top).parts if Path(target).is_relative_to(top) else None
-        return inside or None
+        target = Path(os.path.realpath(os.path.join(top, *parts)))
+        return (target.relative_to(top).parts or None) if target.is_relative_to(top) else None
 
     def open(self, parts: Parts, name: str, writable: bool = False) -> tuple[int, os.stat_result]:
         """Open a regular file; the caller closes it.
