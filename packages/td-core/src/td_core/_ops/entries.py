@@ -423,9 +423,7 @@ class Entries(Core):
 def _default_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) > 1:
         raise TypeError(f"get() takes a key and one default, got {len(args)} defaults")
-    if args:
-        return args[0]
-    return kwargs.pop("default", NOT_GIVEN)
+    return args[0] if args else kwargs.pop("default", NOT_GIVEN)
 
 
 def _as_they_are(kwargs: dict[str, Any]) -> bool:

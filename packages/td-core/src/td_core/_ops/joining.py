@@ -135,11 +135,10 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
                 f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}"
             )
     at = stack_plan(size, dim, len(items)).dim
+    result = items[0]._keep_together(items, at)
     if out is not None:
-        return written(
-            out, torch.Size((*size[:at], len(items), *size[at:])), items[0]._keep_together(items, at)
-        )
-    return _named(items[0]._keep_together(items, at), at, name)
+        return written(out, torch.Size((*size[:at], len(items), *size[at:])), result)
+    return _named(result, at, name)
 
 
 def _options(what: str, strict_shape: bool = False, stack_dim_name: str | None = None, **unknown: Any) -> Any:
@@ -324,10 +323,8 @@ class Joining(Shaping):
         return torch.cat(self._leaves_in_order(sorted), dim, out=out)
 
     def _leaves_in_order(self, order: bool | list[NestedKey] | None) -> list[Tensor]:
-        if not order:
-            return list(self.values(True, True))
-        if order is True:
-            return list(self.values(True, True, sort=True))
+        if not order or order is True:
+            return list(self.values(True, True, sort=bool(order)))
         wanted = [unravel_key_to_tuple(key) for key in order]
         present = {unravel_key_to_tuple(key): leaf for key, leaf in self.items(True, True)}
         if set(wanted) != set(present) or len(wanted) != len(present):

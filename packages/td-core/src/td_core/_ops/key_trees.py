@@ -69,9 +69,9 @@ def build(rows: list[Row], make: Callable[[Core, dict[str, Child]], Any] = _leve
 
 def restrict(root: Core, tree: KeyTree, strict: bool, as_tensordict: bool = False) -> Any:
     """Return a copy of ``root`` with the entries of ``tree`` only."""
-    found = root._stacked()
-    if found is not None:
-        return root._like([restrict(member, tree, strict, as_tensordict) for member in found[0]])
+    stacked = root._stacked()
+    if stacked is not None:
+        return root._like([restrict(member, tree, strict, as_tensordict) for member in stacked[0]])
     top: dict[str, Child] = {}
     rows: list[Row] = [(root, top, None, "")]
     todo: list[tuple[Core, KeyTree, dict[str, Child], tuple[str, ...]]] = [(root, tree, top, ())]

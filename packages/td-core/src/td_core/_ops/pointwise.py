@@ -39,24 +39,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 T_co = TypeVar("T_co", covariant=True)
 
 
-def _largest(leaf: Tensor, other: Any) -> Tensor:
-    return torch.maximum(leaf, other) if isinstance(other, Tensor) else torch.clamp_min(leaf, other)
+def _extreme(tensors: str, number: str) -> Op:
+    """Return one operation made of two: torch's maximum and minimum of a number have wrong forward derivatives."""
+    of_tensor, of_number = getattr(torch, tensors), getattr(torch, number)
+    of_tensors, of_numbers = foreach_kernel(tensors), foreach_kernel(number)
 
+    def single(leaf: Tensor, other: Any) -> Any:
+        return (of_tensor if isinstance(other, Tensor) else of_number)(leaf, other)
 
-def _smallest(leaf: Tensor, other: Any) -> Tensor:
-    return torch.minimum(leaf, other) if isinstance(other, Tensor) else torch.clamp_max(leaf, other)
+    def fused(leaves: list[Tensor], other: Any) -> Any:
+        return (of_tensors if type(other) is list else of_numbers)(leaves, other)  # type: ignore[misc]
 
-
-def _fused(tensors: str, number: str) -> Callable[..., Any] | None:
-    """Return one fused kernel made of two: torch's maximum and minimum of a number have wrong forward derivatives."""
-    of_tensors, of_number = foreach_kernel(tensors), foreach_kernel(number)
-    if of_tensors is None or of_number is None:
-        return None
-
-    def kernel(leaves: list[Tensor], other: Any) -> Any:
-        return (of_tensors if type(other) is list else of_number)(leaves, other)
-
-    return kernel
+    return Op(fused if of_tensors and of_numbers else None, single)
 
 
 def _both(leaf: Tensor, other: Any) -> Tensor:
@@ -83,9 +77,9 @@ OPS: dict[str, Op] = {
     **{f"{name}_": op(f"{name}_", getattr(Tensor, f"{name}_")) for name in _FUSED},
     **{name: Op(None, getattr(torch, name)) for name in _SINGLE},
     "logical_and": Op(None, _both),
-    "maximum": Op(_fused("maximum", "clamp_min"), _largest),
+    "maximum": _extreme("maximum", "clamp_min"),
     "maximum_": op("clamp_min_", Tensor.clamp_min_),
-    "minimum": Op(_fused("minimum", "clamp_max"), _smallest),
+    "minimum": _extreme("minimum", "clamp_max"),
     "minimum_": op("clamp_max_", Tensor.clamp_max_),
     "mod": Op(None, torch.remainder),
     "rdiv": _swapped(operator.truediv),

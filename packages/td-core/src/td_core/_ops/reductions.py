@@ -302,8 +302,7 @@ def _one_dim(node: Any, name: str, dim: Any) -> int:
 
 
 def _tensors(node: Any, name: str) -> list[Tensor]:
-    entries = node.values(include_nested=True, leaves_only=True)
-    return _checked(node, name, [entry for entry in entries if isinstance(entry, Tensor)])
+    return _checked(node, name, list(node.values(include_nested=True, leaves_only=True)))
 
 
 def _checked(node: Any, name: str, leaves: list[Tensor]) -> list[Tensor]:
@@ -496,8 +495,5 @@ class Reductions(Core):
         tensor([0.5000, 0.5000])
         """
         place = _one_dim(self, "softmax", dim)
-
-        def make(at: int) -> Callable[[Tensor], Tensor]:
-            return methodcaller("softmax", at, dtype)
-
-        return transformed("softmax", self, Scan(tuple(self.batch_size), place, make))
+        plan = Scan(tuple(self.batch_size), place, lambda at: methodcaller("softmax", at, dtype))
+        return transformed("softmax", self, plan)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -35,14 +36,12 @@ _META = {"batch_size", "device"}
 _SENTINELS = ("__batch_size", "__device")
 
 
+@dataclass(slots=True)
 class _Level:
-    """One level of a state dict that was read: entries (tensors, levels) and metadata."""
+    """One level of a state dict that was read: metadata, and entries (tensors, levels)."""
 
-    __slots__ = ("entries", "meta")
-
-    def __init__(self, meta: Mapping[str, Any] | None = None) -> None:
-        self.entries: dict[str, Any] = {}
-        self.meta: dict[str, Any] = dict(meta or {})
+    meta: dict[str, Any] = field(default_factory=dict)
+    entries: dict[str, Any] = field(default_factory=dict)
 
 
 class State(Core):

@@ -70,18 +70,15 @@ class Structure(Updating):
             refuse_if_locked(self, "select keys in place")
             _keep_in_place(self, tree)
             return self
-        result: Any
-        children = self._children()
-        picked: dict[Any, Child] | None = None
+        result: Any = None
+        children: Any = self._children()
         if type(children) is dict and not as_tensordict and _STRINGS.issuperset(map(type, keys)):
             try:
-                picked = {key: children[key] for key in keys}
+                result = self._with_children({key: children[key] for key in keys})  # type: ignore[misc]
             except KeyError:
-                picked = None  # the other way says which keys there are
-        if picked is None:
+                result = None  # the other way says which keys there are
+        if result is None:
             result = restrict(self, key_tree(keys, longest=True), strict, as_tensordict)
-        else:
-            result = self._with_children(picked)
         return result._undone_into(self, _write_back_selection, keys)  # type: ignore[no-any-return]
 
     def exclude(self: SelfT, *keys: NestedKey, inplace: bool = False) -> SelfT:
@@ -239,18 +236,18 @@ class Structure(Updating):
         >>> TensorDict({"a": 1, "b": {"c": 2}}, batch_size=[]).empty(recurse=True)
         TensorDict(batch_size=[], fields={b: {}})
         """
-        members = self._stacked()
+        stacked = self._stacked()
         result: Any
         size = None if batch_size is None else as_batch_size(batch_size)
-        if members is not None and size is None:
-            result = self._like([member.empty(recurse) for member in members[0]])
-        elif members is not None:
+        if stacked is not None and size is None:
+            result = self._like([member.empty(recurse) for member in stacked[0]])
+        elif stacked is not None:
             result = self._with_children({}, batch_size=size, names=None)
         else:
             result = self._with_children({})
             if size is not None:
                 result._change_batch_size(size)
-        if recurse and (members is None or size is not None):
+        if recurse and (stacked is None or size is not None):
             for key in list(self._children()):
                 child = self._stand_in(key)
                 if not isinstance(child, Tensor) and not child._opaque:
@@ -288,10 +285,10 @@ class Structure(Updating):
             _replace_all(self, self.flatten_keys(separator, is_leaf=is_leaf))
             self._undo = methodcaller("unflatten_keys", separator, inplace=True)
             return self
-        members = self._stacked()
+        stacked = self._stacked()
         result: Any
-        if members is not None:
-            result = self._like([member.flatten_keys(separator, is_leaf=is_leaf) for member in members[0]])
+        if stacked is not None:
+            result = self._like([member.flatten_keys(separator, is_leaf=is_leaf) for member in stacked[0]])
         else:
             result = self._with_children(flat_entries(self, separator, is_leaf))
         return result._undone_into(self, _write_back_flat, separator)  # type: ignore[no-any-return]
@@ -338,8 +335,8 @@ class Structure(Updating):
         >>> list(TensorDict({"a": 1, "b": 2}).rename_key_("a", "c").keys())
         ['b', 'c']
         """
-        members = self._stacked()
-        if members is None and not self._locked and type(old_key) is str and type(new_key) is str:
+        stacked = self._stacked()
+        if stacked is None and not self._locked and type(old_key) is str and type(new_key) is str:
             children = self._children()
             if old_key in children and old_key != new_key and not (safe and new_key in children):
                 self._set_child(new_key, self._get_child(old_key))
@@ -347,9 +344,9 @@ class Structure(Updating):
                 return self
         old, new = unravel_key_to_tuple(old_key), unravel_key_to_tuple(new_key)
         refuse_if_locked(self, f"rename {show_path(old)}")
-        if members is not None:
+        if stacked is not None:
             with unchanged_on_error(self):
-                for member in distinct_members(members[0]):
+                for member in distinct_members(stacked[0]):
                     member.rename_key_(old, new, safe)
             return self
         parent: Any = self._get_path(old[:-1])
@@ -394,9 +391,9 @@ class Structure(Updating):
         (tensor(2), tensor(1))
         """
         moves = [(unravel_key_to_tuple(old), unravel_key_to_tuple(new)) for old, new in mapping.items()]
-        members = self._stacked()
-        if members is not None:
-            return self._like([member.rename_keys(mapping, strict=strict) for member in members[0]])
+        stacked = self._stacked()
+        if stacked is not None:
+            return self._like([member.rename_keys(mapping, strict=strict) for member in stacked[0]])
         entries = {}
         for old, new in moves:
             if strict or old in self.keys(True):
@@ -422,9 +419,9 @@ def _unflattened(root: Core, separator: str, *, own: bool) -> Any:
 
 def _without(root: Core, tree: KeyTree, *, prune: bool) -> Any:
     """Return a copy of ``root`` without the entries of ``tree``; ``prune`` drops the levels that became empty."""
-    found = root._stacked()
-    if found is not None:
-        return root._like([_without(member, tree, prune=prune) for member in found[0]])
+    stacked = root._stacked()
+    if stacked is not None:
+        return root._like([_without(member, tree, prune=prune) for member in stacked[0]])
     top: dict[str, Child] = {}
     rows: list[Row] = [(root, top, None, "")]
     todo: list[tuple[Core, KeyTree, dict[str, Child]]] = [(root, tree, top)]
