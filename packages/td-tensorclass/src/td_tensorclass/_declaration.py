@@ -15,6 +15,7 @@ from td_core._collection import dense
 from td_core._devices import as_device
 from td_core._ops.batch_size import as_batch_size
 
+from ._annotations import annotations_of
 from ._casts import cast_for
 from ._registration import register_class
 from ._schema import ALLOWED, RESERVED, Options, Schema, names_around
@@ -53,7 +54,7 @@ def declare(cls: Any, root: Any, given: Mapping[str, Any], frame: Any) -> None:
 def _keep_defaults(cls: Any, root: Any) -> None:
     """Show ``dataclass`` the defaults of the fields that are annotated, not what else the bases have by their names."""
     inherited = getattr(cls, "__dataclass_fields__", {})
-    for name in inspect.get_annotations(cls):
+    for name in annotations_of(cls):
         if name in cls.__dict__:
             continue
         if name in inherited:

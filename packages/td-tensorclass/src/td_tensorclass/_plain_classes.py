@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
@@ -11,6 +10,7 @@ from typing import Any, TypeVar, overload
 from td_core import TensorDict
 from td_core.typing import BatchSize, DeviceType
 
+from ._annotations import annotations_of
 from ._schema import OPTIONS
 from ._tensorclass import TensorClass
 from ._typing import dataclass_transform
@@ -38,13 +38,13 @@ def make_class(plain: Any, options: Mapping[str, Any], name: str) -> Any:
     if name == plain.__name__:
         namespace["__qualname__"] = plain.__qualname__
     if "__dataclass_fields__" not in plain.__dict__:
-        annotations = inspect.get_annotations(plain)
+        annotations = annotations_of(plain)
         namespace["__annotations__"] = dict(annotations)
         namespace.update({key: plain.__dict__[key] for key in annotations if key in plain.__dict__})
     bases = (plain,) if issubclass(plain, TensorClass) else (plain, TensorClass)
     # The plain class stays the first base, so that its methods' super() finds it.
     made = types.new_class(name, bases, dict(options), lambda body: body.update(namespace))
-    made.__annotations__ = dict(inspect.get_annotations(plain))
+    made.__annotations__ = dict(annotations_of(plain))
     if hasattr(plain, "__parameters__"):
         made.__parameters__ = plain.__parameters__  # type: ignore[attr-defined]
     return made

@@ -20,6 +20,7 @@ import torch
 
 from td_core._keys import closest
 
+from ._annotations import annotations_of
 from .errors import UnknownFieldError
 
 #: Names that are never fields: the other arguments of the constructor, and what a class and its instances consist of.
@@ -222,7 +223,7 @@ class Schema:
         if torch.compiler.is_compiling():
             return Any
         declared = self.cls.__dataclass_fields__[name].type  # type: ignore[attr-defined]
-        owner = next((base for base in self.cls.__mro__ if name in inspect.get_annotations(base)), self.cls)
+        owner = next((base for base in self.cls.__mro__ if name in annotations_of(base)), self.cls)
         module = sys.modules.get(owner.__module__)
         holder = types.SimpleNamespace(__annotations__={name: declared})
         try:
@@ -263,5 +264,5 @@ def names_around(cls: type, frame: types.FrameType | None) -> dict[str, Any]:
         frame = frame.f_back
     if frame is None or frame.f_locals is frame.f_globals:
         return {}
-    written = " ".join(str(each) for each in inspect.get_annotations(cls).values())
+    written = " ".join(str(each) for each in annotations_of(cls).values())
     return {name: frame.f_locals[name] for name in re.findall(r"\w+", written) if name in frame.f_locals}

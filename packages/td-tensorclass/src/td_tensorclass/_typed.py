@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from abc import ABCMeta
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin
@@ -14,6 +13,7 @@ from td_core import TensorDict, TensorDictBase
 from td_core._collection import Core
 from td_core.typing import BatchSize, DeviceType
 
+from ._annotations import annotations_of
 from ._typing import BatchSizeArgument, DeviceArgument, NamesArgument, dataclass_transform
 
 SelfT = TypeVar("SelfT", bound="TypedTensorDict")
@@ -65,7 +65,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         required, optional = set(cls.__required_keys__), set(cls.__optional_keys__)
-        for name, hint in inspect.get_annotations(cls).items():
+        for name, hint in annotations_of(cls).items():
             # A qualifier of typing, or of typing_extensions; in words where the annotation is.
             qualifier = str(hint if isinstance(hint, str) else get_origin(hint)).partition("[")[0]
             qualifier = qualifier.rpartition(".")[2]
