@@ -85,7 +85,30 @@ ForkingPickler.register(Leaves, _share)
 
 
 def _pack(tensors: list[Tensor]) -> tuple[list[Row], list[Place], dict[int, Tensor], list[Tensor]]:
-    """Return what stands in the first buffers, what in the others, the tensors without buffer by position; the buffers.
+    """Return what stands in the first buffers, what in the others, the tensors without buffer by position; the buffers."""
+    in_row, spans, others = _sorted_out(tensors)
+    rows: list[Row] = []
+    buffers: list[Tensor] = []
+    for dtype, positions in in_row:
+        same = [tensors[i] for i in positions]
+        known: dict[torch.Size, tuple[int, ...]] = {}  # a pickle holds an object once
+        shapes = [known.get(size) or known.setdefault(size, tuple(size)) for size in map(Tensor.size, same)]
+        rows.append((dtype, positions, shapes))
+        buffers.append(_join(same, all(len(size) == 1 for size in known)))
+    places: list[Place] = []
+    for group, start, buffer in spans:
+        for i in group:
+            tensor = tensors[i]
+            first = int(tensor.storage_offset()) - start // tensor.itemsize
+            places.append((i, len(buffers), tensor.dtype, tuple(tensor.shape), tensor.stride(), first))
+        buffers.append(buffer)
+    return rows, places, others, buffers
+
+
+def _sorted_out(
+    tensors: list[Tensor],
+) -> tuple[list[tuple[torch.dtype, list[int]]], list[tuple[list[int], int, Tensor]], dict[int, Tensor]]:
+    """Return which tensors stand one after the other, by dtype; which share a span of one storage; the others, by position.
 
     A tensor that is more than its bytes (another class, device or layout) has no buffer.
     """
@@ -133,22 +156,7 @@ def _pack(tensors: list[Tensor]) -> tuple[list[Row], list[Place], dict[int, Tens
                 together.setdefault(dtype, []).append(i)
             else:
                 alone.append((dtype, [i]))
-    rows: list[Row] = []
-    buffers: list[Tensor] = []
-    for dtype, positions in (*together.items(), *alone):
-        same = [tensors[i] for i in positions]
-        known: dict[torch.Size, tuple[int, ...]] = {}  # a pickle holds an object once
-        shapes = [known.get(size) or known.setdefault(size, tuple(size)) for size in map(Tensor.size, same)]
-        rows.append((dtype, positions, shapes))
-        buffers.append(_join(same, all(len(size) == 1 for size in known)))
-    places: list[Place] = []
-    for group, start, buffer in shared:
-        for i in group:
-            tensor = tensors[i]
-            first = int(tensor.storage_offset()) - start // tensor.itemsize
-            places.append((i, len(buffers), tensor.dtype, tuple(tensor.shape), tensor.stride(), first))
-        buffers.append(buffer)
-    return rows, places, others, buffers
+    return [*together.items(), *alone], shared, others
 
 
 def _join(tensors: list[Tensor], flat: bool) -> Tensor:

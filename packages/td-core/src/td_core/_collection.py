@@ -478,10 +478,10 @@ def check_same_leaves(wanted: Mapping[str, Child], found: Mapping[str, Child], p
 
 def leaf_against_node(wanted: Child, found: Child, path: tuple[str, ...]) -> StructureError:
     """Return the error for a tensor that faces a collection."""
-    kinds = [
+    there, here = (
         "a tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}" for value in (wanted, found)
-    ]
-    return StructureError(f"the structures differ at {show_path(path)}: {kinds[0]} there, {kinds[1]} here")
+    )
+    return StructureError(f"the structures differ at {show_path(path)}: {there} there, {here} here")
 
 
 def show_path(path: tuple[str, ...]) -> str:

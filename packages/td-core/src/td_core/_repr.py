@@ -309,19 +309,18 @@ def _long(root: Any, options: dict[str, Any]) -> str:
             for field in fields:
                 pieces += [f"{pad}{field.key}=", *_long_entry(field, indent + 4, options), ",\n"]
         else:
-            pieces += [f"{pad}fields={{\n", *_long_fields(fields, indent + 8, options), "},\n"]
+            shown = _long_fields(fields, indent + 8, options)
+            pieces += [f"{pad}fields={{\n", *shown, f"{'' if fields else pad}}},\n"]
             stacked = node._stacked()
             if stacked is not None:
                 pieces.append(f"{pad}exclusive_fields={{\n")
                 rows = _exclusive(node)
                 for i, member, keys in rows:
-                    shown = _sorted([_entry(key, member._stand_in(key)) for key in keys], options)
-                    pieces += [f"{pad}    {i} ->\n", *_long_fields(shown, indent + 12, options)]
+                    theirs = _sorted([_entry(key, member._stand_in(key)) for key in keys], options)
+                    pieces += [f"{pad}    {i} ->\n", *_long_fields(theirs, indent + 12, options)]
                     pieces.append("" if i == rows[-1][0] else ",\n")
                 pieces.append(f"{'' if rows else pad}}},\n")
                 ending.append(f"stack_dim={stacked[1]}")
-            if not fields:
-                pieces[2] = f"{pad}}},\n"
         pieces.append(pad + f",\n{pad}".join(ending) + ")")
         todo.extend(reversed(pieces))
     return "".join(out)

@@ -50,7 +50,7 @@ def _node(
     device: torch.device | None,
     names: Names | None,
 ) -> SelfT:
-    """Return a new node of a class around checked entries; walks call this, for a class method takes longer."""
+    """Return a new node of a class around checked entries, not copied; walks call no class method, which takes longer."""
     node = new_object(cls)
     node._data = data
     node._batch_size = batch_size
@@ -174,16 +174,7 @@ class TensorDict(TensorDictBase):
         super().__init_subclass__(**kwargs)
         register_mapping(cls)
 
-    @classmethod
-    def _make(
-        cls: type[SelfT],
-        data: dict[str, Child],
-        batch_size: torch.Size,
-        device: torch.device | None,
-        names: Names | None,
-    ) -> SelfT:
-        """Return a new node around checked entries, without copying ``data``."""
-        return _node(cls, data, batch_size, device, names)
+    _make: Any = classmethod(_node)
 
     @property
     def batch_size(self) -> torch.Size:

@@ -124,7 +124,8 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         """
         children = dict(tensordict._children())
         cls._require(children)
-        return cls._make(children, tensordict.batch_size, tensordict.device, tensordict._names)
+        made: SelfT = cls._make(children, tensordict.batch_size, tensordict.device, tensordict._names)
+        return made
 
     @classmethod
     def _of_dense(cls, result: Any) -> Any:
