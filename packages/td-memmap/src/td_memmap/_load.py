@@ -298,9 +298,8 @@ class Reader:
         if _names.JSON_TYPES in listing:
             note = read_json(self.tree, node.parts, _names.JSON_TYPES)
             digest = hashlib.sha256(self.tree.read(node.parts, _names.PICKLE, LIMIT)).hexdigest()
-            types = (
-                note.get("types") if isinstance(note, dict) and note.get("pickle_sha256") == digest else None
-            )
+            known = isinstance(note, dict) and note.get("pickle_sha256") == digest
+            types = note.get("types") if known else None
             if isinstance(types, dict) and all(
                 isinstance(name, str) and name in CONTAINERS for name in types.values()
             ):

@@ -58,14 +58,16 @@ class Saved(Attachment):
 
     def describes(self, node: Core) -> bool:
         """Tell whether the save has the levels of a node, with their batch sizes and names, which a lock lets change."""
+        if self.path is None:
+            return False
         todo: list[Any] = [node]
-        while todo and self.path is not None:
+        while todo:
             each = todo.pop()
             saved = saved_of(each)
             if saved is None or saved.form != _form(each) or not f"{saved.path}/".startswith(f"{self.path}/"):
                 return False
             todo.extend(each._nested())
-        return self.path is not None
+        return True
 
     def changed(self, node: Core) -> None:
         """Write the values of a node to its save, those that describe them last, in one step.
