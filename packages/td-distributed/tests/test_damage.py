@@ -435,7 +435,7 @@ def test_deep_nesting_is_no_crash(tmp_path: Path) -> None:
     meta = {"device": None, "names": [], "batch_size": [], "is_locked": False}
     level: dict[str, Any] = {"cls": "TensorDict", "non_tensors": {}, "leaves": {}, "cls_metadata": meta}
     text, end = json.dumps(level).encode(), b"}"
-    deep = (text[:-1] + b', "n": ') * 50_000 + text + end * 50_000
+    deep = (text[:-1] + b', "n": ') * 200_000 + text + end * 200_000
     with pytest.raises(FormatError, match="its structure is no JSON"):
         read(join(b"", deep), tmp_path)
 
