@@ -12,9 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import td_core
-from td_core import LazyStackedTensorDict, LinkedList, TensorDict
+from td_core import LazyStackedTensorDict, LinkedList, TensorDict, TensorDictParams
 from td_core.errors import BatchSizeError, DepthError, KeyPathError, StructureError
 
 Pair = namedtuple("Pair", "a b")
@@ -278,6 +279,36 @@ class TestFromKeysAndSchemas:
             TensorDict.from_schema({}, storage="bad")
         with pytest.raises(TypeError, match="takes no prefix with storage=None"):
             TensorDict.from_schema({}, prefix="x")
+
+
+class Steps(TensorDict):
+    """A subclass without anything of its own."""
+
+
+ROWS = np.zeros(3, dtype=[("a", "f4")])
+
+
+@pytest.mark.parametrize("kind", [Steps, TensorDictParams])
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"),
+    [
+        ("from_dict", ({"a": torch.zeros(3, 2)},), {"batch_size": [3]}),
+        ("from_any", ({"a": torch.zeros(3, 2)},), {"batch_dims": 1}),
+        ("from_list", ([{"a": torch.zeros(2)}] * 3,), {}),
+        ("from_tuple", ((torch.zeros(3),),), {"batch_size": [3]}),
+        ("from_namedtuple", (Pair(torch.zeros(3), torch.ones(3)),), {"batch_size": [3]}),
+        ("from_struct_array", (ROWS,), {}),
+        ("from_schema", ({"a": ([2], torch.float32)},), {"batch_size": [3]}),
+        ("from_modules", [nn.Linear(1, 2) for _ in range(3)], {}),
+    ],
+)
+def test_classmethods_make_the_class_they_are_called_on(kind: Any, name: str, args: Any, kwargs: Any) -> None:
+    result = getattr(kind, name)(*args, **kwargs)
+    expected = getattr(TensorDict, name)(*args, **kwargs)
+    assert type(result) is kind and type(expected) is TensorDict
+    assert result.batch_size == expected.batch_size == torch.Size([3])
+    assert result.names == expected.names and result.is_locked == expected.is_locked
+    assert keys(result) == keys(expected) and (result == expected).all()
 
 
 class TestToDict:

@@ -102,6 +102,26 @@ def test_a_swap_dest_that_refuses_leaves_the_module_as_it_was(how):
         assert value is before[name][0] and torch.equal(value, before[name][1])
 
 
+class Weights(TensorDict):
+    """A subclass without anything of its own."""
+
+
+@pytest.mark.parametrize("kind", [Weights, TensorDictParams])
+def test_a_class_takes_what_a_module_holds_as_its_own(kind):
+    model = nn.BatchNorm1d(2)
+    made = kind.from_module(model)
+    assert type(made) is kind
+    held = {**model._parameters, **model._buffers}
+    # No buffer becomes a parameter.
+    assert set(made.keys()) == set(held) and all(made[key] is held[key] for key in held)
+
+
+def test_the_module_around_a_class_holds_an_instance():
+    module = Weights.from_module(nn.Linear(1, 2), as_module=True)
+    assert type(module) is TensorDictParams and type(module.data) is Weights
+    assert [name for name, _ in module.named_parameters()] == ["weight", "bias"]
+
+
 def test_preserve_module_state_false_puts_plain_tensors_in():
     model = nn.Linear(2, 1)
     data = TensorDict.from_module(model).data.clone()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from td_core import TensorDict
 from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError
@@ -52,6 +52,25 @@ def test_conversions_of_the_class_give_instances(make: Any) -> None:
     assert outer.x.equal(torch.ones(3))
     with pytest.raises(UnknownFieldError, match="Inner has no field 'x', 'y'"):
         make(Inner, torch.ones(3), entries)
+
+
+class Affine(TensorClass):
+    weight: Tensor
+    bias: Tensor
+
+
+def test_the_parameters_of_a_module_are_an_instance() -> None:
+    models = [nn.Linear(1, 2), nn.Linear(1, 2)]
+    one, two = Affine.from_module(models[0]), Affine.from_modules(*models)
+    assert (type(one), type(two), two.batch_size) == (Affine, Affine, (2,))
+    assert one.weight is models[0].weight and two.bias[1].equal(models[1].bias)
+    with one.data.clone().zero_().to_module(models[0]):
+        assert models[0](torch.ones(1)).tolist() == [0.0, 0.0]
+    assert models[0].weight is one.weight
+    module = Affine.from_module(models[0], as_module=True)
+    assert module.weight is one.weight and next(module.parameters()) is one.weight
+    with pytest.raises(UnknownFieldError, match="Held has no field 'weight', 'bias'"):
+        Held.from_module(models[0])
 
 
 class Held(TensorClass):

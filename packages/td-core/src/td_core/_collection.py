@@ -110,6 +110,11 @@ class Core(ABC):
     def _set_device(self, device: torch.device | None) -> None:
         """Store the device label, without moving anything."""
 
+    @classmethod
+    def _of_dense(cls, result: Any) -> Any:
+        """Return what a function made as what the classmethod of its name returns; kinds with dense entries override it."""
+        return result
+
     def _get_child(self, key: str) -> Child:
         """Return one direct entry; KeyError where it is missing."""
         return self._children()[key]

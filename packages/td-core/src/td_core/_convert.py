@@ -33,11 +33,6 @@ class Converting(Core):
 
     __slots__ = ()
 
-    @classmethod
-    def _of_dense(cls, result: Any) -> Any:
-        """Return the result of a function as that of a classmethod of this class; classes with fields override it."""
-        return result
-
     from_any = of_class(source.from_any, dense=True)
     """Return a Python object as a collection, as far as it is one; see :func:`td_core.from_any`."""
     from_list = of_class(source.from_list, dense=True)

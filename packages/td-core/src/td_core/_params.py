@@ -196,6 +196,15 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         if lock:
             self.lock_()
 
+    @classmethod
+    def _of_dense(cls, result: Any) -> Any:
+        made = isinstance(result, TensorDictBase) and not result._opaque and not isinstance(result, cls)
+        return cls(result) if made else result
+
+    @classmethod
+    def _of_module(cls, taken: Any) -> Any:
+        return cls(taken, no_convert=True)
+
     @property
     def _parameters(self) -> Any:
         return _Slots(self.__dict__.get("_tensordict"), True)

@@ -176,6 +176,12 @@ class TensorDict(TensorDictBase):
 
     _make: Any = classmethod(_node)
 
+    @classmethod
+    def _of_dense(cls, result: Any) -> Any:
+        if not isinstance(result, TensorDict) or isinstance(result, cls):
+            return result
+        return cls._make(dict(result._data), result._batch_size, result._device, result._names)
+
     @property
     def batch_size(self) -> torch.Size:
         """Leading dims that all entries share; settable where every entry agrees.

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._class_methods import of_class
 from .._collection import Child, Core, dense, show_path
 from .._foreach import PLAIN
 from .._keys import unravel_key_to_tuple
@@ -85,11 +84,11 @@ def from_module(
     >>> from_module(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
     TensorDict(batch_size=[], fields={0: {bias: f32[3], weight: f32[3,2]}})
     """
-    if use_state_dict:
-        result = _unflattened(module.state_dict())
-    else:
-        result = _take(module, filter_empty)
-    return _finished(result, as_module, lock)
+    return _finished(_taken(module, use_state_dict, filter_empty), as_module, lock)
+
+
+def _taken(module: nn.Module, use_state_dict: bool, filter_empty: bool = True) -> Any:
+    return _unflattened(module.state_dict()) if use_state_dict else _take(module, filter_empty)
 
 
 def _unflattened(state: dict[str, Any]) -> Any:
@@ -178,11 +177,17 @@ def from_modules(
     >>> from_modules(nn.Linear(2, 3), nn.Linear(2, 3))
     TensorDict(batch_size=[2], fields={bias: f32[3], weight: f32[3,2]})
     """
+    result = _stacked_modules(modules, use_state_dict, lazy_stack, expand_identical)
+    return _finished(result, as_module, lock)
+
+
+def _stacked_modules(
+    modules: tuple[nn.Module, ...], use_state_dict: bool, lazy_stack: bool, expand_identical: bool
+) -> Any:
     if not modules:
         raise StructureError("from_modules() needs at least one module")
-    items = [from_module(module, lock=False, use_state_dict=use_state_dict) for module in modules]
-    result = items[0]._keep_together(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
-    return _finished(result, as_module, lock)
+    items = [_taken(module, use_state_dict) for module in modules]
+    return items[0]._keep_together(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
 
 
 def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
@@ -216,6 +221,11 @@ class Modules(Core):
     __slots__ = ()
 
     @classmethod
+    def _of_module(cls, taken: Any) -> Any:
+        """Return what a module holds as what a classmethod of this class returns."""
+        return cls._of_dense(taken)
+
+    @classmethod
     def from_module(
         cls,
         module: nn.Module,
@@ -229,10 +239,26 @@ class Modules(Core):
         >>> TensorDict.from_module(nn.Linear(2, 3))["weight"].shape
         torch.Size([3, 2])
         """
-        return from_module(module, as_module, lock, use_state_dict, filter_empty)
+        taken = _taken(module, use_state_dict, filter_empty)
+        return _finished(cls._of_module(taken), as_module, lock)
 
-    from_modules = of_class(from_modules)
-    """Return the stacked parameters of modules of one architecture; see :func:`td_core.from_modules`."""
+    @classmethod
+    def from_modules(
+        cls,
+        *modules: nn.Module,
+        as_module: bool = False,
+        lock: bool = True,
+        use_state_dict: bool = False,
+        lazy_stack: bool = False,
+        expand_identical: bool = False,
+    ) -> Any:
+        """Return the stacked parameters of modules of one architecture; see :func:`td_core.from_modules`.
+
+        >>> TensorDict.from_modules(nn.Linear(2, 3), nn.Linear(2, 3)).batch_size
+        torch.Size([2])
+        """
+        taken = _stacked_modules(modules, use_state_dict, lazy_stack, expand_identical)
+        return _finished(cls._of_module(taken), as_module, lock)
 
     def to_module(
         self,
