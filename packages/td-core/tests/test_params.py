@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from td_core import Buffer, LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack, merge_tensordicts
-from td_core.errors import LockedError, StructureError
+from td_core import (
+    Buffer,
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictParams,
+    decode,
+    encode,
+    lazy_stack,
+    merge_tensordicts,
+)
+from td_core._nodes import Encoded
+from td_core.errors import FormatError, LockedError, StructureError
 
 
 def make(**options) -> TensorDictParams:
@@ -456,3 +467,28 @@ def test_replaced_parameters_are_parameters():
     found = params.replace({("n", "b"): torch.ones(2)}, c=torch.ones(3))
     assert [name for name, _ in found.named_parameters()] == ["w", "n.b", "c"]
     assert found["w"] is params["w"] and "c" not in params and not params["n", "b"].any()
+
+
+def test_plain_leaves_become_again_what_they_were() -> None:
+    frozen, w = nn.Parameter(torch.ones(2), requires_grad=False), nn.Parameter(torch.ones(2))
+    passing, plain, kept = Buffer(torch.ones(2), persistent=False), torch.arange(2), Buffer(torch.ones(2))
+    tree = {"frozen": frozen, "n": {"w": w, "passing": passing}, "plain": plain, "kept": kept}
+    encoded = encode(TensorDictParams(TensorDict(tree), no_convert=True))
+    leaves = [leaf.detach().as_subclass(torch.Tensor) for leaf in encoded.leaves]
+    back = decode(Encoded(encoded.nodes, leaves, encoded.values))
+    assert [(name, leaf.requires_grad) for name, leaf in back.named_parameters()] == [
+        ("frozen", False), ("n.w", True),
+    ]  # fmt: skip
+    assert [name for name, _ in back.named_buffers()] == ["n.passing", "plain", "kept"]
+    assert back["n", "passing"].persistent is False and back["kept"].persistent
+    assert type(back["plain"]) is torch.Tensor
+    assert all(mine.data_ptr() == theirs.data_ptr() for mine, theirs in zip(back._leaves(), leaves))
+
+
+@pytest.mark.parametrize("roles", ["pp", "", "x", 3])
+def test_roles_of_other_leaves_are_refused(roles: Any) -> None:
+    encoded = encode(TensorDictParams(TensorDict({"w": torch.ones(2)})))
+    (meta,) = [node["meta"] for node in encoded.nodes if "roles" in node["meta"]]
+    meta["roles"] = roles
+    with pytest.raises(FormatError, match="roles"):
+        decode(encoded)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn import Parameter
 
 from td_core import TensorDict, TensorDictParams
 from td_core.errors import FormatError, StructureError
@@ -82,7 +83,7 @@ def same(found: Any, wanted: Any) -> None:
     assert found.batch_size == wanted.batch_size and found.names == wanted.names
     assert list(found.keys(True)) == list(wanted.keys(True))
     for one, other in zip(found._leaves(), wanted._leaves(), strict=True):
-        assert one.dtype == other.dtype
+        assert one.dtype == other.dtype and isinstance(one, Parameter) == isinstance(other, Parameter)
         for a, b in zip(one.unbind(), other.unbind(), strict=True) if other.is_nested else [(one, other)]:
             assert a.shape == b.shape and a.tolist() == b.tolist()
     for key in ("s", "l"):

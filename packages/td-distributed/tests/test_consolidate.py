@@ -17,8 +17,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.masked import masked_tensor
+from torch.nn import Parameter
 
-from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core import Buffer, LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_core.errors import CodecError, LockedError, StructureError
 from td_distributed import _consolidate, _file, _storage, from_buffer, from_consolidated, storage_of
 
@@ -112,6 +113,17 @@ TREES: dict[str, Callable[[], Any]] = {
     "nothing": lambda: TensorDict({}, [3]),
     "no members": lambda: LazyStackedTensorDict(batch_size=[2, 0], stack_dim=1, device="cpu"),
     "params": lambda: TensorDictParams(TensorDict({"w": torch.ones(3), "n": {"b": torch.ones(2)}})),
+    "roles": lambda: TensorDictParams(
+        TensorDict(
+            {
+                "frozen": Parameter(torch.ones(2), requires_grad=False),
+                "n": {"w": Parameter(torch.ones(2)), "buffer": Buffer(torch.ones(2), persistent=False)},
+                "plain": torch.ones(2),
+                "kept": Buffer(torch.ones(2)),
+            }
+        ),
+        no_convert=True,
+    ),
     "strided": lambda: TensorDict({"t": torch.arange(6).view(2, 3).t(), "e": torch.ones(1).expand(4)}),
     "conjugate": lambda: TensorDict(
         {"c": torch.tensor([1 + 2j]).conj(), "n": torch.tensor([1 + 2j]).conj().imag}
@@ -219,6 +231,9 @@ def same(found: Any, wanted: Any, where: str = "") -> None:
     for key in other:
         if isinstance(other[key], torch.Tensor):
             same_leaf(one[key], other[key], f"{where}/{key}")
+            if isinstance(wanted, TensorDictParams):
+                assert type(one[key]) is type(other[key]), where
+                assert one[key].requires_grad == other[key].requires_grad, where
         else:
             same(one[key], other[key], f"{where}/{key}")
 
@@ -281,7 +296,7 @@ def test_through_a_buffer(name: str) -> None:
 #: What the form of the reference cannot say.
 UNSAYABLE = {
     "a mark in a key", "dtypes", "float8", "odd keys", "params", "reserved", "reserved cls_metadata", "reserved size",
-    "rich values", "subclass", "unbatched", "value",
+    "rich values", "roles", "subclass", "unbatched", "value",
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import Parameter
 
 from td_core import TensorDict, TensorDictParams
 from td_core.errors import FormatError
@@ -64,6 +65,7 @@ def same(found: Any, wanted: Any) -> None:
     assert list(found.keys(True)) == list(wanted.keys(True))
     for one, other in zip(found._leaves(), wanted._leaves(), strict=True):
         assert one.dtype == other.dtype and one.requires_grad == other.requires_grad
+        assert isinstance(one, Parameter) == isinstance(other, Parameter)
         pairs = zip(one.unbind(), other.unbind(), strict=True) if other.is_nested else [(one, other)]
         assert all(a.shape == b.shape and torch.equal(a.double(), b.double()) for a, b in pairs)
     if HAS_TENSORCLASS and "l" in wanted.keys():
@@ -113,7 +115,7 @@ def test_pickling(name: str, way: str, consolidated: bool) -> None:
     if consolidated:
         assert torch.equal(storage_of(back), storage_of(tree))
         for leaf in back._leaves():
-            leaf.zero_()
+            leaf.detach().zero_()
         assert not storage_of(back).any() or name == "jagged"
 
 

@@ -16,7 +16,7 @@ from ._lazy_stack import LazyStackedTensorDict
 from ._names import check_names, take_names
 from ._nodes import KINDS, Layout, NodeKind, Record, header, said
 from ._ops.batch_size import as_batch_size
-from ._params import TensorDictParams
+from ._params import TensorDictParams, give_roles, roles_of
 from ._tensordict import TensorDict
 from .errors import FormatError
 
@@ -143,12 +143,17 @@ def _stack_from_directory(record: Record) -> LazyStackedTensorDict:
 
 
 def _flatten_params(params: TensorDictParams) -> Record:
-    return Record({"no_convert": bool(params._no_convert)}, members={"params": params._tensordict})
+    inner = params._tensordict
+    meta = {"no_convert": bool(params._no_convert), "roles": roles_of(inner)}
+    return Record(meta, members={"params": inner})
 
 
 def _unflatten_params(record: Record) -> TensorDictParams:
-    cls = record.cls or TensorDictParams
-    params: TensorDictParams = cls(record.members["params"], no_convert=True)
+    cls, inner = record.cls or TensorDictParams, record.members["params"]
+    roles = said(record.meta, "roles", str, _NONE)
+    if roles is not None:
+        give_roles(inner, roles)
+    params: TensorDictParams = cls(inner, no_convert=True)
     object.__setattr__(params, "_no_convert", record.meta.get("no_convert", False))
     return params
 

@@ -26,7 +26,7 @@ from ._ops.structure import unchanged_on_error
 from ._pytree import register
 from ._torch_private import plain_results
 from ._wrapper import Wrapper
-from .errors import StructureError
+from .errors import FormatError, StructureError
 from .typing import NO_DEFAULT, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="TensorDictParams")
@@ -325,10 +325,9 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         with unchanged_on_error(self._tensordict):
             yield
             _refuse_lazy_stacks(self._tensordict)
-            for node in () if self._no_convert else every_level(self._tensordict):
-                for key, child in dict(node._children()).items():
-                    if isinstance(child, Tensor) and (held := _converted(key, child)) is not child:
-                        node._set_child(key, held)
+            for node, key, leaf in () if self._no_convert else _places(self._tensordict):
+                if (held := _converted(key, leaf)) is not leaf:
+                    node._set_child(key, held)
 
     def update(
         self: SelfT, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any
@@ -554,6 +553,49 @@ def _like_parameter(leaf: Tensor, old: Tensor) -> Tensor:
         differentiable = leaf.is_floating_point() or leaf.is_complex()
         return nn.Parameter(leaf.detach(), requires_grad=old.requires_grad and differentiable)
     return leaf
+
+
+def _places(root: Core) -> Iterator[tuple[Core, str, Tensor]]:
+    for node in every_level(root):
+        for key, child in dict(node._children()).items():
+            if isinstance(child, Tensor):
+                yield node, key, child
+
+
+#: What a leaf is to a module, by the letter that stands for it where a storage holds the leaves, and an example.
+_ROLES: dict[str, Tensor] = {
+    "p": nn.Parameter(torch.empty(0, device="cpu")),
+    "f": nn.Parameter(torch.empty(0, device="cpu"), requires_grad=False),
+    "b": Buffer(torch.empty(0, device="cpu")),
+    "n": Buffer(torch.empty(0, device="cpu"), persistent=False),
+    "-": torch.empty(0, device="cpu"),
+}
+
+
+def roles_of(root: Core) -> str:
+    """Return a letter for each leaf: parameter, frozen parameter, buffer, non-persistent buffer or plain tensor."""
+    return "".join(
+        ("p" if leaf.requires_grad else "f")
+        if _is_parameter(leaf)
+        else ("b" if leaf.persistent else "n")
+        if isinstance(leaf, Buffer)
+        else "-"
+        for _, _, leaf in _places(root)
+    )
+
+
+def give_roles(root: Core, roles: str) -> None:
+    """Make of each leaf what :func:`roles_of` said.
+
+    Raises:
+        FormatError: they are no roles of these leaves.
+    """
+    places = list(_places(root))
+    if len(places) != len(roles) or not _ROLES.keys() >= {*roles}:
+        raise FormatError(f"{len(places)} leaves of parameters have the roles {roles!r:.100}")
+    for (node, key, leaf), role in zip(places, roles):
+        if (held := _like_parameter(leaf, _ROLES[role])) is not leaf:
+            node._set_child(key, held)
 
 
 def _tree_flatten(params: TensorDictParams) -> tuple[list[Any], tuple[Any, ...]]:

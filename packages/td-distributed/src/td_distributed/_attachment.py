@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
-from operator import is_
+from operator import attrgetter, eq, is_
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from ._storage import Layout, Leaf, Span
 
 KEY = "consolidated"
 
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
 
 class Taken:
     """A consolidated collection taken apart, and what was made of that.
@@ -37,7 +39,7 @@ class Taken:
     Attributes:
         encoded: the tree.
         classes: those that have to be imported before the tree can be put together.
-        takes_grad: whether a leaf requires grad.
+        loses_grad: whether a leaf requires grad, and would not as a view on the storage; parameters of a module would.
         layout: where its leaves lie in the storage; None if one of them does not.
         planned: whether that is the layout on the wire of the reference; None before someone looked.
         sent: the message that announces it.
@@ -47,8 +49,8 @@ class Taken:
     """
 
     __slots__ = (
-        "_addresses", "_leaves", "_rows", "_same_looks", "classes", "encoded", "layout", "planned",
-        "received", "schema", "sent", "spare", "takes_grad",
+        "_addresses", "_leaves", "_rows", "_same_looks", "classes", "encoded", "layout", "loses_grad",
+        "planned", "received", "schema", "sent", "spare",
     )  # fmt: skip
 
     def __init__(self, node: Any, find: Callable[[Sequence[Tensor]], Layout | None]) -> None:
@@ -61,7 +63,9 @@ class Taken:
         self.received: Any = None
         self.spare: list[Tensor] = []
         self.schema: str | None = None
-        self.takes_grad = any(leaf.requires_grad for leaf in self.encoded.leaves)
+        self.loses_grad = any(leaf.requires_grad for leaf in self.encoded.leaves) and not all(
+            map(eq, map(_REQUIRES_GRAD, self._plain()._leaves()), map(_REQUIRES_GRAD, self.encoded.leaves))
+        )
         #: Of each node itself, its class, header, keys and what stands under them; the root does not hold itself.
         self._rows: list[tuple[Any, type, Any, list[str], list[Any]]] = []
         # What else a collection consists of, could change unseen.
@@ -77,6 +81,10 @@ class Taken:
             held = None if each is node else each
             self._rows.append((held, type(each), deepcopy(meta), [*keys], [*children]))
             todo += (child for child in children if not isinstance(child, Tensor))
+
+    def _plain(self) -> Any:
+        leaves = [leaf.detach() for leaf in self.encoded.leaves]
+        return decode(Encoded(self.encoded.nodes, leaves, self.encoded.values))
 
     def holds(self, root: Any) -> bool:
         """Tell whether this collection is still what was taken apart, for less than taking it apart costs."""
@@ -159,7 +167,7 @@ class Consolidated(Attachment):
 
     def _elsewhere(self, node: Any, move: Any) -> Any:
         taken = self.taken(node)
-        if taken.layout is None or taken.takes_grad:
+        if taken.layout is None or taken.loses_grad:
             return None
         storage = move(self.storage)
         leaves = _storage.Views(storage).leaves(taken.layout)
@@ -207,7 +215,7 @@ class Consolidated(Attachment):
     def pickled(self, node: Any, protocol: int) -> tuple[Any, ...] | None:
         """Return ``node`` as its structure, which is JSON, and one buffer."""
         taken = self.taken(node)
-        if taken.layout is None or taken.takes_grad:
+        if taken.layout is None or taken.loses_grad:
             return None
         if taken.schema is None:
             taken.schema = json.dumps(
