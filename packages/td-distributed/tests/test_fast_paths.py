@@ -120,6 +120,14 @@ def test_pickling(name: str, way: str, consolidated: bool) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_member_that_requires_grad_comes_back_so(way: str) -> None:
+    tree = TensorDict.lazy_stack([TensorDict({"a": torch.ones(2)}) for _ in range(2)]).consolidate()
+    tree[1]["a"].requires_grad_()
+    back = WAYS[way](tree)
+    assert [back[0]["a"].requires_grad, back[1]["a"].requires_grad] == [False, True]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_what_consolidation_locked_is_not_locked_where_it_is_unpickled(way: str) -> None:
     tree = TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(2)}, "m": TensorDict(c=1, lock=True)})
     back = WAYS[way](tree.consolidate())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
-from operator import attrgetter, eq, is_
+from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,8 @@ class Taken:
         self.received: Any = None
         self.spare: list[Tensor] = []
         self.schema: str | None = None
-        self.loses_grad = any(leaf.requires_grad for leaf in self.encoded.leaves) and not all(
-            map(eq, map(_REQUIRES_GRAD, self._plain()._leaves()), map(_REQUIRES_GRAD, self.encoded.leaves))
-        )
+        takes_grad = list(map(_REQUIRES_GRAD, self.encoded.leaves))
+        self.loses_grad = any(takes_grad) and list(map(_REQUIRES_GRAD, self._viewed())) != takes_grad
         #: Of each node itself, its class, header, keys and what stands under them; the root does not hold itself.
         self._rows: list[tuple[Any, type, Any, list[str], list[Any]]] = []
         # What else a collection consists of, could change unseen.
@@ -82,9 +81,10 @@ class Taken:
             self._rows.append((held, type(each), deepcopy(meta), [*keys], [*children]))
             todo += (child for child in children if not isinstance(child, Tensor))
 
-    def _plain(self) -> Any:
-        leaves = [leaf.detach() for leaf in self.encoded.leaves]
-        return decode(Encoded(self.encoded.nodes, leaves, self.encoded.values))
+    def _viewed(self) -> list[Tensor]:
+        """Return what the leaves would be as views on a storage."""
+        plain = [leaf.detach() for leaf in self.encoded.leaves]
+        return encode(decode(Encoded(self.encoded.nodes, plain, self.encoded.values))).leaves
 
     def holds(self, root: Any) -> bool:
         """Tell whether this collection is still what was taken apart, for less than taking it apart costs."""
