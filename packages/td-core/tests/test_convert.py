@@ -195,6 +195,17 @@ class TestFromTuplesAndLists:
             td_core.from_namedtuple((1, 2))
 
     @pytest.mark.parametrize(
+        ("kwargs", "kind"),
+        [({}, LazyStackedTensorDict), ({"lazy": None}, TensorDict), ({"lazy": False}, TensorDict)],
+    )
+    def test_from_list_of_the_lazy_class_keeps_members(self, kwargs: Any, kind: type) -> None:
+        items = [TensorDict({"a": torch.tensor(i)}) for i in range(2)]
+        result = LazyStackedTensorDict.from_list(items, batch_size=[2], names=["time"], **kwargs)
+        assert type(result) is kind
+        assert result["a"].tolist() == [0, 1]
+        assert (list(result.names), list(result.batch_size)) == (["time"], [2])
+
+    @pytest.mark.parametrize(
         ("items", "kwargs", "kind", "size"),
         [
             ([{"a": 1}, {"a": 2}], {}, TensorDict, [2]),

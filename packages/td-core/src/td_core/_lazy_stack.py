@@ -16,6 +16,7 @@ from torch import Tensor
 from ._base import TensorDictBase
 from ._collection import Child, Core, add_level, dense, missing_key, set_lazy_stack, show_path
 from ._devices import as_device
+from ._from_python import from_list
 from ._indexing import plan_index
 from ._locking import refuse_if_locked
 from ._names import Names, check_names
@@ -125,6 +126,15 @@ class LazyStackedTensorDict(TensorDictBase):
         self._empty_size, self._empty_device = torch.Size((0,)), None
         self._locked = False
         self._lock_parents = self._attachments = self._undo = None
+
+    @classmethod
+    def from_list(cls, input: Sequence[Any], *, lazy: bool | None = True, **kwargs: Any) -> Any:
+        """Return the stack of a list of mappings or collections, side by side; see :func:`td_core.from_list`.
+
+        >>> type(LazyStackedTensorDict.from_list([{"a": 1}, {"a": 2}])).__name__
+        'LazyStackedTensorDict'
+        """
+        return from_list(input, lazy=lazy, **kwargs)
 
     @classmethod
     def _of(cls, members: Sequence[Any], stack_dim: int) -> Any:
