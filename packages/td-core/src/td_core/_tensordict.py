@@ -396,23 +396,25 @@ class TensorDict(TensorDictBase):
         return self._data.values()
 
     def _collect(self, out: list[Tensor]) -> Walked:
+        level = self._data.copy()
+        if PLAIN.issuperset(map(type, level.values())):
+            out += level.values()
+            return level
         append = out.append
-        flat = True
-        levels: list[dict[str, Child]] = []
-        todo = [self._data]
-        while todo:
-            level = todo.pop().copy()
-            levels.append(level)
+        levels = [level]
+        todo: list[dict[str, Child]] = []
+        while True:
             for child in level.values():
                 if isinstance(child, Tensor):
                     append(child)
-                    continue
-                flat = False
-                if type(child) is TensorDict:
+                elif type(child) is TensorDict:
                     todo.append(child._data)
                 else:
                     child._collect(out)
-        return level if flat else levels
+            if not todo:
+                return levels
+            level = todo.pop().copy()
+            levels.append(level)
 
     def _spread(self, value: Tensor, out: list[Tensor]) -> None:
         shaped: dict[int, Tensor] = {}
@@ -465,27 +467,26 @@ class TensorDict(TensorDictBase):
     ) -> Walked:
         if not isinstance(other, TensorDict):
             return super()._collect_both(other, mine, theirs, foreign)
+        level, level_other = self._data.copy(), other._data
+        if PLAIN.issuperset(map(type, level.values())):
+            beside = list(map(level_other.get, level))
+            if len(level) == len(level_other) and PLAIN.issuperset(map(type, beside)):
+                mine += level.values()
+                theirs += beside
+                return level
         add, add_other = mine.append, theirs.append
-        flat = True
         start = len(mine)
-        levels: list[dict[str, Child]] = []
-        todo = [(self._data, other._data)]
-        while todo:
-            data, data_other = todo.pop()
-            level = data.copy()
-            levels.append(level)
-            if len(level) != len(data_other):
-                break
+        levels = [level]
+        todo: list[tuple[dict[str, Child], dict[str, Child]]] = []
+        while len(level) == len(level_other):
             for key, child in level.items():
-                found = data_other.get(key)
+                found = level_other.get(key)
                 if isinstance(child, Tensor):
                     if not isinstance(found, Tensor):
                         break
                     add(child)
                     add_other(found)
-                    continue
-                flat = False
-                if type(child) is TensorDict:
+                elif type(child) is TensorDict:
                     if type(found) is not TensorDict:
                         break
                     todo.append((child._data, found._data))
@@ -497,10 +498,13 @@ class TensorDict(TensorDictBase):
                 else:
                     break
             else:
+                if not todo:
+                    return levels
+                data, level_other = todo.pop()
+                level = data.copy()
+                levels.append(level)
                 continue
             break
-        else:
-            return level if flat else levels
         # The walk that keeps track of key paths says what is wrong, or that only values or kinds differ.
         del mine[start:], theirs[start:]
         super()._collect_both(other, mine, theirs, foreign)

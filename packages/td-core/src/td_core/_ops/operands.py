@@ -74,12 +74,16 @@ def combine(
                 node._spread(other, operand)
     elif isinstance(other, np.generic):
         operand = other.item()
-    if not leaves:
+    walked = type(operand) is not list  # with the leaves: what a tensor was spread to may have any class
+    if leaves:
+        walked = True
+    else:
         levels = node._collect(leaves)
     if type(operand) is list and not operand:
         operand = [other] * len(leaves)
     try:
-        return node._with_leaves(foreach(this, leaves, operand), levels)
+        plain = walked and type(levels) is dict
+        return node._with_leaves(foreach(this, leaves, operand, plain=plain), levels)
     except LEAF_ERRORS as error:
         raise_at_leaf(error, name, node, this.single, leaves, operand)
 

@@ -124,7 +124,7 @@ def unary(name: str, what: str) -> Callable[[SelfT], SelfT]:
             if this.fused is None:
                 return self._map(this.single)
             levels = self._collect(leaves)
-            return self._with_leaves(foreach(this, leaves), levels)
+            return self._with_leaves(foreach(this, leaves, plain=type(levels) is dict), levels)
         except LEAF_ERRORS as error:
             raise_at_leaf(error, name, self, this.single, self._leaves())
 
