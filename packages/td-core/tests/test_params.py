@@ -299,6 +299,47 @@ def test_a_shallow_copy_of_a_collection_keeps_the_parameters_in_it():
     assert type(params.float().sum(dim="feature")) is TensorDict
 
 
+def in_a_member(td):
+    return lazy_stack([TensorDict({"n": td}), TensorDict({"n": td})])
+
+
+COPIES = {
+    "clone": lambda td: td.clone(),
+    "clone in a format": lambda td: td.clone(memory_format=torch.preserve_format),
+    "update": lambda td: TensorDict().update(td, clone=True),
+    "clone below": lambda td: TensorDict({"n": td}).clone()["n"],
+    "clone of a stack": lambda td: in_a_member(td).clone().tensordicts[0]["n"],
+    "clone of a stack below": lambda td: TensorDict({"s": in_a_member(td)}).clone()["s"].tensordicts[1]["n"],
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("no_convert", [False, True])
+def test_a_copy_of_a_collection_copies_the_parameters_in_it_as_such(copied, no_convert):
+    leaves = {
+        "w": nn.Parameter(torch.ones(2)),
+        "b": Buffer(torch.zeros(1), persistent=False),
+        "x": torch.ones(1),
+    }
+    params = TensorDictParams(TensorDict(leaves), no_convert=no_convert)
+    again = copied(TensorDict({"p": params, "x": torch.zeros(1)}))
+    assert type(again) is TensorDict and type(again["x"]) is torch.Tensor
+    assert type(again["p"]) is TensorDictParams and again["p"] is not params
+    assert [name for name, _ in again["p"].named_parameters()] == (["w"] if no_convert else ["w", "x"])
+    for key, leaf in params.items():
+        held = again["p", key]
+        assert type(held) is type(leaf) and held.is_leaf and held.requires_grad == leaf.requires_grad
+        assert torch.equal(held, leaf) and held.data_ptr() != leaf.data_ptr()
+    # What is computed of them is no parameter.
+    assert type((again + 1)["p"]) is TensorDict
+
+
+def test_a_copy_of_parameters_takes_a_memory_format():
+    params = TensorDictParams(TensorDict({"w": torch.zeros(3, 2).t()}))
+    assert params.clone()["w"].stride() == (1, 2)
+    assert params.clone(memory_format=torch.contiguous_format)["w"].stride() == (3, 1)
+
+
 def test_copies_of_parameters_can_be_stored():
     params, other = make(), make()
     params.update(other, clone=True)

@@ -27,7 +27,7 @@ Child = Any  # Tensor | Core: spelled Any because most callers know which of the
 SelfT = TypeVar("SelfT", bound="Core")
 
 #: What ``_collect`` tells ``_with_leaves``: the entries of each level as they were read, in the order of the walk, or of
-#: the only one where all are leaves; None where the levels have to be walked again.
+#: the only one where all are plain tensors; None where the levels have to be walked again.
 Walked = Any  # list[dict[str, Child]] | dict[str, Child] | None
 
 
@@ -415,6 +415,21 @@ def same(leaf: Tensor) -> Tensor:
 def data_of(leaf: Tensor) -> Tensor:
     """Return a leaf without its gradient."""
     return leaf.data
+
+
+def copy_of(leaf: Tensor, **kwargs: Any) -> Tensor:
+    """Return a copy of a leaf."""
+    # Not torch.clone: some subclasses keep their class in the method only, or have one of their own.
+    return leaf.clone(**kwargs)
+
+
+def copies(fn: Callable[..., Any]) -> bool:
+    """Tell whether a function makes copies of leaves, so that what they are mapped to is a copy of a node.
+
+    >>> copies(copy_of), copies(torch.exp)
+    (True, False)
+    """
+    return getattr(fn, "func", fn) is copy_of
 
 
 def own_copy(leaf: Tensor) -> Tensor:

@@ -18,7 +18,16 @@ from torch.nn.parameter import is_lazy
 
 from ._base import TensorDictBase
 from ._coerce import nest
-from ._collection import Child, Core, changed_meanwhile, every_level, has_lazy_stack, own_copy, show_path
+from ._collection import (
+    Child,
+    Core,
+    changed_meanwhile,
+    copies,
+    copy_of,
+    every_level,
+    has_lazy_stack,
+    show_path,
+)
 from ._keys import is_key, unravel_key_to_tuple
 from ._locking import refuse_if_locked
 from ._names import Names
@@ -352,6 +361,13 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     def _shallow(self: SelfT) -> SelfT:
         return self._around(self._tensordict._shallow())
 
+    def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
+        if not copies(fn):
+            return super()._map(fn)
+        # Copies of parameters are parameters, which have no past.
+        with torch.no_grad():
+            return self._again(self._tensordict._map(fn))
+
     # As every other node, which is what it stays.
     _fit = Core._fit
     _get_as = TensorDictBase._get_as
@@ -379,9 +395,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         >>> type(TensorDictParams(TensorDict({"w": torch.zeros(2)})).clone()).__name__
         'TensorDictParams'
         """
-        if not recurse:
-            return super().clone(False, **kwargs)
-        return self._again(self._tensordict._map(own_copy))
+        return self._map(functools.partial(copy_of, **kwargs)) if recurse else super().clone(False, **kwargs)
 
     def __copy__(self: SelfT) -> Any:
         """Return a new collection of the same parameters."""

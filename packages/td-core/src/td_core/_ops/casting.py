@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -11,10 +13,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._attachments import attachments
-from .._collection import Core, data_of, dense, lazy_stack_of
+from .._collection import Core, copy_of, data_of, dense, lazy_stack_of
 from .._devices import as_device
-from .._foreach import foreach, op
+from .._foreach import PLAIN, foreach, op
 from .._labels import relabel
+from .._nodes import KINDS
 from .._plans import Along, Shape, ShapePlan, as_ints
 from .._torch_private import base_of
 from ..errors import StructureError
@@ -25,8 +28,7 @@ from .operands import LEAF_ERRORS, raise_at_leaf, transformed, where
 
 SelfT = TypeVar("SelfT", bound="Casting")
 
-# Not torch.clone: some subclasses keep their class in the method only, or have one of their own.
-_CLONE = op("clone", lambda leaf: leaf.clone())
+_CLONE = op("clone", copy_of)
 
 
 class NewBatch(ShapePlan):
@@ -63,7 +65,7 @@ class Casting(Moving):
         (False, True)
         """
         if kwargs and recurse:
-            return self._map(lambda leaf: leaf.clone(**kwargs))
+            return self._map(partial(copy_of, **kwargs))
         if kwargs:
             raise TypeError(f"clone(recurse=False) copies no leaf, so it takes no {', '.join(kwargs)}")
         if not recurse:
@@ -72,12 +74,10 @@ class Casting(Moving):
             copied: Any = attachment.cloned(self)
             if copied is not None:
                 return copied  # type: ignore[no-any-return]
-        leaves: list[Tensor] = []
-        levels = self._collect(leaves)
         try:
-            return self._with_leaves(foreach(_CLONE, leaves), levels)
+            return _copied(self)  # type: ignore[no-any-return]
         except LEAF_ERRORS as error:
-            raise_at_leaf(error, "clone", self, _CLONE.single, leaves)
+            raise_at_leaf(error, "clone", self, copy_of, self._leaves())
 
     def copy(self: SelfT) -> SelfT:
         """Return a new collection around the same leaves: ``clone(recurse=False)``.
@@ -496,6 +496,24 @@ def _without_leaves(children: Mapping[str, Any], batch_size: torch.Size, device:
                 target._set_child(key, level)
                 todo.append(({below: child._stand_in(below) for below in list(child._children())}, level))
     return root
+
+
+def _copied(node: Any) -> Any:
+    """Return a copy, of which leaves that all are copied in one call make all."""
+    stacked = None if node._opaque else node._stacked()
+    if stacked is not None:
+        return node._like([_copied(member) for member in stacked[0]])
+    leaves: list[Tensor] = []
+    levels = node._collect(leaves)
+    if type(levels) is dict or (levels is not None and _holds_leaves_alone(levels)):
+        return node._with_leaves(foreach(_CLONE, leaves, plain=type(levels) is dict), levels)
+    return node._map(copy_of)
+
+
+def _holds_leaves_alone(levels: list[dict[str, Any]]) -> bool:
+    """Tell whether leaves and values are all that the levels of a walk have: other nodes know themselves what their copy is."""
+    kinds = {*map(type, chain.from_iterable(map(dict.values, levels)))} - PLAIN - {KINDS["TensorDict"].type}
+    return all(issubclass(kind, Tensor) or kind._opaque for kind in kinds)
 
 
 def _plain(leaf: Tensor) -> Tensor:
