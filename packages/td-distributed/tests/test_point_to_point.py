@@ -382,6 +382,35 @@ def test_a_mismatch_raises_leaves_the_collection_alone_and_keeps_step(
         raise RuntimeError(receiver)
 
 
+def repeated(rank: int) -> Any:
+    sent = TensorDict({"a": torch.ones(3), "n": {"b": torch.arange(4)}})
+    if rank == 0:
+        for i in range(6):
+            (sent + i).send(1)
+        return None
+    ordered, turned = blank(sent), TensorDict({"n": {"b": torch.zeros(4).long()}, "a": torch.zeros(3)})
+    strided = TensorDict({"a": torch.zeros(3, 2)[:, 0], "n": {"b": torch.zeros(8).long()[::2]}})
+    frozen = TensorDict({"a": torch.zeros(1).expand(3), "n": {"b": torch.zeros(4).long()}})
+    errors = []
+    for i, target in enumerate(
+        [ordered, turned, strided, frozen, TensorDict({"a": torch.zeros(3)}), ordered]
+    ):
+        try:
+            target.recv(0)
+            assert bool((target == sent + i).all())
+        except StructureError as caught:
+            errors.append(str(caught))
+    assert not frozen["a"].any() and not frozen["n", "b"].any()
+    assert ordered["a"].tolist() == [6.0] * 3 and turned["a"].tolist() == [2.0] * 3
+    return errors
+
+
+def test_messages_of_one_header_arrive_in_collections_of_every_form(two: Any) -> None:
+    expanded, missing = two.run(repeated)[1]
+    assert "key 'a' is expanded" in expanded
+    assert "key 'n' is missing here" in missing or "key ('n', 'b') is missing here" in missing
+
+
 def receives_into_one_tensor(rank: int, first: float, consolidated: bool) -> Any:
     sent = TensorDict({"a": torch.full((3,), first), "b": torch.full((3,), 2.0)})
     if rank == 0:

@@ -469,7 +469,7 @@ class TensorDict(TensorDictBase):
             return super()._collect_both(other, mine, theirs, foreign)
         level, level_other = self._data.copy(), other._data
         if PLAIN.issuperset(map(type, level.values())):
-            beside = list(map(level_other.get, level))
+            beside: list[Any] = list(map(level_other.get, level))
             if len(level) == len(level_other) and PLAIN.issuperset(map(type, beside)):
                 mine += level.values()
                 theirs += beside

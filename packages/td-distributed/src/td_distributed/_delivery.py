@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ from ._wire import Message
 SLACK = 1 << 26
 #: Up to this many bytes a consolidated collection keeps the memory in which a message arrived, for the next one.
 KEPT = 1 << 26
+#: Up to this many bytes of a header it is remembered what the last ones like it announced.
+SHORT = 1 << 16
 
 
 def expected(collection: Any) -> Message | None:
@@ -44,7 +48,18 @@ class Target:
         self.state = attached(collection)
         self.taken = None if self.state is None else self.state.taken(collection)
         self.last: Message | None = None if self.taken is None else self.taken.received
+        self._apart: tuple[Encoded, _storage.Layout] | None = None
         self._checked: tuple[Encoded, _storage.Layout, list[Any]] | None = None
+
+    def prepare(self) -> None:
+        """Do what :meth:`check` would do before it looks at a message, where no earlier one is expected again."""
+        if self.last is None:
+            with contextlib.suppress(Exception):  # which says so when there is a message to refuse
+                self._apart = self._taken_apart()
+
+    def _taken_apart(self) -> tuple[Encoded, _storage.Layout]:
+        encoded = encode(self.collection) if self.taken is None else self.taken.encoded
+        return encoded, (None if self.taken is None else self.taken.layout) or _storage.plan(encoded)
 
     def known(self) -> Message | None:
         """Return the last message that was delivered, if one like it comes in one piece."""
@@ -64,7 +79,10 @@ class Target:
         """
         if self.last is not None and self.last.header == header:
             return self.last
-        return _wire.incoming(header)
+        if len(header) > SHORT:
+            return _wire.incoming(header)
+        same = _remembered(header)
+        return Message(header, same.layout, same.nodes, same.values, same.together)
 
     def check(self, message: Message) -> None:
         """Raise what says that a message cannot be taken, as far as that is known before its storage arrives.
@@ -78,8 +96,7 @@ class Target:
         """
         if self.last is message:
             return
-        encoded = encode(self.collection) if self.taken is None else self.taken.encoded
-        layout = (None if self.taken is None else self.taken.layout) or _storage.plan(encoded)
+        encoded, layout = self._apart or self._taken_apart()
         _check_same(encoded, layout, message)
         nbytes = message.layout.nbytes
         if nbytes > SLACK:
@@ -110,15 +127,8 @@ class Target:
                 self.taken.spare.append(storage)
             return
         encoded, layout, values = self._checked
-        views = _storage.Views(storage)
-        order = _write(
-            self.collection,
-            encoded,
-            layout,
-            message,
-            values,
-            lambda i: [views.of(span) for span in message.layout.leaves[i].spans],
-        )
+        pieces = _storage.Views(storage).pieces(message.layout)
+        order = _write(self.collection, encoded, layout, message, values, pieces)
         if (
             self.taken is not None
             and self.taken.layout is not None
@@ -138,9 +148,8 @@ def deliver_files(collection: Any, saved: Any) -> None:
     message = Message(b"", _storage.plan(theirs), theirs.nodes, [], True)
     layout = _storage.plan(encoded)
     _check_same(encoded, layout, message)
-    _write(
-        collection, encoded, layout, message, theirs.values, lambda i: _storage.pieces_of(theirs.leaves[i])[0]
-    )
+    pieces = [_storage.pieces_of(leaf)[0] for leaf in theirs.leaves]
+    _write(collection, encoded, layout, message, theirs.values, pieces)
 
 
 def _write(
@@ -149,7 +158,7 @@ def _write(
     layout: _storage.Layout,
     message: Message,
     values: list[Any],
-    pieces: Callable[[int], Sequence[Tensor]],
+    pieces: Sequence[_storage.Pieces],
 ) -> list[tuple[int, int]]:
     """Write the leaves and values of a message of the same structure, whose leaves consist of ``pieces``, if they fit.
 
@@ -172,7 +181,9 @@ def _write(
 
 
 def _check_same(encoded: Encoded, layout: _storage.Layout, message: Message) -> None:
-    if encoded.nodes == message.nodes and _forms(layout) == _forms(message.layout):
+    if encoded.nodes == message.nodes and (
+        layout.leaves == message.layout.leaves or _forms(layout) == _forms(message.layout)
+    ):
         return
     mine = _wire.outline(encoded.nodes, layout)
     with _file.damaged("the header of a message"):
@@ -189,34 +200,47 @@ def _forms(layout: _storage.Layout) -> list[Any]:
     return [(ragged, *((span.dtype, tuple(span.shape)) for span in spans)) for spans, ragged in layout.leaves]
 
 
+@functools.lru_cache(16)
+def _remembered(header: bytes) -> Message:
+    return _wire.incoming(header)
+
+
 def _match(
-    encoded: Encoded, layout: _storage.Layout, message: Message, pieces: Callable[[int], Sequence[Tensor]]
+    encoded: Encoded, layout: _storage.Layout, message: Message, pieces: Sequence[_storage.Pieces]
 ) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[int, int]]]:
     """Return (what is written, with what) and (our position, theirs) of every leaf."""
-    places = {path: found for path, found in _paths.walk(message.nodes) if isinstance(found, int)}
-    jobs: list[tuple[Tensor, Tensor]] = []
-    order: list[tuple[int, int]] = []
+    order = _order(encoded.nodes, message.nodes)
     tied = len({*layout.leaves}) < len(layout.leaves)
-    owners: dict[_storage.Leaf, tuple[_paths.Path, Tensor]] = {}
-    for path, mine in _paths.walk(encoded.nodes):
-        if not isinstance(mine, int):
-            continue
-        order.append((mine, places[path]))
-        target, *fixed = _storage.pieces_of(encoded.leaves[mine])[0]
-        piece, *rows = pieces(places[path])
+    leaves = [encoded.leaves[mine] for mine, _ in order]
+    if not tied and _storage.are_ordinary(leaves) and all(map(Tensor.is_contiguous, leaves)):
+        return [(leaf.detach(), pieces[theirs][0]) for leaf, (_, theirs) in zip(leaves, order)], order
+    name = functools.partial(_paths.of_leaf, encoded)
+    jobs: list[tuple[Tensor, Tensor]] = []
+    owners: dict[_storage.Leaf, tuple[int, Tensor]] = {}
+    for leaf, (mine, theirs) in zip(leaves, order, strict=True):
+        target, *fixed = _storage.pieces_of(leaf)[0]
+        piece, *rows = pieces[theirs]
         if any(not torch.equal(one, other.to(one.device)) for one, other in zip(fixed, rows, strict=True)):
             raise StructureError(
-                f"cannot receive: the rows of {show_path(path)} have other lengths in the message; nothing was changed"
+                f"cannot receive: the rows of {name(mine)} have other lengths in the message; nothing was changed"
             )
         if is_expanded(target):
             raise StructureError(
-                f"cannot receive: {show_path(path)} is expanded, so its elements share memory; clone() it first"
+                f"cannot receive: {name(mine)} is expanded, so its elements share memory; clone() it first"
             )
-        owner, first = owners.setdefault(layout.leaves[mine], (path, piece)) if tied else (path, piece)
+        owner, first = owners.setdefault(layout.leaves[mine], (mine, piece)) if tied else (mine, piece)
         if first is not piece and not torch.equal(as_bytes(first), as_bytes(piece)):
             raise StructureError(
-                f"cannot receive: {show_path(path)} is the same tensor as {show_path(owner)} here, and has other elements "
+                f"cannot receive: {name(mine)} is the same tensor as {name(owner)} here, and has other elements "
                 "in the message; nothing was changed"
             )
         jobs.append((target.detach(), piece))
     return jobs, order
+
+
+def _order(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Return (our position, theirs) of every leaf of two trees with the same key paths."""
+    if mine == theirs:
+        return [(position, position) for position in _paths.leaves(mine)]
+    places = {path: found for path, found in _paths.walk(theirs) if isinstance(found, int)}
+    return [(found, places[path]) for path, found in _paths.walk(mine) if isinstance(found, int)]

@@ -385,6 +385,7 @@ def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[N
     known = target.known()
     if known is not None and arrival is None:
         arrival = known.arrival(first)
+    target.prepare()
     coming.wait()
     if known is not None and arrival is not None and arrival[1] == known.front():
         yield

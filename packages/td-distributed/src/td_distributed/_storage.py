@@ -290,6 +290,15 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
     return (leaf,), None
 
 
+def are_ordinary(leaves: Sequence[Tensor]) -> bool:
+    """Tell whether each leaf is one dense piece, of no class of its own.
+
+    >>> are_ordinary([torch.zeros(3), torch.zeros(2, 2).t()]), are_ordinary([torch.zeros(3).to_sparse()])
+    (True, False)
+    """
+    return {*map(_KIND, leaves)} <= {_ORDINARY}
+
+
 def plan(encoded: Encoded, *, tie: bool = True) -> Layout:
     """Return where each leaf of a tree goes: depth first, a level's leaves where the level is.
 
@@ -322,7 +331,7 @@ def plan_leaves(
     Raises:
         StructureError: a leaf has no dense form.
     """
-    if {*map(_KIND, leaves)} <= {_ORDINARY}:
+    if are_ordinary(leaves):
         spans, nbytes = _spans(leaves, tie)
         return Layout([_NEW(Leaf, ((span,), None)) for span in spans], nbytes)
     parts = []
@@ -422,12 +431,16 @@ def runs(layout: Layout) -> list[list[tuple[int, int]]]:
 
 def payload(layout: Layout, leaves: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
     """Return (first byte, bytes) of each run: those of a large piece as they lie, or copies of small ones."""
+    found = runs(layout)
+    if len(found) == 1 and len(found[0]) > 1:
+        start, stop = found[0][0][0], found[0][-1][1]
+        return [(start, gathered(layout, leaves)[start:stop])]
     placed: dict[tuple[int, int], tuple[Span, Tensor]] = {}
     for leaf, (spans, _) in zip(leaves, layout.leaves, strict=True):
         for span, piece in zip(spans, pieces_of(leaf)[0], strict=True):
             placed.setdefault((span[2], span[3] - span[4]), (span, piece))
     result = []
-    for run in runs(layout):
+    for run in found:
         first = run[0][0]
         if len(run) == 1:
             result.append((first, as_bytes(placed[run[0]][1])))

@@ -512,7 +512,8 @@ def _copied(node: Any) -> Any:
 
 def _holds_leaves_alone(levels: list[dict[str, Any]]) -> bool:
     """Tell whether leaves and values are all that the levels of a walk have: other nodes know themselves what their copy is."""
-    kinds = {*map(type, chain.from_iterable(map(dict.values, levels)))} - PLAIN - {KINDS["TensorDict"].type}
+    kinds: set[Any] = {*map(type, chain.from_iterable(map(dict.values, levels)))}
+    kinds -= PLAIN | {KINDS["TensorDict"].type}
     return all(issubclass(kind, Tensor) or kind._opaque for kind in kinds)
 
 
