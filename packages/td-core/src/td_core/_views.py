@@ -4,6 +4,7 @@ A parent comes before its children in all three views. Non-tensor entries are no
 ``is_leaf=is_leaf_nontensor`` to see them), and nothing descends into them.
 """
 
+# ruff: noqa: RUF005 -- to add tuples takes less time than to unpack them, for every entry of a walk
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -80,23 +81,27 @@ def _stand_ins(node: Core, keys: Iterable[str]) -> Iterator[tuple[str, Child]]:
         yield key, child
 
 
-def _listed_keys(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
+def _listed_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[Any]:
+    children: Any = node._children()
     if not (nested or leaves_only):
-        return list(node._children())
+        return list(children)
+    if type(children) is dict and PLAIN.issuperset(map(type, (flat := children.copy()).values())):
+        return flat
     out: list[Any] = []
     append, stack = out.append, []
     prefix: tuple[str, ...] = ()
     level = _level(node)
     while True:
         for key, child in level:
-            leaf = isinstance(child, Tensor) or child._shows_tensor
-            if leaf or not leaves_only:
-                append(prefix + (key,) if prefix else key)  # noqa: RUF005 -- unpacking takes longer
-            if not leaf and nested and not child._opaque:
+            if isinstance(child, Tensor) or child._shows_tensor:
+                append(prefix + (key,) if prefix else key)
+                continue
+            if not leaves_only:
+                append(prefix + (key,) if prefix else key)
+            if nested and not child._opaque:
                 stack.append((prefix, level))
-                below: Any = child._children()
-                prefix = (*prefix, key)
-                level = iter(below.copy().items()) if type(below) is dict else _level(child)
+                children, prefix = child._children(), prefix + (key,)
+                level = iter(children.copy().items()) if type(children) is dict else _level(child)
                 break
         else:
             if not stack:
@@ -122,24 +127,32 @@ def shown(child: Child) -> Child:
     return child if isinstance(child, Tensor) or not child._shows_tensor else child._unwrap()
 
 
-def _listed_items(node: Core, nested: bool, leaves_only: bool) -> list[tuple[Any, Any]]:
+def _listed_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[Any, Any]]:
+    children: Any = node._children()
+    if type(children) is dict:
+        children = children.copy()
+        if PLAIN.issuperset(map(type, children.values())):
+            return children.items()  # type: ignore[no-any-return]
+    else:
+        children = dict(children)
     out: list[tuple[Any, Any]] = []
     append, stack = out.append, []
     prefix: tuple[str, ...] = ()
-    level = iter(dict(node._children()).items())
+    level = iter(children.items())
     while True:
         for key, child in level:
             if isinstance(child, Tensor):
-                append(((*prefix, key) if prefix else key, child))
+                append((prefix + (key,) if prefix else key, child))
                 continue
             if child._shows_tensor:
-                append(((*prefix, key) if prefix else key, child._unwrap()))
+                append((prefix + (key,) if prefix else key, child._unwrap()))
                 continue
             if not leaves_only:
-                append(((*prefix, key) if prefix else key, child))
+                append((prefix + (key,) if prefix else key, child))
             if nested and not child._opaque:
                 stack.append((prefix, level))
-                prefix, level = (*prefix, key), iter(dict(child._children()).items())
+                children, prefix = child._children(), prefix + (key,)
+                level = iter((children.copy() if type(children) is dict else dict(children)).items())
                 break
         else:
             if not stack:
@@ -150,7 +163,10 @@ def _listed_items(node: Core, nested: bool, leaves_only: bool) -> list[tuple[Any
 def _listed_values(node: Core, nested: bool, leaves_only: bool) -> list[Any]:
     out: list[Any] = []
     append, stack = out.append, []
-    level = iter(list(node._children().values()))
+    entries = list(node._children().values())
+    if PLAIN.issuperset(map(type, entries)):
+        return entries
+    level = iter(entries)
     while True:
         for child in level:
             if isinstance(child, Tensor):
@@ -202,13 +218,6 @@ class _Walk:
         self._how = (include_nested, leaves_only, is_leaf or default_is_leaf, sort)
         self._plain = is_leaf is None and not sort
 
-    def _flat(self) -> dict[str, Any] | None:
-        """Return the entries where they are plain tensors alone."""
-        children: Any = self._node._children()
-        if type(children) is dict and PLAIN.issuperset(map(type, (entries := children.copy()).values())):
-            return entries
-        return None
-
     def _walk(self, *, values: bool) -> Iterator[tuple[Any, Child]]:
         """Yield (key, entry); where ``values`` is False an entry may be any stand-in of its class."""
         nested, leaves_only, is_leaf, _ = self._how
@@ -250,14 +259,15 @@ class CollectionKeys(_Walk, Set[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._plain:
-            flat = self._flat()
-            return iter(_listed_keys(self._node, *self._how[:2]) if flat is None else flat)
+            nested, leaves_only, _, _ = self._how
+            return iter(_listed_keys(self._node, nested, leaves_only))
         return (key for key, _ in self._walk(values=False))
 
     def __len__(self) -> int:
         # list() asks too, to know how much memory it needs.
         if self._plain:
-            return _count(self._node, *self._how[:2])
+            nested, leaves_only, _, _ = self._how
+            return _count(self._node, nested, leaves_only)
         return sum(1 for _ in self._walk(values=False))
 
     def __contains__(self, key: object) -> bool:
@@ -305,8 +315,8 @@ class CollectionValues(_Walk):
 
     def __iter__(self) -> Iterator[Any]:
         if self._plain:
-            flat = self._flat()
-            return iter(_listed_values(self._node, *self._how[:2]) if flat is None else flat.values())
+            nested, leaves_only, _, _ = self._how
+            return iter(_listed_values(self._node, nested, leaves_only))
         return (child for _, child in self._walk(values=True))
 
     def __contains__(self, value: object) -> bool:
@@ -320,8 +330,8 @@ class CollectionItems(_Walk):
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         if self._plain:
-            flat = self._flat()
-            return iter(_listed_items(self._node, *self._how[:2]) if flat is None else flat.items())
+            nested, leaves_only, _, _ = self._how
+            return iter(_listed_items(self._node, nested, leaves_only))
         return self._walk(values=True)
 
     def __contains__(self, pair: object) -> bool:
