@@ -306,6 +306,20 @@ def test_the_order_of_keys_does_not_matter(two: Any) -> None:
     assert two.run(order) == [([2, 2], [20, 20])] * 2
 
 
+def looks_again(rank: int, leaf: str) -> Any:
+    """Reduce collections of one structure, of which only one can be told at a glance."""
+    other = {"plain": torch.ones(2, 3), "strided": torch.ones(3, 2).t(), "empty": torch.ones(2, 3)}[leaf]
+    more = torch.ones(0) if leaf == "empty" else torch.ones(1)
+    td = TensorDict({"z": torch.full((2,), rank), "a": other if rank else torch.ones(2, 3), "m": more})
+    td.all_reduce()
+    return td["z"].tolist(), td["a"].sum().item(), td["m"].tolist()
+
+
+@pytest.mark.parametrize("leaf", ["plain", "strided", "empty"])
+def test_ranks_agree_where_only_some_can_be_told_at_a_glance(two: Any, leaf: str) -> None:
+    assert two.run(looks_again, leaf) == [([1, 1], 12.0, [] if leaf == "empty" else [2.0])] * 2
+
+
 def reduces(rank: int, dst: int, options: dict[str, Any]) -> Any:
     tree = nested(rank + 1)
     works = tree.reduce(dst, **options)
@@ -924,7 +938,9 @@ def says(rank: int, text: str) -> Any:
     if rank == 0:
         return caught(tree.all_reduce)
     among, message = Group(None), text_to_bytes(text)
-    sizes = among.all_numbers("all_reduce with bucket_bytes=None by SUM", 1, len(message), 1, 2, 3, 4)
+    call = "all_reduce with bucket_bytes=None by SUM"
+    among.all_numbers(call, 1, 0, 1, 2, 3, 4)  # a structure in another order, as far as one can tell
+    sizes = among.all_numbers(call, 1, len(message), 1, 2, 3, 4)
     return among.all_bytes(message, [size for _, size, *_ in sizes])
 
 

@@ -79,10 +79,10 @@ class Target:
         """
         if self.last is not None and self.last.header == header:
             return self.last
-        if len(header) > SHORT:
+        # With values the nodes are put together, by kinds that may change what they get.
+        if len(header) > SHORT or (same := _remembered(header)).values:
             return _wire.incoming(header)
-        same = _remembered(header)
-        return Message(header, same.layout, same.nodes, same.values, same.together)
+        return Message(header, same.layout, same.nodes, [], same.together)
 
     def check(self, message: Message) -> None:
         """Raise what says that a message cannot be taken, as far as that is known before its storage arrives.

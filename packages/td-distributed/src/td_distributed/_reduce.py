@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -49,7 +50,10 @@ class Reducing:
         self.work.wait()
         if self.leaves:
             pieces = self.flat.split([leaf.numel() for leaf in self.leaves])
-            shaped = [piece.view(leaf.shape) for piece, leaf in zip(pieces, self.leaves, strict=True)]
+            shaped = [
+                piece if leaf.ndim == 1 else piece.view(leaf.shape)
+                for piece, leaf in zip(pieces, self.leaves, strict=True)
+            ]
             copy_all(self.leaves, shaped)
             self.leaves = []
 
@@ -154,7 +158,7 @@ def _start(leaves: list[Tensor], place: torch.device, call: Any, receives: bool)
     if receives and len(leaves) == 1 and first.device == place and _storage.is_plain(first):
         flat = first.as_strided((first.numel(),), (1,))
         return Reducing(call(flat), flat, [])
-    flat = torch.cat([leaf.reshape(-1).to(place) for leaf in leaves])
+    flat = torch.cat([leaf.flatten().to(place) for leaf in leaves])
     return Reducing(call(flat), flat, leaves if receives else [])
 
 
@@ -188,31 +192,71 @@ def _agree(collection: Any, among: Group, op: Any, call: str) -> tuple[list[Tens
         StructureError: on every rank, naming the first key that differs.
         FormatError: a rank makes another call.
     """
-    leaves: dict[_paths.Path, Tensor] = {}
-    outline: _wire.Outline = {}
-    problem = ""
-    place, ready = among.own_device(), 1
     by = getattr(op, "op", op).name
-    try:
-        outline, leaves = _look(collection)
-        if {leaf.device for leaf in leaves.values()} == {place}:
-            ready = 2
-    except Exception as error:  # whatever it is, the other ranks wait for a message
-        problem, ready = str(error), 0
-    text = json.dumps({json.dumps(path): found for path, found in outline.items()}, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).digest()
-    words = [int.from_bytes(digest[i : i + 8], "little", signed=True) for i in range(0, 32, 8)]
-    message = text_to_bytes(problem or text)
-    fronts = among.all_numbers(f"{call} by {by}", ready, len(message), *words)
-    if all(front[0] and front[2:] == words for front in fronts):
-        if any(front[0] != 2 for front in fronts):
-            place = among.device
-        for path, leaf in leaves.items() if place.type == "cpu" else ():
+    call = f"{call} by {by}"
+    own = among.own_device()
+    leaves, words = _at_a_glance(collection)
+    fronts = among.all_numbers(call, _ready(leaves, own), 0, *words)
+    if not any(words) or any(front[2:] != words for front in fronts):
+        # Ranks that have the same keys in another order agree all the same.
+        leaves, fronts = _agree_by_key(collection, among, own, call)
+    place = own if all(front[0] == 2 for front in fronts) else among.device
+    if place.type == "cpu" and not all(_gloo_takes(by, dtype) for dtype in {leaf.dtype for leaf in leaves}):
+        for path, leaf in _look(collection)[1].items():
             if not _gloo_takes(by, leaf.dtype):
                 raise StructureError(
                     f"{show_path(path)} is of dtype {leaf.dtype}, which gloo cannot reduce by {by}"
                 )
-        return list(leaves.values()), place
+    return leaves, place
+
+
+def _ready(leaves: list[Tensor], place: torch.device) -> int:
+    return 2 if {leaf.device for leaf in leaves} == {place} else 1
+
+
+def _at_a_glance(collection: Any) -> tuple[list[Tensor], list[int]]:
+    """Return the leaves in their order, tied ones once, and a digest of that order; zeros where it takes a closer look."""
+    with contextlib.suppress(Exception):  # which is met again there
+        encoded = encode(collection)
+        if _storage.are_ordinary(encoded.leaves) and all(map(Tensor.is_contiguous, encoded.leaves)):
+            layout = _storage.plan(encoded)
+            once = {
+                place.spans[0].start: leaf
+                for leaf, place in zip(encoded.leaves, layout.leaves)
+                if leaf.numel()
+            }
+            words = _digest(json.dumps([encoded.nodes, _storage.to_columns(layout)]))
+            return [*map(Tensor.detach, once.values())], words
+    return [], [0] * 4
+
+
+def _digest(text: str) -> list[int]:
+    digest = hashlib.sha256(text.encode()).digest()
+    return [int.from_bytes(digest[i : i + 8], "little", signed=True) for i in range(0, 32, 8)]
+
+
+def _agree_by_key(
+    collection: Any, among: Group, place: torch.device, call: str
+) -> tuple[list[Tensor], list[list[int]]]:
+    """Return the leaves sorted by key path, and what each rank says of where they are and of its structure.
+
+    Raises:
+        StructureError: on every rank, naming the first key that differs.
+    """
+    leaves: dict[_paths.Path, Tensor] = {}
+    outline: _wire.Outline = {}
+    problem = None
+    try:
+        outline, leaves = _look(collection)
+    except Exception as error:  # whatever it is, the other ranks wait for a message
+        problem = str(error)
+    text = json.dumps({json.dumps(path): found for path, found in outline.items()}, sort_keys=True)
+    words = _digest(text)
+    message = text_to_bytes(problem or text)
+    ready = _ready(list(leaves.values()), place) if problem is None else 0
+    fronts = among.all_numbers(call, ready, len(message), *words)
+    if all(front[0] and front[2:] == words for front in fronts):
+        return list(leaves.values()), fronts
     every = among.all_bytes(message, [front[1] for front in fronts])
     for rank, front in enumerate(fronts):
         if not front[0]:

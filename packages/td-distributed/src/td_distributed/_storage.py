@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from td_core._buffers import as_bytes, has_memory
+from td_core._foreach import PLAIN
 from td_core._nodes import Encoded
 from td_core._torch_private import ragged_dim
 from td_core.errors import FormatError, StructureError
@@ -34,7 +35,7 @@ LARGE = 1 << 16
 
 
 _KIND = attrgetter("__class__", "layout", "is_nested", "is_meta", "is_quantized")
-_ORDINARY = (Tensor, torch.strided, False, False, False)
+_ORDINARY = {(cls, torch.strided, False, False, False) for cls in PLAIN}
 _NEW = tuple.__new__  # twice as fast as the constructor of a named tuple
 
 
@@ -264,7 +265,7 @@ def pieces_of(leaf: Tensor) -> tuple[Pieces, int | None]:
     Raises:
         StructureError: no dense pieces (sparse, strided nested, quantized, meta, DTensor).
     """
-    if _KIND(leaf) == _ORDINARY:
+    if _KIND(leaf) in _ORDINARY:
         return (leaf,), None
     if leaf.is_nested:
         if leaf.layout is not torch.jagged:
@@ -296,7 +297,7 @@ def are_ordinary(leaves: Sequence[Tensor]) -> bool:
     >>> are_ordinary([torch.zeros(3), torch.zeros(2, 2).t()]), are_ordinary([torch.zeros(3).to_sparse()])
     (True, False)
     """
-    return {*map(_KIND, leaves)} <= {_ORDINARY}
+    return _ORDINARY.issuperset(map(_KIND, leaves))
 
 
 def plan(encoded: Encoded, *, tie: bool = True) -> Layout:

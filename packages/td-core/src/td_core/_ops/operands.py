@@ -74,10 +74,9 @@ def combine(
                 node._spread(other, operand)
     elif isinstance(other, np.generic):
         operand = other.item()
-    walked = type(operand) is not list  # with the leaves: what a tensor was spread to may have any class
-    if leaves:
-        walked = True
-    else:
+    # What was not walked with the leaves, parts of a tensor, may have any class.
+    walked = bool(leaves) or type(operand) is not list
+    if not leaves:
         levels = node._collect(leaves)
     if type(operand) is list and not operand:
         operand = [other] * len(leaves)
