@@ -26,9 +26,10 @@ from .typing import NO_DEFAULT, NoDefault
 Child = Any  # Tensor | Core: spelled Any because most callers know which of the two they hold
 SelfT = TypeVar("SelfT", bound="Core")
 
-#: What ``_collect`` tells ``_with_leaves``: the entries of each level as they were read, in the order of the walk, or of
-#: the only one where all are plain tensors; None where the levels have to be walked again.
-Walked = Any  # list[dict[str, Child]] | dict[str, Child] | None
+#: What ``_collect`` tells ``_with_leaves``: the entries of each level as they were read, in the order of the walk, as a
+#: tuple where nodes of other kinds are among them; of the only level where all are plain tensors; None where the levels
+#: have to be walked again.
+Walked = Any  # list[dict[str, Child]] | tuple[dict[str, Child], ...] | dict[str, Child] | None
 
 
 #: What ``_locked`` is where what is attached to a node has locked it, and not its owner.

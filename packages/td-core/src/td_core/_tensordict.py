@@ -401,6 +401,7 @@ class TensorDict(TensorDictBase):
             out += level.values()
             return level
         append = out.append
+        others = False
         levels = [level]
         todo: list[dict[str, Child]] = []
         while True:
@@ -410,9 +411,10 @@ class TensorDict(TensorDictBase):
                 elif type(child) is TensorDict:
                     todo.append(child._data)
                 else:
+                    others = True
                     child._collect(out)
             if not todo:
-                return levels
+                return tuple(levels) if others else levels
             level = todo.pop().copy()
             levels.append(level)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -15,7 +14,7 @@ from torch.nn import Parameter
 from .._attachments import attachments
 from .._collection import Core, copy_of, data_of, dense, lazy_stack_of
 from .._devices import as_device
-from .._foreach import PLAIN, foreach, op
+from .._foreach import foreach, op
 from .._labels import relabel
 from .._nodes import KINDS
 from .._plans import Along, Shape, ShapePlan, as_ints
@@ -505,16 +504,15 @@ def _copied(node: Any) -> Any:
         return node._like([_copied(member) for member in stacked[0]])
     leaves: list[Tensor] = []
     levels = node._collect(leaves)
-    if type(levels) is dict or (levels is not None and _holds_leaves_alone(levels)):
-        return node._with_leaves(foreach(_CLONE, leaves, plain=type(levels) is dict), levels)
-    return node._map(copy_of)
+    if levels is None or (type(levels) is tuple and not all(map(_has_values_alone, levels))):
+        return node._map(copy_of)
+    return node._with_leaves(foreach(_CLONE, leaves, plain=type(levels) is dict), levels)
 
 
-def _holds_leaves_alone(levels: list[dict[str, Any]]) -> bool:
-    """Tell whether leaves and values are all that the levels of a walk have: other nodes know themselves what their copy is."""
-    kinds: set[Any] = {*map(type, chain.from_iterable(map(dict.values, levels)))}
-    kinds -= PLAIN | {KINDS["TensorDict"].type}
-    return all(issubclass(kind, Tensor) or kind._opaque for kind in kinds)
+def _has_values_alone(level: dict[str, Any]) -> bool:
+    """Tell whether the nodes of other kinds in a level hold values, and know no better than a walk what their copy is."""
+    others: set[Any] = {*map(type, level.values())} - {KINDS["TensorDict"].type}
+    return all(issubclass(kind, Tensor) or kind._opaque for kind in others)
 
 
 def _plain(leaf: Tensor) -> Tensor:
