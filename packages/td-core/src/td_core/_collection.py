@@ -27,8 +27,8 @@ Child = Any  # Tensor | Core: spelled Any because most callers know which of the
 SelfT = TypeVar("SelfT", bound="Core")
 
 #: What ``_collect`` tells ``_with_leaves``: the entries of each level as they were read, in the order of the walk, as a
-#: tuple where nodes of other kinds are among them; of the only level where all are plain tensors; None where the levels
-#: have to be walked again.
+#: tuple where nodes of other kinds that have entries are among them; of the only level where all are plain tensors; None
+#: where the levels have to be walked again.
 Walked = Any  # list[dict[str, Child]] | tuple[dict[str, Child], ...] | dict[str, Child] | None
 
 
@@ -336,6 +336,10 @@ class Core(ABC):
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         """Return the same structure around ``fn(leaf)``."""
         return self._with_children(self._as_dense()._map(fn)._children())
+
+    def _copied(self: SelfT) -> SelfT:
+        """Return a copy, with leaves of its own."""
+        return self._map(copy_of)
 
     def _transform(self: SelfT, plan: ShapePlan) -> SelfT:
         """Return the result of a shape plan."""

@@ -478,6 +478,9 @@ class LazyStackedTensorDict(TensorDictBase):
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         return self._like([member._map(fn) for member in self._members])
 
+    def _copied(self: SelfT) -> SelfT:
+        return self._like([member._copied() for member in self._members])
+
     def _transform(self, plan: Any) -> Any:
         along = plan.along(self._stack_dim) if self._members else None
         if along is None:

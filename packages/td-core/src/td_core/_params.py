@@ -369,6 +369,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             return self._again(self._tensordict._map(fn))
 
     # As every other node, which is what it stays.
+    _copied = Core._copied
     _fit = Core._fit
     _get_as = TensorDictBase._get_as
 

@@ -22,12 +22,13 @@ from ._collection import (
     Walked,
     changed_meanwhile,
     check_same_leaves,
+    copy_of,
     leaf_against_node,
     set_dense,
 )
 from ._components import chained_components, of_components
 from ._devices import as_device
-from ._foreach import PLAIN
+from ._foreach import PLAIN, foreach, op
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
 from ._names import Names, check_names, fit_names
@@ -41,6 +42,7 @@ from .errors import KeyPathError, KeyTakenError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="TensorDict")
+_CLONE = op("clone", copy_of)
 
 
 def _node(
@@ -411,7 +413,7 @@ class TensorDict(TensorDictBase):
                 elif type(child) is TensorDict:
                     todo.append(child._data)
                 else:
-                    others = True
+                    others = others or not child._opaque
                     child._collect(out)
             if not todo:
                 return tuple(levels) if others else levels
@@ -564,6 +566,13 @@ class TensorDict(TensorDictBase):
                 else:
                     level[key] = child._map(fn)
         return root
+
+    def _copied(self: SelfT) -> SelfT:
+        leaves: list[Tensor] = []
+        levels = self._collect(leaves)
+        if type(levels) is tuple:  # other nodes know themselves what their copy is
+            return self._map(copy_of)
+        return self._with_leaves(foreach(_CLONE, leaves, plain=type(levels) is dict), levels)
 
     def _transform(self: SelfT, plan: ShapePlan) -> SelfT:
         leaf, lead, n, old = plan.leaf, plan.lead, plan.n, self._batch_size

@@ -121,6 +121,9 @@ class Wrapper(TensorCollection):
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
         return self._wrap(self._tensordict._map(fn))
 
+    def _copied(self) -> Any:
+        return self._wrap(self._tensordict._copied())
+
     def _transform(self, plan: Any) -> Any:
         return self._wrap(self._tensordict._transform(plan))
 

@@ -14,9 +14,7 @@ from torch.nn import Parameter
 from .._attachments import attachments
 from .._collection import Core, copy_of, data_of, dense, lazy_stack_of
 from .._devices import as_device
-from .._foreach import foreach, op
 from .._labels import relabel
-from .._nodes import KINDS
 from .._plans import Along, Shape, ShapePlan, as_ints
 from .._torch_private import base_of
 from ..errors import StructureError
@@ -26,8 +24,6 @@ from .moving import Moving
 from .operands import LEAF_ERRORS, raise_at_leaf, transformed, where
 
 SelfT = TypeVar("SelfT", bound="Casting")
-
-_CLONE = op("clone", copy_of)
 
 
 class NewBatch(ShapePlan):
@@ -74,7 +70,7 @@ class Casting(Moving):
             if copied is not None:
                 return copied  # type: ignore[no-any-return]
         try:
-            return _copied(self)  # type: ignore[no-any-return]
+            return self._copied()
         except LEAF_ERRORS as error:
             raise_at_leaf(error, "clone", self, copy_of, self._leaves())
 
@@ -495,24 +491,6 @@ def _without_leaves(children: Mapping[str, Any], batch_size: torch.Size, device:
                 target._set_child(key, level)
                 todo.append(({below: child._stand_in(below) for below in list(child._children())}, level))
     return root
-
-
-def _copied(node: Any) -> Any:
-    """Return a copy, of which leaves that all are copied in one call make all."""
-    stacked = None if node._opaque else node._stacked()
-    if stacked is not None:
-        return node._like([_copied(member) for member in stacked[0]])
-    leaves: list[Tensor] = []
-    levels = node._collect(leaves)
-    if levels is None or (type(levels) is tuple and not all(map(_has_values_alone, levels))):
-        return node._map(copy_of)
-    return node._with_leaves(foreach(_CLONE, leaves, plain=type(levels) is dict), levels)
-
-
-def _has_values_alone(level: dict[str, Any]) -> bool:
-    """Tell whether the nodes of other kinds in a level hold values, and know no better than a walk what their copy is."""
-    others: set[Any] = {*map(type, level.values())} - {KINDS["TensorDict"].type}
-    return all(issubclass(kind, Tensor) or kind._opaque for kind in others)
 
 
 def _plain(leaf: Tensor) -> Tensor:
