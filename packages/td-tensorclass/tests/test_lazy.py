@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict, group_by, lazy_stack
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, group_by, lazy_stack
 from td_core.errors import BatchSizeError, StructureError
 from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError
 
@@ -19,6 +19,11 @@ class Sample(TensorClass):
 
 class Other(TensorClass):
     image: Tensor
+
+
+class Agent(TensorClass):
+    params: TensorDict
+    name: str
 
 
 def sample(i: int) -> Sample:
@@ -252,3 +257,22 @@ def test_values_are_written_from_members_in_another_order(write, leaves) -> None
     write(stack, stack[[2, 0, 1]])
     assert stack["label"] == ["2", "0", "1"]
     assert not leaves or stack["x"].tolist() == [2, 0, 1]
+
+
+COPIES = {
+    "itself": lambda agent: agent.clone(),
+    "in a collection": lambda agent: TensorDict({"a": agent, "b": 0}).clone()["a"],
+    "updated": lambda agent: TensorDict().update({"a": agent}, clone=True)["a"],
+    "in a stack": lambda agent: lazy_stack([agent, agent]).clone()[1],
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_a_copy_copies_the_parameters_in_a_field_as_such(copied) -> None:
+    params = TensorDictParams(TensorDict({"w": torch.ones(2)}))
+    again = copied(Agent(params, "left"))
+    assert type(again) is Agent and again.name == "left"
+    assert type(again.params) is TensorDictParams
+    (parameter,) = again.params.parameters()
+    assert parameter is again.params["w"] is not params["w"]
+    assert torch.equal(again.params["w"], params["w"])
