@@ -238,6 +238,36 @@ def test_handles_that_are_dropped_finish_the_exchange(two: Any, size: int) -> No
     assert two.run(dropped, size) == [None, None]
 
 
+def replaces_while_it_comes(rank: int, fits: bool) -> Any:
+    if rank == 0:
+        dist.barrier()
+        TensorDict({"a": torch.ones(3), "b": torch.ones(2)}).send(1)
+        return None
+    target = TensorDict({"a": torch.zeros(3), "b": torch.zeros(2)})
+    old = target["a"]
+    (handle,) = target.irecv(0, return_premature=True)
+    time.sleep(0.2)  # it has looked at the collection by then
+    target["a"] = torch.zeros(3 if fits else 4)
+    dist.barrier()
+    error = None
+    try:
+        handle.wait()
+    except StructureError as caught:
+        error = str(caught)
+    assert not old.any()
+    return target["a"].tolist(), target["b"].tolist(), error
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_replaces_a_leaf_while_a_message_comes_takes_it(two: Any, fits: bool) -> None:
+    first, second, error = two.run(replaces_while_it_comes, fits)[1]
+    if fits:
+        assert (first, second, error) == ([1.0] * 3, [1.0] * 2, None)
+    else:
+        assert (first, second) == ([0.0] * 4, [0.0] * 2)
+        assert "key 'a' is torch.float32 of shape [4] here" in error
+
+
 def crosswise(rank: int, consolidated: bool) -> None:
     # More than a socket holds, so that a blocking send would wait for ever.
     mine, theirs = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -113,8 +114,8 @@ class Target:
         """Copy what has arrived into the leaves of the collection, for which the message was checked.
 
         Raises:
-            StructureError: a leaf cannot be written in place, or is ragged in another way; names the first key. Nothing was
-                written.
+            StructureError: a leaf cannot be written in place, is ragged in another way, or was replaced by one that does
+                not fit; names the first key. Nothing was written.
         """
         if self._checked is None:
             # This structure was checked for an earlier message, and lies in both storages in the same way.
@@ -126,6 +127,12 @@ class Target:
             if storage.is_cpu and not kept and 0 < len(storage) <= KEPT:
                 self.taken.spare.append(storage)
             return
+        held, now = self._checked[0].leaves, encode(self.collection).leaves
+        if len(held) != len(now) or not all(map(is_, held, now)):
+            # Somebody replaced leaves while the message was on its way.
+            self.taken = None if self.state is None else self.state.taken(self.collection)
+            self._apart = None
+            self.check(message)
         encoded, layout, values = self._checked
         pieces = _storage.Views(storage).pieces(message.layout)
         order = _write(self.collection, encoded, layout, message, values, pieces)
