@@ -438,7 +438,7 @@ def repeated(rank: int) -> Any:
 def test_messages_of_one_header_arrive_in_collections_of_every_form(two: Any) -> None:
     expanded, missing = two.run(repeated)[1]
     assert "key 'a' is expanded" in expanded
-    assert "key 'n' is missing here" in missing or "key ('n', 'b') is missing here" in missing
+    assert "key 'n' is missing here" in missing
 
 
 def receives_into_one_tensor(rank: int, first: float, consolidated: bool) -> Any:

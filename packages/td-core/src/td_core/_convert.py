@@ -15,7 +15,7 @@ from torch import Tensor
 from . import _from_python as source
 from ._class_methods import of_class
 from ._coerce import coerce
-from ._collection import Child, Core, copy_of, dense, show_path
+from ._collection import Child, Core, dense, show_path
 from ._from_python import NON_STRING_KEY, PYTREE_TYPE
 from ._linked_list import LinkedList
 from ._ops.key_trees import Row, build
@@ -311,7 +311,7 @@ class Converting(Core):
                 elif child is None:
                     out[key] = coerce(None, node.batch_size, node.device, (key,))
                 elif child._opaque:
-                    out[key] = child._map(copy_of)
+                    out[key] = child._copied()
                 else:
                     below: dict[str, Child] = {}
                     out[key] = dense(below, child.batch_size, child.device, child._names)

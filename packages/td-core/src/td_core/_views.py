@@ -128,17 +128,13 @@ def shown(child: Child) -> Child:
 
 
 def _listed_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple[Any, Any]]:
-    children: Any = node._children()
-    if type(children) is dict:
-        children = children.copy()
-        if PLAIN.issuperset(map(type, children.values())):
-            return children.items()  # type: ignore[no-any-return]
-    else:
-        children = dict(children)
+    entries: dict[str, Any] = dict(node._children())
+    if PLAIN.issuperset(map(type, entries.values())):
+        return entries.items()
     out: list[tuple[Any, Any]] = []
     append, stack = out.append, []
     prefix: tuple[str, ...] = ()
-    level = iter(children.items())
+    level = iter(entries.items())
     while True:
         for key, child in level:
             if isinstance(child, Tensor):
@@ -151,8 +147,7 @@ def _listed_items(node: Core, nested: bool, leaves_only: bool) -> Iterable[tuple
                 append((prefix + (key,) if prefix else key, child))
             if nested and not child._opaque:
                 stack.append((prefix, level))
-                children, prefix = child._children(), prefix + (key,)
-                level = iter((children.copy() if type(children) is dict else dict(children)).items())
+                prefix, level = prefix + (key,), iter(dict(child._children()).items())
                 break
         else:
             if not stack:

@@ -433,6 +433,7 @@ def runs(layout: Layout) -> list[list[tuple[int, int]]]:
 def payload(layout: Layout, leaves: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
     """Return (first byte, bytes) of each run: those of a large piece as they lie, or copies of small ones."""
     found = runs(layout)
+    # Where all are small they stand in the message as in the layout, in which they can be put in one go.
     if len(found) == 1 and len(found[0]) > 1:
         start, stop = found[0][0][0], found[0][-1][1]
         return [(start, gathered(layout, leaves)[start:stop])]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, coerce, nest
-from .._collection import Child, Core, copy_of
+from .._collection import Child, Core
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._plans import coordinates
@@ -48,7 +48,7 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
         # It may have members of this stack in another order, which would be read after they were written.
         held = {*memory_of(stack._leaves())}
         if not held or not held.isdisjoint(memory_of(value._leaves())):
-            value = value._map(copy_of)
+            value = value._copied()
     if -1 in size:
         yield from _uneven_parts(stack, index, value)
         return

@@ -18,7 +18,6 @@ from .._collection import (
     Core,
     add_level,
     changed_meanwhile,
-    copy_of,
     has_lazy_stack,
     lined_up,
     missing_key,
@@ -160,7 +159,7 @@ class UpdatePlan:
             if node._names is not None:
                 entry = take_names(entry, node._names, show_path(path))
         if self.clone:
-            entry = entry.clone() if isinstance(entry, Tensor) else entry._map(copy_of)
+            entry = entry.clone() if isinstance(entry, Tensor) else entry._copied()
         self.stores.append((node, key, entry))
         return None
 
@@ -235,7 +234,7 @@ class UpdatePlan:
                 others.append((node, key, value))
         if self.copies and has_lazy_stack(self.root):
             values = apart(targets, values)
-            others = [(node, key, value._map(copy_of)) for node, key, value in others]
+            others = [(node, key, value._copied()) for node, key, value in others]
         # What holds values says only now whether it takes them.
         for node, key, value in others:
             node._write_child(key, value, non_blocking=self.non_blocking)
