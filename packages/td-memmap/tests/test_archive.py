@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import struct
@@ -15,7 +16,7 @@ from torch import Tensor
 
 import td_memmap
 from td_core import TensorDict
-from td_core.errors import FormatError
+from td_core.errors import CodecError, FormatError
 from td_memmap import FileTakenError
 from td_memmap._new_file import NewFile
 
@@ -119,6 +120,73 @@ def test_the_suffix_and_the_argument_decide(nest: Any, tmp_path: Path) -> None:
 def test_sparse_archives(tmp_path: Path) -> None:
     like = TensorDict({"a": torch.ones(1000)}).memmap_like(tmp_path / "save.tdz")
     assert (like["a"] == 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_sparse_archives_are_filled_and_filled_again(tmp_path: Path) -> None:
+    path, parts = tmp_path / "save.tdz", [torch.zeros(1), torch.zeros(2)]
+    jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    td = TensorDict({"a": torch.ones(3), "j": jagged, "n": torch.nested.nested_tensor(parts)})
+    td.memmap_like(path)["a"].fill_(2)
+    td.memmap_like(path)["j"].values().fill_(3)
+    td.memmap_like(path)["n"].fill_(4)
+    loaded = TensorDict.load_memmap(path)
+    assert loaded["a"].tolist() == [2, 2, 2]
+    assert loaded["j"].values().tolist() == [3, 3, 3]
+    assert [part.tolist() for part in loaded["n"].unbind()] == [[4], [4, 4]]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (TensorDict({"a": torch.ones(4)}), r"key 'a' is shape \[3\] .* and shape \[4\]"),
+        (TensorDict({"a": torch.ones(3), "b": 0}), "key 'b' is nothing in the save"),
+        (TensorDict({"a": torch.ones(3)}, [3]), "batch sizes, names or values are others"),
+    ],
+)
+def test_sparse_archives_take_the_place_of_no_other(other: TensorDict, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "save.tdz"
+    TensorDict({"a": torch.ones(3)}).memmap(path)
+    with pytest.raises(FileTakenError, match=message):
+        other.memmap_like(path)
+    assert TensorDict.load_memmap(path)["a"].tolist() == [1, 1, 1]
+
+
+def test_what_cannot_be_a_sparse_archive(tmp_path: Path) -> None:
+    td, path = TensorDict({"a": torch.ones(3)}), tmp_path / "save.tdz"
+    td.memmap(path, compression="deflate")
+    with pytest.raises(FileTakenError, match=r"a\.memmap is compressed"):
+        td.memmap_like(path)
+    path.write_bytes(b"no archive")
+    with pytest.raises(FileTakenError, match="is no archive of a save"):
+        td.memmap_like(path)
+
+
+def test_paths_that_no_archive_holds(tmp_path: Path) -> None:
+    deep = (*["k" * 240] * 280, "a")
+    with pytest.raises(CodecError, match="paths of more than 65535 bytes"):
+        TensorDict({deep: torch.ones(1)}).memmap(tmp_path / "save.tdz")
+    assert not list(tmp_path.iterdir())
+
+
+def _sum(td: TensorDict, queue: Any) -> None:
+    queue.put([leaf.sum().item() for leaf in td.values()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("mode", [None, "r+"])
+def test_what_an_archive_holds_is_given_to_a_new_process(
+    mode: str | None, method: str, tmp_path: Path
+) -> None:
+    TensorDict({"a": torch.ones(3), "b": torch.ones(5)}).memmap(tmp_path / "save.tdz")
+    loaded = TensorDict.load_memmap(tmp_path / "save.tdz", mode=mode)
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=_sum, args=(loaded, queue))
+    process.start()
+    assert queue.get(timeout=120) == [3, 5]
+    process.join()
 
 
 def test_pack_and_unpack(nest: Any, tmp_path: Path, same: Any) -> None:

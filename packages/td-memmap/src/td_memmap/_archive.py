@@ -12,6 +12,7 @@ import struct
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -20,15 +21,16 @@ import torch
 from torch import Tensor
 
 from td_core._collection import Core
-from td_core.errors import FormatError
+from td_core.errors import CodecError, FormatError
 from td_core.typing import NestedKey
 
 from . import _fs, _names
 from ._commit import Staging
 from ._errors import FileTakenError
 from ._fs import Parts, Tree
+from ._like import fitting, loading
 from ._load import Loading, Reader, on_one_version
-from ._mapping import map_elements
+from ._mapping import elements_in, map_memory
 from ._meta import find, manifest_text
 from ._new_file import NewFile
 from ._owned import owned
@@ -42,6 +44,7 @@ _ALIGNMENT = 64
 _PAD_BLOCK = 0x6474  # the bytes "td"
 _LOCAL_HEADER = 30
 _ZIP64_BLOCK = 20
+_LONGEST_NAME = (1 << 16) - 1
 
 #: What ``zipfile`` raises for what it cannot read.
 _BAD_ZIP = (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, EOFError, OverflowError)
@@ -118,8 +121,17 @@ class _Packing:
         self.zip = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True)
 
     def add(self, path: Parts, content: Iterable[Any], nbytes: int) -> None:
-        """Add a file of ``nbytes`` bytes, given in pieces."""
-        info = zipfile.ZipInfo("/".join(path), time.localtime()[:6])
+        """Add a file of ``nbytes`` bytes, given in pieces.
+
+        Raises:
+            CodecError: its path is longer than an archive can hold.
+        """
+        name = "/".join(path)
+        if len(name.encode()) > _LONGEST_NAME:
+            raise CodecError(
+                f"an archive cannot hold paths of more than {_LONGEST_NAME} bytes: {name[:100]}...; use a directory"
+            )
+        info = zipfile.ZipInfo(name, time.localtime()[:6])
         info.external_attr = 0o644 << 16
         if path[-1].endswith(".memmap"):
             info.compress_type = self._method
@@ -135,7 +147,7 @@ class _Packing:
                 entry.write(piece)
 
     def _padding(self, name: str) -> bytes:
-        raw = name.encode("ascii" if name.isascii() else "utf-8")
+        raw = name.encode()
         # zipfile appends its block of 64-bit sizes behind this one.
         start = self._file.tell() + _LOCAL_HEADER + len(raw) + 4 + _ZIP64_BLOCK
         size = -start % _ALIGNMENT
@@ -161,12 +173,30 @@ def save_archive(data: Core, path: str, options: Options) -> Callable[[], Any]:
     _method(options.compression)
 
     def write() -> Any:
-        _write(plan, path, options)
-        return load_archive(
-            path, Loading(robust_key=options.robust_key, allow_pickle=options.allow_pickle), None
-        )
+        if options.like and _fs.is_file(path):
+            _refuse_others(plan, path, options)
+        else:
+            _write(plan, path, options)
+        return load_archive(path, replace(loading(options), mode="r+" if options.like else None), None)
 
     return write
+
+
+def _refuse_others(plan: Plan, path: str, options: Options) -> None:
+    """Raise FileTakenError for an archive that cannot be filled in the place of one of the plan."""
+    try:
+        with ArchiveTree(path) as tree:
+            _, same = fitting(_ArchiveReader(tree, loading(options)), plan, path)
+            packed = [
+                info.filename for info in tree.files.values() if info.compress_type != zipfile.ZIP_STORED
+            ]
+    except FormatError as error:
+        raise FileTakenError(f"cannot create the archive {path}: {error}; remove it first") from error
+    if not same or packed:
+        what = f"{packed[0]} is compressed" if packed else "batch sizes, names or values are others"
+        raise FileTakenError(
+            f"cannot create the archive {path}: of what is there, {what}; remove it first, or save() over it"
+        )
 
 
 def _write(plan: Plan, path: str, options: Options) -> None:
@@ -431,14 +461,13 @@ class ArchiveTree:
             )
         return start
 
-    def map_whole(self, *, shared: bool) -> Tensor:
-        """Map the archive, but for a few of the bytes behind the last leaf."""
-        # torch saves no storage whose size is no multiple of the size of its elements.
-        size = _fs.status_of(self._fd).st_size // _ALIGNMENT * _ALIGNMENT
+    def map_whole(self, *, shared: bool) -> Any:
+        """Map the archive, for :func:`elements_in`."""
+        size = _fs.status_of(self._fd).st_size
         if not shared:
-            return map_elements(self._fd, torch.uint8, size, shared=False, path=self.path)
+            return map_memory(self._fd, size, False, self.path)
         with _fs.closing(_fs.open_path(self.path, writable=True)) as fd:
-            return map_elements(fd, torch.uint8, size, shared=True, path=self.path)
+            return map_memory(fd, size, True, self.path)
 
 
 class _ArchiveReader(Reader):
@@ -448,7 +477,7 @@ class _ArchiveReader(Reader):
 
     def __init__(self, tree: ArchiveTree, options: Loading) -> None:
         super().__init__(tree, options)  # type: ignore[arg-type]
-        self._whole: Tensor | None = None
+        self._whole: Any = None
 
     def _check_mappings(self, count: int) -> None:
         """Allow any number of leaves: they are views on one mapping."""
@@ -464,7 +493,7 @@ class _ArchiveReader(Reader):
         if info is None or info.file_size != nbytes:
             found = None if info is None else info.file_size
             raise FormatError(f"{self.tree.show(parts, name)}: the size is {found}, expected {nbytes} bytes")
-        if info.compress_type != zipfile.ZIP_STORED or isinstance(shape, Tensor):
+        if info.compress_type != zipfile.ZIP_STORED:
             # It grows with what is really there, whatever size the archive announces.
             content = bytearray()
             for piece in self.tree.contents(info):
@@ -473,8 +502,10 @@ class _ArchiveReader(Reader):
         start = self.tree.offset(info)
         if self._whole is None:
             self._whole = self.tree.map_whole(shared=self.options.mode == "r+")
-        flat = self._whole[start : start + nbytes]
-        return shaped((flat if start % dtype.itemsize == 0 else flat.clone()).view(dtype), shape)
+        # Each has a storage of its own: what is done to a strided nested tensor, torch does to its whole storage.
+        if start % dtype.itemsize == 0:
+            return shaped(elements_in(self._whole, dtype, nbytes // dtype.itemsize, None, start), shape)
+        return shaped(elements_in(self._whole, torch.uint8, nbytes, None, start).clone().view(dtype), shape)
 
 
 def load_archive(path: str, options: Loading, subpath: NestedKey | None) -> Any:

@@ -20,6 +20,7 @@ from ._meta import LIMIT
 from ._plan import Plan
 from ._save import Options, finish, planned, save_directory
 from ._shapes import shape_of, show_shape
+from ._tensor import MemoryMappedTensor
 
 
 def like_directory(tree: Core, prefix: str, options: Options) -> Callable[[], Any]:
@@ -35,25 +36,40 @@ def like_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
 
 
 def _map_existing(tree: Core, plan: Plan, prefix: str, options: Options) -> Any:
-    """Map the leaves of the save at ``prefix``, after checking that they are those of the plan.
+    """Map the leaves of the save at ``prefix``; see :func:`fitting`."""
+    with Tree.at_path(prefix) as files:
+        mapped, same = fitting(Reader(files, loading(options)), plan, prefix)
+    if same:
+        return finish(tree, plan, mapped, prefix, options)
+    return save_directory(tree._map(lambda leaf: mapped[id(leaf)]), prefix, replace(options, like=False))()
 
-    Where batch sizes, names or values are others there, the save gets those of the plan and keeps its leaves.
+
+def loading(options: Options) -> Loading:
+    """Return how files that are to be filled are mapped."""
+    return Loading(robust_key=options.robust_key, allow_pickle=options.allow_pickle, mode="r+")
+
+
+def fitting(reader: Reader, plan: Plan, prefix: str) -> tuple[dict[int, Tensor], bool]:
+    """Map the leaves of a save that is there already, after checking that they are those of a plan.
+
+    Returns:
+        The leaf there for each of the plan, by its ``id``; and whether all else, batch sizes, names and values, is as
+        in the plan too. Where it is not, the save should get what the plan says and keep its leaves.
+
+    Raises:
+        FileTakenError: the leaves are others.
     """
     mapped: dict[int, Tensor] = {}
-    with Tree.at_path(prefix) as files:
-        reader = Reader(files, Loading(robust_key=options.robust_key, mode="r+"))
-        try:
-            reader.read()
-            found = {
-                (*node.parts, entry.files[0] + ".memmap"): reader.map_leaf(node, key, entry)
-                for node in reader.nodes
-                for key, entry in node.leaves.items()
-            }
-            same = _same_texts(files, plan)
-        except FormatError as error:
-            raise FileTakenError(
-                f"cannot create files at {prefix}: what is there is damaged: {error}"
-            ) from error
+    try:
+        reader.read()
+        found = {
+            (*node.parts, entry.files[0] + ".memmap"): reader.map_leaf(node, key, entry)
+            for node in reader.nodes
+            for key, entry in node.leaves.items()
+        }
+        same = _same_texts(reader.tree, plan)
+    except FormatError as error:
+        raise FileTakenError(f"cannot create files at {prefix}: what is there is damaged: {error}") from error
     for file in plan.leaves:
         if file.leaf is None:
             continue
@@ -64,15 +80,22 @@ def _map_existing(tree: Core, plan: Plan, prefix: str, options: Options) -> Any:
                 f"cannot create files at {prefix}: {show_path(file.key)} is {shown} in the save that is there, and shape "
                 f"{shape} of {file.leaf.dtype} here; remove it first, or save() over it"
             )
-        mapped[id(file.leaf)] = there
+        first = mapped.setdefault(id(file.leaf), there)
+        if first is not there and _identity(first) != _identity(there):
+            raise FileTakenError(
+                f"cannot create files at {prefix}: {show_path(file.key)} is the same tensor as another leaf here, and has a "
+                "file of its own in the save that is there; remove it first, or save() over it"
+            )
     if found:
         raise FileTakenError(
             f"cannot create files at {prefix}: the save that is there has other leaves too, "
             f"{['/'.join(path) for path in list(found)[:5]]}; remove it first, or save() over it"
         )
-    if same:
-        return finish(tree, plan, mapped, prefix, options)
-    return save_directory(tree._map(lambda leaf: mapped[id(leaf)]), prefix, replace(options, like=False))()
+    return mapped, same
+
+
+def _identity(leaf: Tensor) -> Any:
+    return leaf._place.identity if isinstance(leaf, MemoryMappedTensor) else None
 
 
 def _same_texts(files: Tree, plan: Plan) -> bool:

@@ -356,9 +356,12 @@ class _Planner:
     ) -> LeafFile:
         """Plan one file of elements."""
         file = LeafFile(parts, name, key, tensor, element_count(shape) * tensor.dtype.itemsize, shape, leaf)
-        if file.nbytes and self.content and not tensor.is_nested:
-            # Tied leaves show the same memory in the same way; a view of other strides holds other elements.
-            place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        if file.nbytes and (self.content or leaf is not None):
+            # One leaf under two keys is one leaf where it is mapped. What shows the same memory in the same way has the
+            # same content, if that is stored; a view of other strides holds other elements.
+            place: Any = id(leaf)
+            if self.content and not tensor.is_nested:
+                place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
             first = self.seen.setdefault(place, file)
             if (
                 first is not file

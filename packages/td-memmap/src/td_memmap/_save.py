@@ -298,7 +298,7 @@ def _named(error: OSError, file: LeafFile, path: str) -> OSError:
 def save_anonymous(tree: Core, options: Options) -> Any:
     """Map a collection to one anonymous file, of zeros that take no space if ``options.like``.
 
-    Leaves that are mapped already stay where they are.
+    Leaves that are mapped already stay where they are, if what is stored into them reaches their file.
 
     Raises:
         OSError: there is no room.
@@ -311,7 +311,7 @@ def save_anonymous(tree: Core, options: Options) -> Any:
     end = 0
     for file in plan.leaves:
         leaf = file.tensor
-        if isinstance(leaf, MemoryMappedTensor) and is_whole(leaf) and not like:
+        if isinstance(leaf, MemoryMappedTensor) and is_whole(leaf) and leaf._place.shared and not like:
             files[file] = leaf
         elif file.same_as is None:
             offsets[file] = end
