@@ -26,7 +26,7 @@ from torch import Tensor
 
 from td_core import LeafSerializer, NodeKind, TensorDict, TensorDictParams, hookimpl
 from td_core._nodes import Record
-from td_core.errors import CodecError, FormatError, MissingPluginError
+from td_core.errors import CodecError, FormatError, MissingPluginError, StructureError
 from td_core.plugins.manager import installed
 
 td_memmap = pytest.importorskip("td_memmap")
@@ -613,6 +613,17 @@ def test_a_mapped_collection_with_values_pickles(tmp_path: Path) -> None:
     other = pickle.loads(pickle.dumps(saved))
     assert other["v"] == "x"
     assert type(other["a"]) is type(saved["a"])
+
+
+def test_values_are_not_written_over_what_was_saved_there_since(tmp_path: Path) -> None:
+    saved = TensorDict({"v": "a"}, batch_size=[2]).memmap(tmp_path / "save")
+    TensorDict({"v": {"x": torch.ones(2)}}).memmap(tmp_path / "save")
+    with pytest.raises(
+        StructureError, match="cannot write a NonTensorData: .*/v holds something else by now"
+    ):
+        saved.set_("v", "b")
+    assert saved["v"] == "a"
+    assert TensorDict.load_memmap(tmp_path / "save")["v", "x"].tolist() == [1, 1]
 
 
 def test_values_written_in_place_reach_the_save(tmp_path: Path) -> None:

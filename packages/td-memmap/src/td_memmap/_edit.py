@@ -17,15 +17,16 @@ from torch import Tensor
 
 from td_core._collection import Core, show_path
 from td_core._keys import unravel_key_to_tuple
+from td_core._nodes import KINDS
 from td_core._tensordict import TensorDict
-from td_core.errors import BatchSizeError, KeyPathError, StructureError
+from td_core.errors import BatchSizeError, FormatError, KeyPathError, StructureError
 from td_core.typing import NestedKey
 
 from . import _fs, _names
 from ._dtypes import check_dtype, storable
 from ._fs import Tree
 from ._load import Loading, load_directory
-from ._meta import read_json
+from ._meta import At, describe, possible_names, read_json
 from ._plan import VERSION, make_plan, names_of, take_apart
 from ._saved import Saved, attach, directory, saved_of
 from ._shapes import as_shape, show_shape
@@ -102,7 +103,7 @@ def add(
         filename, nested = os.path.join(folder, files[0]), isinstance(shape, Tensor)
         listed = list(shape.shape if nested else shape)
         entry = {"device": "cpu", "shape": listed, "dtype": str(dtype), "is_nested": nested}
-        with _declaring(folder, name, entry) as (_, there):
+        with _declaring(folder, name, stem, entry) as (_, there):
             if there is not None:
                 raise _added_meanwhile(folder, name)
             if nested:
@@ -117,7 +118,9 @@ def _is_free(name: str, wanted: list[str], siblings: Mapping[str, Any], robust_k
     """Tell whether a level can hold a new entry that takes the file names ``wanted``."""
     taken = set(_names.TAKEN)
     for key, child in siblings.items():
-        taken.update(names_of(child, _names.stem(key, robust_key)))
+        # Whichever way it was named: a reader tries both.
+        for stem in possible_names(key, True):
+            taken.update(names_of(child, stem))
     safe = robust_key or _names.raw_name(name) is not None
     return safe and name not in _names.RESERVED and taken.isdisjoint(wanted) and all(map(_names.fits, wanted))
 
@@ -130,7 +133,7 @@ def _add_level(node: Any, name: str) -> Any:
     if saved.path is not None:
         stem = _names.stem(name, saved.robust_key)
         where = os.path.join(saved.path, stem)
-        with _declaring(saved.path, name, {"type": type(child).__name__}) as (tree, there):
+        with _declaring(saved.path, name, stem, {"type": type(child).__name__}) as (tree, there):
             if there is None:
                 # A directory that no entry has was left by a process that was killed.
                 with contextlib.suppress(FileExistsError):
@@ -155,23 +158,41 @@ def _added_meanwhile(directory: str, name: str) -> StructureError:
 
 
 @contextlib.contextmanager
-def _declaring(directory: str, name: str, entry: dict[str, Any]) -> Iterator[tuple[Tree, Any]]:
+def _declaring(directory: str, name: str, stem: str, entry: dict[str, Any]) -> Iterator[tuple[Tree, Any]]:
     """Add an entry to the metadata of a level, in one step, after the files that it describes, which the block writes.
 
     Others add entries too, one at a time: what the metadata says already of the name is given, and then it stays.
+
+    Raises:
+        StructureError: the save has changed since it was mapped, so that the entry does not fit there.
     """
     with Tree.at_path(directory) as tree, _fs.held(tree.root):
         meta = read_json(tree, (), _names.META)
         general = meta.get("_format_version") == VERSION
         there = (dict(meta["entries"]) if general else meta).get(name)
+        if there is None:
+            if general:
+                meta["entries"].append([name, {**entry, "file": stem}])
+            else:
+                meta[name] = entry
+            _refuse_misfit(meta, tree.show((), _names.META), name)
         yield tree, there
-        if there is not None:
+        if there is None:
+            tree.replace((), _names.META, json.dumps(meta).encode())
+
+
+def _refuse_misfit(meta: Any, file: str, name: str) -> None:
+    """Raise StructureError unless the metadata of a level, which may have been saved again, takes its new entry."""
+    try:
+        if describe(meta, At(file, ()), torch.Size(), robust_key=True, strict=False).sized:
             return
-        if general:
-            meta["entries"].append([name, {**entry, "file": _names.encode_key(name)}])
-        else:
-            meta[name] = entry
-        tree.replace((), _names.META, json.dumps(meta).encode())
+        what = "it takes no entries"
+    except FormatError as error:
+        what = str(error)
+    raise StructureError(
+        f"cannot add {show_path((name,))}: the save has changed since it was mapped: {what}; load it again, or call "
+        "memmap_refresh_() on the collection first"
+    )
 
 
 def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
@@ -193,9 +214,14 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
             "members, or the collection that holds it"
         )
     loaded = load_directory(saved.path, Loading(robust_key=saved.robust_key, allow_pickle=allow_pickle))
+    if KINDS.of(loaded) is not KINDS.of(node):
+        raise StructureError(
+            f"cannot refresh a {type(node).__name__}: {saved.path} holds a {type(loaded).__name__} now; load_memmap() it"
+        )
     for key in list(node._children()):
         node._del_child(key)
     node._set_batch_size(loaded.batch_size)
+    node._set_names(loaded._names)
     for key, child in take_apart(loaded._inner()).entries.items():
         node._set_child(key, child)
     node._locked = False

@@ -14,11 +14,12 @@ from td_core import _pickling
 from td_core._attachments import Attachment
 from td_core._collection import ATTACHED, Core
 from td_core._locking import lock
+from td_core.errors import StructureError
 
 from . import _fs, _names
 from ._fs import Tree
 from ._load import Loading, load_directory
-from ._meta import find
+from ._meta import LIMIT, At, find, read_level
 from ._plan import plan_values, take_apart
 from ._tensor import MemoryMappedTensor, is_in_its_file
 
@@ -74,11 +75,21 @@ class Saved(Attachment):
 
         Raises:
             CodecError: a value cannot be stored; the save is as before.
+            StructureError: something else is saved there by now.
         """
         if self.path is None:
             return
         texts: dict[str, Any] = plan_values(node, self.above, allow_pickle=self.allow_pickle)
         with Tree.at_path(self.path) as tree:
+            at = At(tree.show((), _names.META), ())
+            there = read_level(
+                tree.read((), _names.META, LIMIT), at, self.above, robust_key=self.robust_key, strict=False
+            )
+            if there.kind is None or not getattr(there.kind.type, "_opaque", False):
+                raise StructureError(
+                    f"cannot write a {type(node).__name__}: {self.path} holds something else by now; load it again, or call "
+                    "memmap_refresh_() on the collection that holds this"
+                )
             meta = texts.pop(_names.META)
             for name, content in texts.items():
                 tree.replace((), name, content)
@@ -165,7 +176,13 @@ def attach(
 
 def _below(path: str, key: str, robust_key: bool) -> str:
     stem = _names.stem(key, robust_key)
-    if stem.endswith(".memmap") or stem in _names.TAKEN or not _names.fits(stem + ".lengths.memmap"):
+    encoded = stem == _names.encode_key(key)
+    if (
+        not encoded
+        or stem.endswith(".memmap")
+        or stem in _names.TAKEN
+        or not _names.fits(stem + ".lengths.memmap")
+    ):
         # It may have another name, which its save knows; if that was replaced already, no name is right.
         with contextlib.suppress(OSError, ValueError), Tree.at_path(path) as tree:
             return tree.show(find(tree, (key,), robust_key=robust_key))
