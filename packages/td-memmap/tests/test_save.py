@@ -22,6 +22,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import td_memmap
 from td_core import TensorDict, lazy_stack
@@ -29,7 +30,7 @@ from td_core._attachments import attachments
 from td_core._buffers import as_bytes
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._params import TensorDictParams
-from td_core.errors import CodecError, FormatError, LockedError, StructureError
+from td_core.errors import CodecError, FormatError, KeyPathError, LockedError, StructureError
 from td_memmap import FileTakenError, MemoryMappedTensor, TensorDictFuture, _fs, _pieces
 from td_memmap._dtypes import DTYPES
 
@@ -606,6 +607,16 @@ def test_out_and_in_place_loading(nest: Any, prefix: Path, same: Any) -> None:
     assert torch.equal(leaf, nest["a"])
 
 
+def test_loading_into_a_stack_drops_what_one_member_alone_has(prefix: Path, same: Any) -> None:
+    saved = lazy_stack([TensorDict({"a": torch.ones(2)}), TensorDict({"a": torch.ones(3)})])
+    saved.memmap(prefix)
+    one = TensorDict({"a": torch.zeros(2), "c": torch.zeros(1)})
+    out = lazy_stack([one, TensorDict({"a": torch.zeros(3)})])
+    assert TensorDict.load_memmap(prefix, out=out) is out
+    assert list(out[0].keys()) == ["a"]
+    same(out, saved)
+
+
 @pytest.mark.parametrize("method", ["load_memmap_", "load_"])
 @pytest.mark.parametrize("as_module", [False, True])
 def test_loading_into_parameters_writes_them_in_place(prefix: Path, method: str, as_module: bool) -> None:
@@ -790,6 +801,53 @@ def test_like_over_nested_tensors_needs_the_same_shapes(layout: torch.layout, pr
         td.memmap_like(prefix)
 
 
+def nested(layout: torch.layout) -> Tensor:
+    return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("method", ["memmap", "memmap_like"])
+@pytest.mark.parametrize(
+    ("make", "fill", "elements"),
+    [
+        (lambda: torch.ones(5), Tensor.fill_, lambda found: found),
+        (partial(nested, torch.strided), Tensor.fill_, lambda found: torch.cat(found.unbind())),
+        (
+            partial(nested, torch.jagged),
+            lambda mapped, value: mapped.values().fill_(value),
+            lambda found: found.values(),
+        ),
+    ],
+    ids=["plain", "strided", "jagged"],
+)
+def test_one_leaf_under_two_keys_is_one_leaf_where_it_is_mapped(
+    make: Any, fill: Any, elements: Any, method: str, saved: bool, prefix: Path
+) -> None:
+    leaf = make()
+    mapped = getattr(TensorDict({"a": leaf, "b": leaf}), method)(*[prefix] * saved)
+    for key, value in ("a", 2), ("b", 3):
+        fill(mapped[key], value)
+        found = TensorDict.load_memmap(prefix) if saved else mapped
+        assert [elements(found[other]).tolist() for other in "ab"] == [[value] * 5] * 2
+
+
+def test_like_refuses_a_save_that_has_two_files_for_one_leaf(prefix: Path) -> None:
+    leaf = torch.ones(2)
+    TensorDict({"a": torch.ones(2), "b": torch.ones(2)}).memmap(prefix)
+    with pytest.raises(FileTakenError, match="key 'b' is the same tensor as another leaf here"):
+        TensorDict({"a": leaf, "b": leaf}).memmap_like(prefix)
+
+
+def test_without_prefix_what_was_mapped_privately_is_shared_from_then_on(prefix: Path) -> None:
+    TensorDict({"a": torch.zeros(3)}).memmap(prefix)
+    private = TensorDict.load_memmap(prefix, mode="r")
+    private["a"].fill_(3)
+    shared = private.memmap()
+    assert pickle.loads(pickle.dumps(shared))["a"].tolist() == [3, 3, 3]
+    assert TensorDict.load_memmap(prefix)["a"].tolist() == [0, 0, 0]
+
+
 def test_like_takes_tensors_without_content(prefix: Path) -> None:
     like = TensorDict({"a": torch.zeros(3, device="meta")}).memmap_like(prefix)
     assert like["a"].tolist() == [0, 0, 0]
@@ -839,6 +897,35 @@ def test_keys_that_a_live_save_cannot_hold_change_nothing(key: Any, prefix: Path
         saved.make_memmap(key, (2,))
     assert tree_under(prefix) == files
     assert set(TensorDict.load_memmap(prefix).keys()) == set(saved.keys()) == {"node.memmap", "leaf"}
+
+
+def test_a_save_that_has_changed_gets_no_entry_that_does_not_fit(prefix: Path, same: Any) -> None:
+    mapped = TensorDict({"a": torch.zeros(3)}, [3]).memmap(prefix)
+    td_memmap.append_memmap(prefix, TensorDict({"a": torch.ones(2)}, [2]))
+    files = tree_under(prefix)
+    with pytest.raises(StructureError, match=r"cannot add key 'x': .*shape is \[3\].*batch size \[5\]"):
+        mapped.make_memmap("x", (3,))
+    assert tree_under(prefix) == files
+    same(TensorDict.load_memmap(prefix), TensorDict({"a": torch.tensor([0.0, 0, 0, 1, 1])}, [5]))
+    mapped.memmap_refresh_().make_memmap("x", (5,))
+    assert TensorDict.load_memmap(prefix)["x"].shape == (5,)
+
+
+@pytest.mark.parametrize("first", ["a b", "shape"])
+@pytest.mark.parametrize("saved_robust", [True, False])
+@pytest.mark.parametrize("robust", [True, False])
+def test_entries_that_are_named_otherwise_than_those_of_the_save(
+    first: str, saved_robust: bool, robust: bool, prefix: Path
+) -> None:
+    mapped = TensorDict({first: torch.ones(2)}).memmap(prefix, robust_key=saved_robust)
+    for key in "a%20b", "c d", ("x y", "e f"), ("x y", "g"):
+        with contextlib.suppress(KeyPathError):
+            mapped.make_memmap(key, (2,), robust_key=robust).fill_(len(mapped.keys(True, True)))
+    assert mapped["x y"].saved_path.is_dir()
+    loaded = TensorDict.load_memmap(prefix)
+    for key, leaf in mapped.items(True, True):
+        assert loaded[key].tolist() == leaf.tolist(), key
+    assert loaded[first].tolist() == [1, 1]
 
 
 def test_what_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
@@ -977,6 +1064,22 @@ def test_refresh(nest: Any, prefix: Path) -> None:
         nest.memmap().memmap_refresh_()
 
 
+def test_refresh_takes_names_and_refuses_another_kind(prefix: Path) -> None:
+    mapped = TensorDict({"a": torch.zeros(2)}, [2], names=["x"]).memmap(prefix)
+    TensorDict({"a": torch.zeros(2, 3)}, [2, 3], names=["u", "v"]).memmap(prefix)
+    assert mapped.memmap_refresh_().names == ["u", "v"]
+    lazy_stack([TensorDict({"a": torch.zeros(())}), TensorDict({"a": torch.ones(())})]).memmap(prefix)
+    with pytest.raises(StructureError, match="holds a LazyStackedTensorDict now"):
+        mapped.memmap_refresh_()
+    assert mapped["a"].shape == (2, 3)
+
+
+def test_pickling_what_another_save_replaced_sends_the_elements(prefix: Path) -> None:
+    mapped = TensorDict({"a": torch.zeros(3)}).memmap(prefix)
+    TensorDict({"a": torch.ones(3)}).memmap(prefix)
+    assert pickle.loads(pickle.dumps(mapped))["a"].tolist() == [0, 0, 0]
+
+
 def test_pickling_a_mapped_collection_sends_paths(prefix: Path, same: Any) -> None:
     td = TensorDict({"a": torch.zeros(100_000), "n": {"b": torch.ones(100_000)}})
     saved = td.memmap(prefix)
@@ -1090,6 +1193,17 @@ def test_a_prefix_that_is_a_link_or_relative(
     (tmp_path / "file").write_text("x")
     with pytest.raises(NotADirectoryError):
         nest.memmap(tmp_path / "file")
+
+
+def test_what_is_above_a_link_is_above_where_it_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real/in").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real/in")
+    monkeypatch.chdir(tmp_path)
+    TensorDict({"a": 1}).memmap("link/../save")
+    assert (tmp_path / "real/save/meta.json").exists()
+    assert TensorDict.load_memmap(os.path.join("link", "..", "save"))["a"] == 1
 
 
 def test_depth(prefix: Path) -> None:

@@ -479,6 +479,27 @@ def test_copies(mapped: MemoryMappedTensor) -> None:
     assert mapped[0, 1] == 1
 
 
+def test_a_shallow_copy_is_on_the_same_file_and_a_deep_one_is_a_leaf_too(mapped: MemoryMappedTensor) -> None:
+    shallow = copy.copy(mapped)
+    assert type(shallow) is MemoryMappedTensor
+    assert shallow.filename == mapped.filename
+    assert shallow.data_ptr() == mapped.data_ptr()
+    floats = MemoryMappedTensor.zeros(2).requires_grad_()
+    for each in copy.copy(floats), copy.deepcopy(floats):
+        assert (each.is_leaf, each.requires_grad) == (True, True)
+
+
+def test_a_file_is_as_long_as_what_is_mapped_from_it() -> None:
+    handler = MemoryMappedTensor.zeros(2).handler
+    with pytest.raises(FormatError, match="the file is too short: 3 elements .* need 12 bytes, it has 8"):
+        MemoryMappedTensor.from_handler(handler, torch.float32, (3,))
+
+
+def test_an_index_may_be_batched() -> None:
+    mapped = MemoryMappedTensor.from_tensor(torch.arange(6).view(3, 2))
+    assert torch.vmap(lambda i: mapped[i])(torch.tensor([0, 2])).tolist() == [[0, 1], [4, 5]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_processes_share_the_file(method: str, mapped: MemoryMappedTensor, source: Tensor) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from td_core.errors import FormatError
+
 from . import _fs
 from ._mapping import elements_in, map_memory
 
@@ -60,9 +62,17 @@ class AnonymousFile:
         """Return ``count`` elements from byte ``offset`` on, mapped and shared with every process that has the file.
 
         Each tensor has a storage of its own, so ``torch.save`` writes it alone, whatever else is in the file.
+
+        Raises:
+            FormatError: the file is too short.
         """
         if not count:
             return torch.empty(0, dtype=dtype, device="cpu")
+        if not 0 <= offset <= self.nbytes - count * dtype.itemsize:
+            raise FormatError(
+                f"the file is too short: {count} elements of {dtype} from byte {offset} on need "
+                f"{offset + count * dtype.itemsize} bytes, it has {self.nbytes}"
+            )
         if self._memory is None:
             self._memory = map_memory(self.fd, self.nbytes, True)
         return elements_in(self._memory, dtype, count, weakref.ref(self), offset)

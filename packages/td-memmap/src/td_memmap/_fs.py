@@ -604,7 +604,9 @@ def is_named(fd: int, name: str, dir_fd: int) -> bool:
 
 def absolute(path: str | Path) -> str:
     """Return an absolute path, links and all; TypeError for what is neither a str nor an ``os.PathLike`` of one."""
-    return os.path.abspath(Path(path))
+    whole = Path(path).absolute()
+    # What is above a link is above where it leads to.
+    return os.path.realpath(whole) if ".." in whole.parts else str(whole)
 
 
 def real_path(path: str) -> str:

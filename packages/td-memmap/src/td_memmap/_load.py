@@ -142,6 +142,25 @@ def check_target(out: Any) -> None:
         raise TypeError(f"out is a collection to load into, or None; got a {type(out).__name__}")
 
 
+def drop_others(out: Any, loaded: Any) -> None:
+    """Remove from a collection what another one has not, which it was updated with."""
+    todo = [(out, loaded)]
+    while todo:
+        node, wanted = todo.pop()
+        stacked = node._stacked()
+        if stacked is not None:
+            # A stack hides the entries that some members alone have.
+            members, dim = stacked
+            todo.extend(zip(members, wanted.unbind(dim), strict=True))
+            continue
+        kept = set(wanted.keys())
+        for key in list(node.keys()):
+            if key not in kept:
+                node.del_(key)
+            elif isinstance(child := node._get_child(key), Core) and not child._opaque:
+                todo.append((child, wanted._get_child(key)))
+
+
 class Reader:
     """One attempt at loading one directory."""
 

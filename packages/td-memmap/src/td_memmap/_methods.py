@@ -217,8 +217,10 @@ def load_memmap(
         result = load_directory(path, options, subpath)
     if out is None:
         return result
-    kept = set(result.keys(include_nested=True))
-    return out.update(result).exclude(*out.keys(include_nested=True) - kept, inplace=True)
+    from ._load import drop_others
+
+    drop_others(out.update(result), result)
+    return out
 
 
 load = load_memmap

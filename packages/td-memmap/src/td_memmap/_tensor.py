@@ -11,9 +11,11 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -432,13 +434,13 @@ class MemoryMappedTensor(Tensor):
         # The likeliest are told by their type, which takes less time than to ask for the storages.
         if compiling or (kind is Tensor and index.ndim):
             return result
-        if (
-            kind is int
-            or kind is slice
-            or result.untyped_storage().data_ptr() == self.untyped_storage().data_ptr()
-        ):
+        if kind is int or kind is slice:
             return self._on(result, self._place)
-        return result
+        try:
+            shares = result.untyped_storage().data_ptr() == self.untyped_storage().data_ptr()
+        except NotImplementedError:
+            shares = False  # a batch under vmap has no storage
+        return self._on(result, self._place) if shares else result
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.unbind(0))
@@ -464,15 +466,20 @@ class MemoryMappedTensor(Tensor):
             return tuple(parts)
         return tuple(self._on(part, self._place) for part in parts)
 
+    def __copy__(self) -> Tensor:
+        return self._on(self.detach(), self._place).requires_grad_(self.requires_grad)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         # A copy must not share its elements with the original, so it cannot be on the same file.
-        copy = self.clone()
+        copy = self.detach().clone().requires_grad_() if self.requires_grad and self.is_leaf else self.clone()
         memo[id(self)] = copy
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         place = self._place
-        if place.filename is None or not is_there(self):
+        # A path that came to mean another file would give its elements.
+        moved = place.identity is not None and not _fs.leads_to(place.filename, place.identity)
+        if place.filename is None or moved or not is_there(self):
             return _from_elements, (Tensor.clone(self),)
         return _from_path, (place.filename, self.dtype, place.shape, place.mode, _look(self))
 
@@ -500,7 +507,14 @@ def _share_memory(storage: FileStorage) -> Any:
             return _memory_of_path, (source.filename, storage.nbytes())
     elif source is not None and (file := source()) is not None:
         return _memory_of_file, (file, storage.start, storage.nbytes())
-    return reduce_storage(storage.clone())
+    copy = storage.clone()
+    if (starting := get_spawning_popen()) is not None:
+        # A process that is being started gets the descriptor of the copy later, when its file must still be open.
+        _COPIES.setdefault(starting, []).append(copy)
+    return reduce_storage(copy)
+
+
+_COPIES: WeakKeyDictionary[Any, list[torch.UntypedStorage]] = WeakKeyDictionary()
 
 
 def _memory_of_path(filename: str, nbytes: int) -> torch.UntypedStorage:
