@@ -165,6 +165,20 @@ class TestPostInit:
         assert cls(torch.ones(1), scale=3.0).y.item() == 3
         assert list(cls(torch.ones(1)).keys()) == ["x", "y"]
 
+    def test_replace_runs_it_on_the_new_values_alone(self, decorated: bool) -> None:
+        seen: list[Any] = []
+
+        def post_init(self: Any) -> None:
+            seen.append(self.x.tolist())
+            self.x = self.x.clamp(0, 1)
+
+        point = declare({"x": Tensor}, decorated, {"__post_init__": post_init})(torch.ones(1), batch_size=[1])
+        assert point.replace(x=torch.tensor([5.0])).x.tolist() == [1]
+        assert point.replace({"x": torch.tensor([-5.0])}).x.tolist() == [0]
+        assert seen == [[1], [5], [-5]]
+        assert point.x.tolist() == [1]
+        assert point.replace() is point
+
     def test_an_unknown_attribute_is_refused(self, decorated: bool) -> None:
         cls = declare({"x": Tensor}, decorated, {"__post_init__": lambda self: setattr(self, "xx", 1)})
         with pytest.raises(UnknownFieldError, match="X has no field 'xx': did you mean 'x'"):

@@ -393,18 +393,10 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         else:
             self._store(self._tensordict, name, value, at, non_blocking=non_blocking)
 
-    def replace(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
-        """Return a shallow copy with other values for some fields; see :meth:`TensorCollection.replace`.
-
-        >>> class Point(TensorClass, frozen=True):
-        ...     xy: torch.Tensor
-        >>> Point(torch.zeros(2)).replace(xy=torch.ones(2)).xy
-        tensor([1., 1.])
-        """
-        if not self._schema.options.frozen:
-            return super().replace(*args, **kwargs)
+    def _replaced(self: SelfT, source: Any, **kwargs: Any) -> SelfT:
+        # Neither __post_init__ nor the lock of a frozen class comes before the new values.
         copy = self._bare(self._tensordict._shallow())
-        return self._wrap(copy.update(*args, **kwargs)._tensordict)
+        return self._wrap(copy.update(source, **kwargs)._tensordict)
 
     @property
     def stack_dim(self) -> int:
