@@ -42,6 +42,18 @@ def test_a_package_can_be_imported_first(present: str) -> None:
     assert set(python(code).split()) <= {"active"}
 
 
+def test_a_package_can_be_imported_where_tensors_are_fake(present: str) -> None:
+    code = f"""
+from torch._subclasses import FakeTensorMode
+with FakeTensorMode():
+    import {present}
+import torch
+from td_core import TensorDict, TensorDictParams
+print(TensorDictParams(TensorDict(a=torch.ones(2)))["a"].tolist())
+"""
+    assert python(code) == "[1.0, 1.0]"
+
+
 def test_importing_core_loads_nothing_heavy_that_torch_had_not() -> None:
     assert python(REPORT) == ""
 

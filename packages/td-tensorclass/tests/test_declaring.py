@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, TensorDictBase, set_printoptions
+from td_core import TensorDict, TensorDictBase, lazy_stack, set_printoptions
 from td_core.errors import BatchSizeError, LockedError, StructureError
 from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError, is_tensorclass, tensorclass
 
@@ -164,6 +164,79 @@ class TestPostInit:
         assert cls(torch.ones(1)).y.item() == 2
         assert cls(torch.ones(1), scale=3.0).y.item() == 3
         assert list(cls(torch.ones(1)).keys()) == ["x", "y"]
+
+    def test_replace_runs_it_on_the_new_values_alone(self, decorated: bool) -> None:
+        seen: list[Any] = []
+
+        def post_init(self: Any) -> None:
+            seen.append(self.x.tolist())
+            self.x = self.x.clamp(0, 1)
+
+        point = declare({"x": Tensor}, decorated, {"__post_init__": post_init})(torch.ones(1), batch_size=[1])
+        assert point.replace(x=torch.tensor([5.0])).x.tolist() == [1]
+        assert point.replace({"x": torch.tensor([-5.0])}).x.tolist() == [0]
+        assert seen == [[1], [5], [-5]]
+        assert point.x.tolist() == [1]
+        assert point.replace() is point
+
+    def test_it_runs_for_the_members_of_a_lazy_stack(self, decorated: bool) -> None:
+        seen: list[Any] = []
+        cls = declare(
+            {"x": Tensor}, decorated, {"__post_init__": lambda self: seen.append(tuple(self.x.shape))}
+        )
+        stack = lazy_stack([cls(torch.zeros(2)), cls(torch.zeros(3))])
+        # What is put together was made before, and so was what is looked at.
+        assert [member.x.shape for member in stack.tensordicts] == [(2,), (3,)]
+        assert seen == [(2,), (3,)]
+        assert (stack + 1)[1].x.tolist() == [1, 1, 1]
+        assert seen == [(2,), (3,)] * 2 + [(3,)]
+        seen.clear()
+        nested = lazy_stack([stack, stack]).apply(lambda x: x + 1)
+        assert nested.batch_size == (2, 2)
+        assert seen == [(2,), (3,)] * 2
+        seen.clear()
+        cls.from_tensordict(lazy_stack([TensorDict(x=torch.zeros(n)) for n in (2, 3)]))
+        assert seen == [(2,), (3,)]
+        seen.clear()
+        even = lazy_stack([cls(torch.zeros(2)), cls(torch.zeros(2))])
+        assert torch.stack([*even]).x.shape == even.contiguous().x.shape == (2, 2)
+        assert seen == [(2,)] * 4 + [(2, 2)] * 2
+
+    def test_what_it_writes_is_written_once_to_a_member(self, decorated: bool) -> None:
+        cls = declare(
+            {"x": Tensor}, decorated, {"__post_init__": lambda self: setattr(self, "x", self.x + 1)}
+        )
+        stack = lazy_stack([cls(torch.zeros(2)), cls(torch.zeros(3))])
+        for _ in range(2):
+            assert [member.x.tolist() for member in stack.tensordicts] == [[1, 1], [1, 1, 1]]
+        assert [member.x.tolist() for member in (stack * 2).tensordicts] == [[3, 3], [3, 3, 3]]
+
+    def test_it_does_not_run_where_an_operation_left_no_entry(self, decorated: bool) -> None:
+        seen: list[Any] = []
+
+        def post_init(self: Any) -> None:
+            seen.append(None if self.x is None else tuple(self.x.shape))
+
+        cls = declare({"x": Tensor}, decorated, {"__post_init__": post_init})
+        point = cls(torch.zeros(3), batch_size=[3])
+        for empty in (
+            point.empty(),
+            point.exclude("x"),
+            point.empty()[:2],
+            lazy_stack([point, point]).empty(),
+        ):
+            assert type(empty) is cls
+            assert empty.x is None
+        assert seen == [(3,)]
+        # To make an instance of nothing is no operation on one.
+        cls.from_tensordict(TensorDict())
+        assert seen == [(3,), None]
+
+    def test_a_frozen_stack_is_locked(self, decorated: bool) -> None:
+        cls = declare({"x": Tensor}, decorated, {"__post_init__": lambda self: None}, frozen=True)
+        stack = lazy_stack([cls(torch.zeros(2)), cls(torch.zeros(3))])
+        for each in (stack, stack.clone(), stack.empty(), *stack.tensordicts, *(stack + 1).tensordicts):
+            assert each.is_locked
 
     def test_an_unknown_attribute_is_refused(self, decorated: bool) -> None:
         cls = declare({"x": Tensor}, decorated, {"__post_init__": lambda self: setattr(self, "xx", 1)})

@@ -561,12 +561,25 @@ def _as_parameter(leaf: Tensor) -> Tensor:
 
 
 def _like_parameter(leaf: Tensor, old: Tensor) -> Tensor:
-    if isinstance(old, Buffer) and not isinstance(leaf, Buffer):
-        buffer: Tensor = Buffer(leaf, persistent=old.persistent)
+    return _in_role(leaf, _role(old))
+
+
+def _role(leaf: Tensor) -> str:
+    """Return the letter for what a leaf is to a module, which stands for it where a storage holds the leaves."""
+    if _is_parameter(leaf):
+        return "p" if leaf.requires_grad else "f"
+    if isinstance(leaf, Buffer):
+        return "b" if leaf.persistent else "n"
+    return "-"
+
+
+def _in_role(leaf: Tensor, role: str) -> Tensor:
+    if role in "bn" and not isinstance(leaf, Buffer):
+        buffer: Tensor = Buffer(leaf, persistent=role == "b")
         return buffer
-    if isinstance(old, nn.Parameter) and not isinstance(leaf, nn.Parameter):
+    if role in "pf" and not _is_parameter(leaf):
         differentiable = leaf.is_floating_point() or leaf.is_complex()
-        return nn.Parameter(leaf.detach(), requires_grad=old.requires_grad and differentiable)
+        return nn.Parameter(leaf.detach(), requires_grad=role == "p" and differentiable)
     return leaf
 
 
@@ -577,26 +590,9 @@ def _places(root: Core) -> Iterator[tuple[Core, str, Tensor]]:
                 yield node, key, child
 
 
-#: What a leaf is to a module, by the letter that stands for it where a storage holds the leaves, and an example.
-_ROLES: dict[str, Tensor] = {
-    "p": nn.Parameter(torch.empty(0, device="cpu")),
-    "f": nn.Parameter(torch.empty(0, device="cpu"), requires_grad=False),
-    "b": Buffer(torch.empty(0, device="cpu")),
-    "n": Buffer(torch.empty(0, device="cpu"), persistent=False),
-    "-": torch.empty(0, device="cpu"),
-}
-
-
 def roles_of(root: Core) -> str:
     """Return a letter for each leaf: parameter, frozen parameter, buffer, non-persistent buffer or plain tensor."""
-    return "".join(
-        ("p" if leaf.requires_grad else "f")
-        if _is_parameter(leaf)
-        else ("b" if leaf.persistent else "n")
-        if isinstance(leaf, Buffer)
-        else "-"
-        for _, _, leaf in _places(root)
-    )
+    return "".join(_role(leaf) for _, _, leaf in _places(root))
 
 
 def give_roles(root: Core, roles: str) -> None:
@@ -606,10 +602,10 @@ def give_roles(root: Core, roles: str) -> None:
         FormatError: they are no roles of these leaves.
     """
     places = list(_places(root))
-    if len(places) != len(roles) or not _ROLES.keys() >= {*roles}:
+    if len(places) != len(roles) or not {*"pfbn-"} >= {*roles}:
         raise FormatError(f"{len(places)} leaves of parameters have the roles {roles!r:.100}")
     for (node, key, leaf), role in zip(places, roles):
-        if (held := _like_parameter(leaf, _ROLES[role])) is not leaf:
+        if (held := _in_role(leaf, role)) is not leaf:
             node._set_child(key, held)
 
 

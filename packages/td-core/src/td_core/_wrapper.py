@@ -29,6 +29,11 @@ class Wrapper(TensorCollection):
         """Return what the class makes of a result of the collection inside: that itself."""
         return td
 
+    @classmethod
+    def _wrap_stack(cls, td: Any) -> Any:
+        """Return what the class makes of a lazy stack of what its own instances hold."""
+        return cls._wrap(td)
+
     @property
     def batch_size(self) -> torch.Size:
         """Leading dims that all entries share; settable where every entry agrees."""
@@ -99,7 +104,7 @@ class Wrapper(TensorCollection):
     def _like(self, members: Sequence[Core], *args: Any) -> Any:
         inner = self._tensordict._like([member._inner() for member in members], *args)
         # Members that an operation took out of the class, for their keys are no fields, stay out of it.
-        return self._wrap(inner) if all(isinstance(member, type(self)) for member in members) else inner
+        return self._wrap_stack(inner) if all(isinstance(member, type(self)) for member in members) else inner
 
     def _collect(self, out: list[Tensor]) -> Any:
         return self._tensordict._collect(out)

@@ -82,6 +82,9 @@ def tensorclass(
 ) -> Any:
     """Make a tensorclass of a class with annotated fields; the decorator form of :class:`TensorClass`.
 
+    ``__post_init__`` is called for constructed instances and for results of operations: for each new member where the
+    result is a lazy stack, and not where no entry is left, as in :meth:`TensorCollection.empty`.
+
     Args:
         cls: the class, when the decorator stands without parentheses.
         autocast: convert what is written to the annotated type.

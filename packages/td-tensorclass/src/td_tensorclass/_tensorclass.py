@@ -184,12 +184,30 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             node._finish()
         return node
 
-    def _finish(self) -> None:
-        """Lock a frozen result, and run the ``__post_init__`` of a class that wants it for results too."""
+    @classmethod
+    def _wrap_stack(cls: type[SelfT], td: Any) -> SelfT:
+        # ``__post_init__`` ran when the members were made.
+        node = cls._bare(td)
+        if cls._schema.options.frozen:
+            lock_nodes(td)
+        return node
+
+    def _finish(self, *, without_entries: bool = False) -> None:
+        """Lock a frozen result, and run the ``__post_init__`` of a class that wants it for results too.
+
+        It is written for one instance, so a lazy stack has it run for each member; and it may read any field, so where
+        an operation left no entry it is not run, unless ``without_entries``.
+        """
+        td = self._tensordict
         if self._schema.options.frozen:
-            lock_nodes(self._tensordict)
+            lock_nodes(td)
         if self._inits_results:
-            self.__post_init__()  # type: ignore[attr-defined]
+            stacked = td._stacked()
+            if stacked is not None:
+                for member in stacked[0]:
+                    self._bare(member)._finish(without_entries=without_entries)
+            elif without_entries or td._children():
+                self.__post_init__()  # type: ignore[attr-defined]
 
     @classmethod
     def from_tensordict(
@@ -240,7 +258,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if declared and tensordict._locked:
             lock_nodes(inner)
         if cls._finishes:
-            node._finish()
+            node._finish(without_entries=True)
         return node
 
     @classmethod
@@ -344,7 +362,12 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     def _keep_together(self, items: Sequence[Core], dim: int) -> Core:
         self._check_joinable(items, ())
         inner = self._tensordict
-        return self._wrap(inner._keep_together([item._inner() for item in items], dim))
+        return self._wrap_stack(inner._keep_together([item._inner() for item in items], dim))
+
+    def _stacked(self) -> tuple[Sequence[Any], int] | None:
+        stacked = self._tensordict._stacked()
+        # The members are what they were, and no results.
+        return None if stacked is None else ([self._bare(member) for member in stacked[0]], stacked[1])
 
     def _check_joinable(self, items: Sequence[Core], path: tuple[str, ...]) -> None:
         for item in items:
@@ -393,18 +416,10 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         else:
             self._store(self._tensordict, name, value, at, non_blocking=non_blocking)
 
-    def replace(self: SelfT, *args: Any, **kwargs: Any) -> SelfT:
-        """Return a shallow copy with other values for some fields; see :meth:`TensorCollection.replace`.
-
-        >>> class Point(TensorClass, frozen=True):
-        ...     xy: torch.Tensor
-        >>> Point(torch.zeros(2)).replace(xy=torch.ones(2)).xy
-        tensor([1., 1.])
-        """
-        if not self._schema.options.frozen:
-            return super().replace(*args, **kwargs)
+    def _replaced(self: SelfT, source: Any, **kwargs: Any) -> SelfT:
+        # Neither __post_init__ nor the lock of a frozen class comes before the new values.
         copy = self._bare(self._tensordict._shallow())
-        return self._wrap(copy.update(*args, **kwargs)._tensordict)
+        return self._wrap(copy.update(source, **kwargs)._tensordict)
 
     @property
     def stack_dim(self) -> int:
@@ -414,7 +429,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     @property
     def tensordicts(self) -> list[Any]:
         """The members of the lazy stack that the instance holds, in this class; else no such attribute."""
-        return [self._wrap(member) for member in self._tensordict.tensordicts]
+        return [self._bare(member) for member in self._tensordict.tensordicts]
 
     def append(self, tensordict: Any) -> None:
         """Add a member at the end of the lazy stack that the instance holds; as :meth:`insert`."""

@@ -299,6 +299,10 @@ class Updating(Entries):
             return self
         if source is None:
             source, kwargs = kwargs, {}
+        return self._replaced(source, **kwargs)
+
+    def _replaced(self: SelfT, source: Any, **kwargs: Any) -> SelfT:
+        """Return a shallow copy, updated."""
         return self._shallow().update(source, **kwargs)
 
     def fill_(self: SelfT, key: NestedKey, value: float | bool) -> SelfT:
