@@ -203,6 +203,18 @@ def test_gather_and_stack_changes_nothing_where_one_does_not_fit(four: Any, lazy
     assert four.run(gathers_what_does_not_fit, lazy) == ["StructureError", None, None, None]
 
 
+def gathers_into_another_number(rank: int) -> Any:
+    target = TensorDict({"a": torch.zeros(2 if rank else (2, 2))})
+    message = caught(lambda: target.gather_and_stack(0))
+    return message, target["a"].tolist()
+
+
+def test_gather_and_stack_takes_as_many_items_as_there_are(four: Any) -> None:
+    message, kept = four.run(gathers_into_another_number)[0]
+    assert message == "BatchSizeError: cannot take 3 items: key 'a' has shape [2, 2]"
+    assert kept == [[0, 0], [0, 0]]
+
+
 def gathers_into_nothing(rank: int) -> Any:
     target = nested(rank) if rank else TensorDict({}, [3])
     result = target.gather_and_stack(0)
@@ -350,6 +362,8 @@ def test_reduce_writes_one_rank_only(four: Any, options: dict[str, Any], waits: 
 #: What stands for one tensor with another one, or with other bits; and what it becomes when two ranks are added up.
 VIEWS: dict[str, tuple[Callable[[int], list[torch.Tensor]], list[complex]]] = {
     "tied": (lambda size: [torch.ones(size)] * 2, [2, 2]),
+    "of one tensor": (lambda size: [one := torch.ones(size), one.view(-1, 1)], [2, 2]),
+    "that overlap": (lambda size: [one := torch.ones(size + 1), one[1:]], [2, 2]),
     "conjugate": (lambda size: [torch.full((size,), 1 + 2j).conj(), torch.ones(2)], [2 - 4j, 2]),
     "negative": (lambda size: [torch._neg_view(torch.ones(size)), torch.ones(2)], [-2, 2]),
 }
@@ -361,7 +375,7 @@ def reduces_views(rank: int, name: str, size: int, call: str) -> Any:
         tree.all_reduce()
     else:
         tree.reduce(0, bucket_bytes=1)
-    return [{*leaf.tolist()} for leaf in tree.values()]
+    return [{*leaf.flatten().tolist()} for leaf in tree.values()]
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "reduce"])

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.masked import masked_tensor
 from torch.nn import Parameter
 
@@ -462,6 +463,28 @@ def test_nothing_on_the_meta_device_is_written_to_a_file(tmp_path: Path) -> None
     with pytest.raises(StructureError, match="on the meta device has no data to write into a file"):
         TREES["flat"]().consolidate(tmp_path / "td", device="meta")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_fake_leaves_have_places_of_their_own() -> None:
+    with FakeTensorMode():
+        tree = TensorDict({key: torch.ones(3) for key in "abc"}).consolidate()
+        assert len(storage_of(tree)) == 3 * 16
+        assert tree["a"] is not tree["b"]
+
+
+def test_threads_copy_in_the_inference_mode_of_the_caller() -> None:
+    with torch.inference_mode():
+        assert (
+            TensorDict({"a": torch.ones(3), "b": torch.ones(2)}).consolidate(num_threads=2)["a"].tolist()
+            == [1] * 3
+        )
+
+
+def test_jagged_leaves_that_share_their_offsets_go_on_to() -> None:
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(4)], layout=torch.jagged)
+    tree = TensorDict({"x": rows, "y": rows * 2}, [2]).consolidate()
+    assert (tree["x"] + tree["y"]).values().tolist() == [3] * 6
 
 
 def test_leaves_stand_in_order_and_padded() -> None:

@@ -121,6 +121,10 @@ EDITS: dict[str, tuple[Any, str]] = {
         "key 'n' is of the class 'Nope'",
     ),
     "class is a list": (lambda s: s.__setitem__("cls", ["TensorDict"]), "damaged"),
+    "a leaf called as a level": (
+        lambda s: s["leaves"].__setitem__("n", s["leaves"]["a"]),
+        r"the root says a key twice: \['a', 'n', 'n'\]",
+    ),
     "no class": (lambda s: s.pop("cls"), "KeyError: 'cls'"),
     "no leaves": (lambda s: s.pop("leaves"), "KeyError: 'leaves'"),
     "leaves are a list": (lambda s: s.__setitem__("leaves", []), "damaged"),
@@ -459,6 +463,14 @@ def test_a_file_names_no_class_that_gets_imported(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no installed package provides"):
         read(join(storage, structure), tmp_path)
     assert "antigravity" not in sys.modules
+
+
+def test_a_file_names_no_dtype_that_gets_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "__getattr__", asked.append, raising=False)
+    with pytest.raises(FormatError, match=r"unknown dtype 'torch\._inductor_of_a_file'"):
+        read(edited(leaf("torch._inductor_of_a_file", [2, 3], 0, 24, 0)), tmp_path)
+    assert not asked
 
 
 def row(entries: Any, **changes: Any) -> dict[str, Any]:

@@ -498,6 +498,12 @@ class TestMetaData:
         with pytest.raises(TypeError, match=r"MetaData\[str\] takes a str; got 3 of type int"):
             MetaData[str](3)
 
+    def test_what_is_typed_is_written_with_its_type_only(self) -> None:
+        td = TensorDict({"m": MetaData[int](3)}, [2])
+        with pytest.raises(TypeError, match=r"MetaData\[int\] takes a int; got 'x' of type str"):
+            td.update_(TensorDict({"m": MetaData("x")}, [2]))
+        assert td["m"] == 3
+
 
 #: Two elements with the values "a" and "b", or "a" for both, and whether each has a value of its own.
 HOLDERS: dict[str, Callable[[], Any]] = {

@@ -104,7 +104,11 @@ def _ints(dims: str) -> tuple[int, ...]:
 
 
 def _long_leaf(leaf: re.Match[str]) -> torch.Tensor:
-    return torch.zeros(_ints(leaf[1]), dtype=getattr(torch, leaf[3]), device=leaf[2])
+    # To ask torch for the attribute would import the module of that name.
+    dtype = vars(torch).get(leaf[3])
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"cannot read {leaf[0]!r}: torch.{leaf[3]} is no dtype")
+    return torch.zeros(_ints(leaf[1]), dtype=dtype, device=leaf[2])
 
 
 def _compact_leaf(leaf: re.Match[str], size: tuple[int, ...], text: str) -> torch.Tensor:

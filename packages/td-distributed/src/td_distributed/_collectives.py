@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from td_core.errors import FormatError
+from td_core._collection import show_path
+from td_core._keys import unravel_key_to_tuple
+from td_core.errors import BatchSizeError, FormatError
 from td_core.typing import DeviceType
 
 from . import _wire
@@ -268,6 +270,12 @@ def gather_and_stack(self: Any, dst: int, group: dist.ProcessGroup | None = None
     items = [unpack(fronts[rank], room[rank], rank) for rank in range(among.size) if rank != receiver]
     if items:
         stacked = self._stacked()
+        if stacked is None and not self.batch_dims:
+            for key, leaf in self.items(True, True):
+                if leaf.shape[:1] != (len(items),):
+                    raise BatchSizeError(
+                        f"cannot take {len(items)} items: {show_path(unravel_key_to_tuple(key))} has shape {list(leaf.shape)}"
+                    )
         join = self.stack if stacked is None or stacked[1] else self.lazy_stack
         with torch.no_grad():  # parameters take what arrives, as those of a receiver do
             self.update(join(items, 0), inplace=True)

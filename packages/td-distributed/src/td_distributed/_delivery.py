@@ -121,7 +121,7 @@ class Target:
             # This structure was checked for an earlier message, and lies in both storages in the same way.
             assert self.state is not None
             assert self.taken is not None
-            self.state.storage.copy_(storage)
+            self.state.storage.detach().copy_(storage)
             # What came in a first message lies in memory of that.
             kept = message.is_small() or self.taken.spare
             if storage.is_cpu and not kept and 0 < len(storage) <= KEPT:

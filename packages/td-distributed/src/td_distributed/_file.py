@@ -404,11 +404,12 @@ class _Reader:
             )
         meta = dict(level["cls_metadata"])
         size = torch.Size(meta.get("batch_size", ()))
-        children: dict[str, Any] = {}
-        for key, entry in level.get("non_tensors", {}).items():
-            children[key] = self._value(entry, (*path, key))
-        children.update(leaves)
-        children.update(levels)
+        values = {
+            key: self._value(entry, (*path, key)) for key, entry in level.get("non_tensors", {}).items()
+        }
+        children = {**values, **leaves, **levels}
+        if len(children) < len(values) + len(leaves) + len(levels):
+            raise FormatError(f"{show_path(path)} says a key twice: {[*values, *leaves, *levels]}")
         if self.orders and _pointer(path) in self.orders:
             order = self.orders[_pointer(path)]
             if sorted(order) != sorted(children):

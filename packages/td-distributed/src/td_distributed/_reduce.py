@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -94,8 +95,8 @@ def all_reduce(
     among, op = Group(group), dist.ReduceOp.SUM if op is None else op
     leaves, place = _agree(self, among, op, f"all_reduce with bucket_bytes={bucket_bytes}")
     buckets = [
-        _start(bucket, place, lambda flat: dist.all_reduce(flat, op, group, async_op=True), True)
-        for bucket in _buckets(leaves, bucket_bytes)
+        Reducing(dist.all_reduce(flat, op, group, async_op=True), flat, targets)
+        for flat, targets in _flat(leaves, bucket_bytes, place, True)
     ]
     return _handles(buckets, async_op)
 
@@ -135,10 +136,9 @@ def reduce(
     receives = among.rank == among.rank_of(dst)
     leaves, place = _agree(self, among, op, f"reduce to rank {dst} with bucket_bytes={bucket_bytes}")
     buckets = []
-    for bucket in _buckets(leaves, bucket_bytes):
-        buckets.append(
-            _start(bucket, place, lambda flat: dist.reduce(flat, dst, op, group, async_op=True), receives)
-        )
+    for flat, targets in _flat(leaves, bucket_bytes, place, receives):
+        work = dist.reduce(flat, dst, op, group, async_op=True)
+        buckets.append(Reducing(work, flat, targets if receives else []))
         if not async_op:
             buckets[-1].wait()
     return _handles(buckets, async_op and return_premature)
@@ -153,13 +153,35 @@ def _handles(buckets: list[Reducing], wanted: bool) -> list[Reducing] | None:
     return None
 
 
-def _start(leaves: list[Tensor], place: torch.device, call: Any, receives: bool) -> Reducing:
-    first = leaves[0]
-    if receives and len(leaves) == 1 and first.device == place and _storage.is_plain(first):
-        flat = first.as_strided((first.numel(),), (1,))
-        return Reducing(call(flat), flat, [])
-    flat = torch.cat([leaf.flatten().to(place) for leaf in leaves])
-    return Reducing(call(flat), flat, leaves if receives else [])
+def _flat(
+    leaves: list[Tensor], limit: int | None, place: torch.device, receives: bool
+) -> Iterable[tuple[Tensor, list[Tensor]]]:
+    """Yield what is reduced in one go, and the leaves that the result goes to, unless they are that already."""
+    overlap = _overlap(leaves)
+
+    def flat(bucket: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        first = bucket[0]
+        alone = len(bucket) == 1 and receives and not overlap
+        if alone and first.device == place and _storage.is_plain(first):
+            return first.as_strided((first.numel(),), (1,)), []
+        return torch.cat([leaf.flatten().to(place) for leaf in bucket]), bucket
+
+    flats = map(flat, _buckets(leaves, limit))
+    # What two leaves show is read for both before it is written.
+    return list(flats) if overlap else flats
+
+
+def _overlap(leaves: list[Tensor]) -> bool:
+    """Tell whether some leaves may show the same memory."""
+    end = 0
+    for start, leaf in sorted(((leaf.data_ptr(), leaf) for leaf in leaves), key=itemgetter(0)):
+        if start < end:
+            return True
+        last = leaf.numel() - 1
+        if not leaf.is_contiguous():
+            last = sum((size - 1) * step for size, step in zip(leaf.shape, leaf.stride(), strict=True))
+        end = start + (last + 1) * leaf.itemsize
+    return False
 
 
 def _buckets(leaves: list[Tensor], limit: int | None) -> Iterator[list[Tensor]]:

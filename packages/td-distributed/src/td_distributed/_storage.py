@@ -155,7 +155,8 @@ def dtype_named(name: str) -> torch.dtype:
     >>> dtype_named("torch.int64")
     torch.int64
     """
-    found = getattr(torch, name.removeprefix("torch."), None)
+    # To ask torch for the attribute would import the module of that name.
+    found = vars(torch).get(name.removeprefix("torch."))
     if not isinstance(found, torch.dtype):
         raise FormatError(f"unknown dtype {name!r}")
     return found
@@ -170,6 +171,7 @@ class Views:
             storage.is_meta or storage.data_ptr() % 16 == 0
         )
         self._typed: dict[torch.dtype, Tensor] = {}
+        self._shared: dict[Span, Tensor] = {}
 
     def of(self, span: Span) -> Tensor:
         """Return a piece as a view on the storage, or as a copy."""
@@ -209,9 +211,16 @@ class Views:
             if vector:
                 run.append(spans[0])
             else:
-                yield tuple(map(self.of, spans))
+                yield self.of(spans[0]), *map(self._rows, spans[1:])
         if run:
             yield from self._vectors(run)
+
+    def _rows(self, span: Span) -> Tensor:
+        """Return offsets or lengths: torch takes jagged tensors to be of one shape only if they share these."""
+        found = self._shared.get(span)
+        if found is None:
+            found = self._shared[span] = self.of(span)
+        return found
 
     def _vectors(self, run: list[Span]) -> Iterable[Pieces]:
         if len(run) == 1:
@@ -354,7 +363,8 @@ def _spans(pieces: Sequence[Tensor], tie: bool) -> tuple[list[Span], int]:
     for i, (address, dtype, shape, count) in enumerate(zip(*(map(look, pieces) for look in looks))):
         itemsize = dtype.itemsize
         size = count * itemsize
-        tied = known.setdefault(address, i) if size and tie else i
+        # What has no memory, as fake tensors, is not tied: all of it is at address 0.
+        tied = known.setdefault(address, i) if size and tie and address else i
         if tied != i and _same(pieces[tied], pieces[i]):
             spans.append(spans[tied])
             continue
@@ -400,7 +410,8 @@ def fill(
     with torch.no_grad():
         if num_threads > 1:
             with ThreadPoolExecutor(num_threads) as pool:
-                list(pool.map(partial(_copy, non_blocking), targets, sources))
+                copy = partial(_copy, non_blocking, torch.is_inference_mode_enabled())
+                list(pool.map(copy, targets, sources))
         elif targets:
             torch._foreach_copy_(targets, sources, non_blocking)
 
@@ -474,8 +485,8 @@ def is_plain(leaf: Tensor) -> bool:
     return leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg()
 
 
-def _copy(non_blocking: bool, target: Tensor, source: Tensor) -> None:
-    with torch.no_grad():  # a switch of each thread
+def _copy(non_blocking: bool, inference: bool, target: Tensor, source: Tensor) -> None:
+    with torch.inference_mode(inference), torch.no_grad():  # switches of each thread
         target.copy_(source, non_blocking=non_blocking)
 
 

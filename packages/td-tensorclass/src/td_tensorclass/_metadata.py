@@ -14,6 +14,7 @@ from td_core.typing import BatchSize, DeviceType
 from ._non_tensor import NonTensorDataBase
 
 T = TypeVar("T")
+SelfT = TypeVar("SelfT", bound="MetaData[Any]")
 
 
 class _MetaDataType(ABCMeta):
@@ -60,10 +61,12 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
         names: Sequence[str | None] | None = None,
     ) -> None:
         super().__init__(data, _metadata, _is_non_tensor, batch_size=batch_size, device=device, names=names)
-        if not isinstance(self._value, self._wanted):
+        self._refuse_other(self._value)
+
+    def _refuse_other(self, value: Any) -> None:
+        if not isinstance(value, self._wanted):
             raise TypeError(
-                f"{type(self).__name__} takes a {self._wanted.__name__}; got {self._value!r} of type "
-                f"{type(self._value).__name__}"
+                f"{type(self).__name__} takes a {self._wanted.__name__}; got {value!r} of type {type(value).__name__}"
             )
 
     def __class_getitem__(cls, wanted: Any) -> Any:
@@ -83,6 +86,10 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
 
     def _print_entry(self) -> str:
         return type(self).__name__
+
+    def _replace_value(self: SelfT, value: Any) -> SelfT:
+        self._refuse_other(value)
+        return super()._replace_value(value)
 
     def _stays_one(self, items: Sequence[Core], stacks: bool) -> bool:
         return all(isinstance(item, MetaData) and item._value is self._value for item in items)
