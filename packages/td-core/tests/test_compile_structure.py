@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from td_core import LazyStackedTensorDict, TensorDict, assert_close, merge_tensordicts, pad_sequence
+from td_core.errors import StructureError
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "view as a context": lambda td: in_view(td.clone()),
     "where a number": lambda td: td.where(torch.tensor([True, False, True]), -1),
     "masked_fill": lambda td: td.masked_fill(torch.tensor([True, False, True]), -1),
-    "index by an array": lambda td: td[ARRAY],
+    "index by an array": lambda td: td.contiguous()[ARRAY],
     "index by a list": lambda td: td[[2, 0]],
     "write by a list": lambda td: write(td.view(3, 1).clone(), [2, 0], dense().view(3, 1)[:2]),
     "write a number by a mask": lambda td: write(
@@ -106,3 +107,79 @@ def test_compiles_without_a_break(program: Callable[[Any], Any], make: Callable[
     else:
         assert_close(result, expected)
         assert list(result.keys(True)) == list(expected.keys(True))
+
+
+def uneven() -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*[TensorDict(a=torch.ones(2, i), batch_size=[2]) for i in (1, 2, 3)])
+
+
+def written(stack: Any, index: Any) -> Any:
+    stack[index].zero_()
+    return [member["a"] for member in stack.tensordicts]
+
+
+KNOWN: dict[str, Any] = {
+    "list": [2, 0],
+    "negative": [-1],
+    "range": range(2),
+    "nothing": [],
+    "beside a slice": ([2, 0], slice(1)),
+    "beside an int": (range(1, 3), 0),
+    "behind None": (None, [1]),
+    "behind an ellipsis": (..., [1, 2], slice(None)),
+}
+UNKNOWN: dict[str, Any] = {
+    "tensor": torch.tensor([2, 0]),
+    "tensor without dims": torch.tensor(1),
+    "mask": torch.tensor([True, False, True]),
+    "array": np.array([2, 0]),
+    "beside an int": (torch.tensor([2, 0]), 0),
+}
+
+
+@pytest.mark.parametrize("index", KNOWN.values(), ids=KNOWN)
+def test_the_members_at_known_positions_are_no_copies(index: Any) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(written, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(uneven(), index), written(uneven(), index))
+
+
+def test_the_members_of_members_are_no_copies() -> None:
+    def program(stack: Any) -> Any:
+        stack[:2, [1]].zero_()
+        return [member["a"] for inner in stack.tensordicts for member in inner.tensordicts]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="eager", fullgraph=True)
+    stacks = [LazyStackedTensorDict(uneven(), uneven()) for _ in range(2)]
+    torch.testing.assert_close(compiled(stacks[0]), program(stacks[1]))
+    assert (
+        sum(int(member["a"].sum()) for inner in stacks[0].tensordicts for member in inner.tensordicts) == 16
+    )
+
+
+@pytest.mark.parametrize("index", UNKNOWN.values(), ids=UNKNOWN)
+def test_the_members_that_a_tensor_selects_end_the_graph(index: Any) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(written, backend="eager")
+    torch.testing.assert_close(compiled(uneven(), index), written(uneven(), index))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="which members of a lazy stack a tensor selects"):
+        torch.compile(written, backend="eager", fullgraph=True)(uneven(), index)
+
+
+@pytest.mark.parametrize("index", UNKNOWN.values(), ids=UNKNOWN)
+def test_what_a_tensor_selects_is_written_in_one_graph(index: Any) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(write, backend="eager", fullgraph=True)
+    assert_close(compiled(lazy().unsqueeze(1), index, 0), write(lazy().unsqueeze(1), index, 0))
+
+
+def test_the_members_that_a_tensor_selects_are_not_exported() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, stack: Any, index: Any) -> Any:
+            return stack[index]["a"]
+
+    index = torch.tensor([2, 0])
+    with pytest.raises(StructureError, match="which members of a lazy stack a tensor selects is not known"):
+        torch.export.export(Model(), (lazy(), index), strict=False)

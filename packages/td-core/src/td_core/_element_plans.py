@@ -270,9 +270,12 @@ def repeat_interleave_plan(batch: Shape, repeats: int | Tensor, dim: int, output
             )
         # The positions are worked out once, not once a leaf.
         index = torch.repeat_interleave(repeats, output_size=output_size)
-        return Take(
-            batch, dim, len(index), lambda d: methodcaller("index_select", d, index), lambda: positions(index)
-        )
+
+        def order() -> Any:
+            # A graph may repeat copies of members as well as members.
+            return None if torch.compiler.is_compiling() else positions(index)
+
+        return Take(batch, dim, len(index), lambda d: methodcaller("index_select", d, index), order)
     times = int(repeats)
     if times < 0:
         raise BatchSizeError(f"repeat_interleave: repeats must not be negative; got {times}")

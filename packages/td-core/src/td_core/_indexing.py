@@ -80,11 +80,23 @@ class IndexPlan(ShapePlan):
                 _check_range(min(ends), max(ends), self.batch_size, dim)
             dim += item is not None and type(item) is not bool
 
-    def _along(self, stack_dim: int) -> Along | None:
+    def _listed(self) -> tuple[Any, ...]:
+        """Return the items of the index, lists for those whose positions a graph knows."""
+        return _items(self.index)
+
+    def _place(self, dim: int) -> int:
+        """Return which item of the index a dim has that the index replaces."""
         items = _items(self.index)
-        advanced = [item for item in items if isinstance(item, (Tensor, bool)) and not _is_scalar(item)]
-        users = [at for at, item in enumerate(items) if item is not None and type(item) is not bool]
-        at = users[stack_dim]
+        return [at for at, item in enumerate(items) if item is not None and type(item) is not bool][dim]
+
+    def is_told_by_a_tensor(self, dim: int) -> bool:
+        """Return whether a tensor says what is taken along a dim: no graph knows what it holds."""
+        return dim < self.n and isinstance(self._listed()[self._place(dim)], Tensor)
+
+    def _along(self, stack_dim: int) -> Along | None:
+        items = self._listed()
+        advanced = [item for item in items if isinstance(item, (Tensor, bool, list)) and not _is_scalar(item)]
+        at = self._place(stack_dim)
         item = items[at]
         rest = items[:at] + items[at + 1 :]
         batch_size = self.batch_size[:stack_dim] + self.batch_size[stack_dim + 1 :]
@@ -98,12 +110,26 @@ class IndexPlan(ShapePlan):
         if type(item) is slice:
             if _scattered(items) != _scattered(rest):
                 return None
-            picks = None if _is_full(item) else range(self.batch_size[stack_dim])[item]
-        elif len(advanced) != 1 or item.ndim != 1 or (picks := positions(item)) is None:
+            picks: Any = None if _is_full(item) else range(self.batch_size[stack_dim])[item]
+        elif len(advanced) != 1:
             return None
-        elif picks:
-            _check_range(min(picks), max(picks), self.batch_size, stack_dim)
+        else:
+            picks = item if type(item) is list else positions(item) if item.ndim == 1 else None
+            if picks is None:
+                return None
+            if picks:
+                _check_range(min(picks), max(picks), self.batch_size, stack_dim)
         return Along(picks, inner, self.kept.index(stack_dim))
+
+
+class _ListedPlan(IndexPlan):
+    """A plan made in a graph, of an index with lists: their positions are known, those of tensors are not."""
+
+    __slots__ = ("listed",)
+    listed: tuple[Any, ...]
+
+    def _listed(self) -> tuple[Any, ...]:
+        return self.listed
 
 
 def _reader(index: Any) -> Callable[[Tensor], Any]:
@@ -251,8 +277,12 @@ def _plan_items(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPla
     shapes: list[tuple[int, ...]] = []
     names: list[int | None] = []
     front = n = 0
+    lists: dict[int, list[int]] = {}
     for item in parsed:
         kind = type(item)
+        if kind is list:
+            lists[len(items)] = item
+            item = torch.as_tensor(item, dtype=torch.int64, device="cpu")
         if kind is slice:
             lead.append(slice_length(item, batch_size[n]))
             kept.append(n)
@@ -287,6 +317,10 @@ def _plan_items(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPla
             front = 0
         lead[front:front] = shape
         kept[front:front] = names if len(names) == len(shape) == 1 else [None] * len(shape)
+    if lists:
+        listed = _ListedPlan(tuple(items), tuple(lead), n, tuple(kept), batch_size)
+        listed.listed = tuple([lists.get(at, item) for at, item in enumerate(items)])
+        return listed
     plan = IndexPlan(tuple(items), tuple(lead), n, tuple(kept), batch_size)
     if len(parsed) == 1 < len(items):
         plan.leaf = _mask_reader(plan.index, batch_size[:n])
@@ -340,7 +374,10 @@ def _positions(mask: Tensor, dim: int, batch_size: tuple[int, ...]) -> tuple[Ten
 
 
 def _convert(item: Any) -> Any:
-    """Return an item of a less common type as an int, a bool or an integer or mask tensor."""
+    """Return an item of a less common type as an int, a bool or an integer or mask tensor.
+
+    In a graph, which does not know what tensors hold, a row of positions stays a list.
+    """
     if isinstance(item, Tensor):
         tensor = item
     elif isinstance(item, (bool, np.bool_)):
@@ -348,6 +385,12 @@ def _convert(item: Any) -> Any:
     elif isinstance(item, torch.SymInt):
         return item
     elif isinstance(item, (list, tuple, range, np.ndarray)):
+        if (
+            torch.compiler.is_compiling()
+            and not isinstance(item, np.ndarray)
+            and all(type(position) is int for position in item)
+        ):
+            return list(item)
         try:
             # Every tensor takes an index on the CPU, and not every one that of torch.set_default_device.
             tensor = torch.as_tensor(list(item) if isinstance(item, range) else item, device="cpu")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ._names import Names
+from ._torch_private import end_graph
 from .errors import DimError
 
 Shape = tuple[int, ...]
@@ -44,10 +45,14 @@ class Along(NamedTuple):
 def positions(index: Tensor) -> Any:
     """Return the position, or the list of them, that a tensor holds; None where it cannot be known.
 
-    That is so in a graph, under vmap, and of fake and meta tensors.
+    That is so under vmap, and of fake and meta tensors. A graph ends here: to go on without the positions would copy
+    members that share their tensors outside it, and what is written to the copy would be lost.
     """
     if torch.compiler.is_compiling():
-        return None
+        end_graph(
+            "which members of a lazy stack a tensor selects is not known in a graph: index with a list, a range, a slice or "
+            "an int, or densify() the stack first"
+        )
     try:
         return index.tolist()
     except RuntimeError:

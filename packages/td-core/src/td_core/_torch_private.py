@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .errors import StructureError
+
 __all__ = [
-    "are_followed", "base_of", "before_transforms", "default_collate_functions", "foreach_kernel",
-    "functorch_level", "is_caller", "is_read_only_view", "looks", "nested_view", "plain_results", "ragged_dim",
+    "are_followed", "base_of", "before_transforms", "default_collate_functions", "end_graph",
+    "foreach_kernel", "functorch_level", "is_caller", "is_read_only_view", "looks", "nested_view", "plain_results", "ragged_dim",
     "users_of",
 ]  # fmt: skip
 
@@ -82,6 +84,20 @@ def are_followed(leaves: list[Tensor]) -> bool:
     if transform is None or _level_of is None:
         return transform is not None
     return (_GRAD is None or transform.key() == _GRAD) and transform.level() in map(_level_of, leaves)
+
+
+def end_graph(why: str) -> None:
+    """Have ``torch.compile`` go on in another graph; where there can be no other, it or this raises, and says why.
+
+    Raises:
+        StructureError: the program is exported.
+
+    >>> end_graph("no graph is traced")
+    """
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break(msg=why)
+    elif torch.compiler.is_compiling():
+        raise StructureError(why)
 
 
 def base_of(tensor: Tensor) -> Tensor | None:

@@ -54,7 +54,9 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
         return
     plan = plan_index(index, size)
     lead = torch.Size((*plan.lead, *size[plan.n :]))
-    along: Any = plan.along(dim)
+    # What a graph cannot ask it need not know: every member is written, some of them nowhere.
+    unknown = torch.compiler.is_compiling() and plan.is_told_by_a_tensor(dim)
+    along: Any = None if unknown else plan.along(dim)
     inner: Any = () if along is None or along.plan is None else along.plan.index
     if along is not None and isinstance(along.picks, int):
         yield members[along.picks], inner, value
