@@ -801,3 +801,38 @@ def test_values_are_padded_with_none_and_cut_again_at_every_level(
         assert found.batch_size == found["n"].batch_size == found["n", "deep"].batch_size == wanted.batch_size
         assert found["v"] == found["n", "s"] == found["n", "deep", "t"] == wanted["v"]
         assert torch.equal(found["n", "deep", "z"], wanted["n", "deep", "z"])
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda x, y: torch.stack([x, y]),
+        lambda x, y: lazy_stack([x, y])["s"],
+        lambda x, y: lazy_stack([x, y]).densify(),
+        lambda x, y: torch.cat([x.unsqueeze(0), y.unsqueeze(0)]),
+    ],
+)
+def test_values_of_uneven_number_are_not_joined(join: Any) -> None:
+    first, second = TensorDict({"s": ["a", "b"]}), TensorDict({"s": ["d", "e", "f"]})
+    with pytest.raises(
+        StructureError, match=r"item 0 has values for a batch of \[(1, )?2\] and item 1 for one of"
+    ):
+        join(first, second)
+    nodes = lazy_stack([first, second]).get("s", as_list=True)
+    assert [node.tolist() for node in nodes] == [["a", "b"], ["d", "e", "f"]]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td: td.set("k", td["k"]),
+        lambda td: td.update({"k": td["k"]}),
+        lambda td: td.set_("k", td["k"]),
+        lambda td: td.replace({"k": td["k"]}),
+        lambda td: TensorDict(dict(td), [3]),
+        lambda td: TensorDict({"k": copy.deepcopy(td["k"])}, [3]),
+    ],
+)
+def test_a_column_that_was_read_is_written_as_a_column(write: Any) -> None:
+    td = write(TensorDict({"k": NonTensorStack("a", "b", "c")}, [3]))
+    assert [td[i]["k"] for i in range(3)] == ["a", "b", "c"]

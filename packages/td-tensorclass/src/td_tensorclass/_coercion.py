@@ -36,7 +36,7 @@ def to_node(value: Any, batch_size: torch.Size, device: torch.device | None) -> 
     >>> to_node(["a", "b"], torch.Size([2]), None).tolist()
     ['a', 'b']
     """
-    if type(value) is not list or not list_to_stack():
+    if not isinstance(value, list) or not list_to_stack():
         return to_data(value, batch_size, device)
     uneven = None
     try:

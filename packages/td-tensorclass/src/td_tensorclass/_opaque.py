@@ -185,6 +185,8 @@ class ValueNode(OpaqueNode):
         size, names = plan.resized(self._batch_size), plan.renamed(self._names)
         if self._stays_one(items, plan.stacks):
             return self._made(size, self._device, names)  # type: ignore[attr-defined]
+        if isinstance(plan, Join):
+            _check_sizes(items, plan, path)
         values = side_by_side(items, plan.dim) if isinstance(plan, Join) else _chosen(items, plan)
         return self._stack._of(values, size, self._device, names)
 
@@ -374,6 +376,23 @@ def nested(values: list[Any], size: Sequence[int], made: Callable[..., Any] = li
         return made(values) if size else values[0]
     step = torch.Size(size[1:]).numel()
     return made(nested(values[i * step : (i + 1) * step], size[1:], made) for i in range(size[0]))
+
+
+def _check_sizes(items: Sequence[Any], plan: Join, path: tuple[str, ...]) -> None:
+    """Raise StructureError where values of uneven number would be joined, of which some would be lost."""
+    dim, first = plan.dim, items[0]._batch_size
+    for i, item in enumerate(items):
+        size = item._batch_size
+        fits = size == first
+        if not (fits or plan.stacks):
+            fits = (
+                size[:dim] == first[:dim] and size[dim + 1 :] == first[dim + 1 :] and len(size) == len(first)
+            )
+        if not fits:
+            raise StructureError(
+                f"cannot join{f' {show_path(path)}' if path else ''}: item 0 has values for a batch of {list(first)} and item "
+                f"{i} for one of {list(size)}; lazy_stack() keeps both, and get(key, as_list=True) reads them from it"
+            )
 
 
 def side_by_side(items: Sequence[Any], dim: int) -> list[Any]:
