@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -991,3 +992,37 @@ def test_members_move_by_one():
     assert stack["a"].tolist() == [0, 0, 1, 2]
     stack[:-1] = stack[1:]
     assert stack["a"].tolist() == [0, 1, 2, 2]
+
+
+def _columns() -> LazyStackedTensorDict:
+    """Return rows [0, 1], [2, 3], [4, 5] under "a", whose columns are the members."""
+    columns = [TensorDict({"a": torch.tensor([i, i + 2, i + 4])}, [3]) for i in range(2)]
+    return LazyStackedTensorDict(*columns, stack_dim=1)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize(
+    ("index", "source"), [(0, 0), (1, 1), (slice(0, 2), slice(1, 3)), (slice(1, 3), slice(1, 3))]
+)
+def test_a_stack_takes_its_own_members_in_another_order(index: Any, source: Any, wrapped: bool) -> None:
+    stack, wanted = _columns(), _columns()["a"].clone()
+    wanted[index] = wanted[source].flip(-1)
+    flipped = stack[source].flip(-1)
+    if wrapped:
+        TensorDict({"n": stack}, [3, 2])[index] = TensorDict({"n": flipped}, flipped.batch_size)
+    else:
+        stack[index] = flipped
+    assert stack["a"].tolist() == wanted.tolist()
+
+
+def test_what_is_updated_with_members_of_its_own_in_another_order_reads_them_first() -> None:
+    stack = _columns()
+    stack[0:2].update_(stack[1:3].flip(1))
+    assert stack["a"].tolist() == [[3, 2], [5, 4], [4, 5]]
+
+
+def test_stacks_below_take_their_own_members_in_another_order() -> None:
+    stack = _columns()
+    outer = LazyStackedTensorDict(*[TensorDict({"n": m}, [3]) for m in stack.tensordicts], stack_dim=1)
+    outer[:] = TensorDict({"n": outer["n"].flip(1)}, [3, 2])
+    assert outer["n", "a"].tolist() == [[1, 0], [3, 2], [5, 4]]

@@ -62,11 +62,11 @@ def apart(targets: list[Tensor], values: list[Any]) -> list[Any]:
 
 
 def memory_of(leaves: list[Tensor]) -> list[int]:
-    """Return for each leaf what is the same for another one of the same memory."""
+    """Return for each leaf what is the same for another one whose memory may be the same, in part."""
     if PLAIN.issuperset(map(type, leaves)):
         try:
-            return [*map(Tensor.data_ptr, leaves)]
-        except RuntimeError:
+            return [leaf.untyped_storage().data_ptr() for leaf in leaves]
+        except RuntimeError:  # also NotImplementedError
             pass  # under a transform, or without one block of memory
     return [*map(id, leaves)]
 
@@ -100,6 +100,9 @@ def check_writable(target: Tensor, path: Path, value: Tensor | None = None) -> N
 def check_copied(target: Tensor, path: Path, value: Tensor) -> None:
     """Raise StructureError where torch would refuse to copy this value, which it may broadcast, into an entry."""
     check_writable(target, path, value)
+    if (value.is_meta and not target.is_meta) or (value.is_quantized and not target.is_quantized):
+        what = "on the meta device, and has no content" if value.is_meta else "quantized"
+        raise StructureError(f"cannot write {show_path(path)} in place: the value is {what}")
     if not target.is_nested:
         check_fits(value, target.shape, path)
     # The ragged sizes of two nested tensors are equal only where they share their offsets.
@@ -306,6 +309,9 @@ def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
         return True
     try:
         if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
+            return False
+        # torch would refuse them one by one, with those before written.
+        if any(value.layout is not torch.strided or value.is_meta or value.is_quantized for value in values):
             return False
     except (RuntimeError, ValueError):
         return False  # a nested tensor beside one that is not

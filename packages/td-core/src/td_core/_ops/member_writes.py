@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, coerce, nest
-from .._collection import Child, Core
+from .._collection import Child, Core, has_lazy_stack
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._plans import coordinates
@@ -44,7 +44,11 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
         plan_index(index, size)
         return
     members, dim = found
-    if isinstance(value, Core) and value._stacked() is not None and not torch.compiler.is_compiling():
+    if (
+        isinstance(value, Core)
+        and (value._stacked() is not None or has_lazy_stack(value))
+        and not torch.compiler.is_compiling()
+    ):
         # It may have members of this stack in another order, which would be read after they were written.
         held = {*memory_of(stack._leaves())}
         if not held or not held.isdisjoint(memory_of(value._leaves())):
