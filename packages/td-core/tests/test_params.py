@@ -533,3 +533,13 @@ def test_roles_of_other_leaves_are_refused(roles: Any) -> None:
     meta["roles"] = roles
     with pytest.raises(FormatError, match="roles"):
         decode(encoded)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_format": torch.contiguous_format}])
+def test_a_clone_ties_what_is_tied(options: dict[str, Any]) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    params = TensorDictParams(TensorDict({"x": weight, "y": weight, "n": {"z": weight}}))
+    clone = params.clone(**options)
+    assert clone["x"] is clone["y"] is clone["n", "z"]
+    assert clone["x"] is not weight
+    assert len(list(clone.parameters())) == 1

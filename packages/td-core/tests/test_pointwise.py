@@ -828,3 +828,11 @@ def test_numbers_and_arrays_of_numpy_are_operands(number: Any) -> None:
     if not wide.ndim:
         td[0] = type(number)(7) if isinstance(number, np.generic) else 7
         assert td["a"].tolist() == [[7, 7], expected[1].tolist()]
+
+
+def test_numbers_beside_integers_stay_what_they_are() -> None:
+    td = TensorDict({"a": torch.arange(3)})
+    assert td.addcmul(0.5, td)["a"].tolist() == [0, 1.5, 3]
+    with pytest.raises(RuntimeError, match="addcmul_ in place: key 'a': result type Float can't be cast"):
+        td.addcmul_(0.5, 4)
+    assert td["a"].tolist() == [0, 1, 2]

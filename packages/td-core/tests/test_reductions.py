@@ -413,3 +413,11 @@ def test_a_leaf_whose_features_cannot_be_reduced_is_named(name):
     td = TensorDict({"fine": torch.ones(2, 3), "n": {"whole": torch.ones(2, 3).int()}}, [2])
     with pytest.raises(RuntimeError, match=r"key 'whole' of shape \[2, 3\]"):
         getattr(td, name)(dim="feature")
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "prod", "all", "any"])
+def test_no_dims_are_all_dims_in_a_list_as_in_a_tuple(name: str) -> None:
+    td = TensorDict({"a": torch.ones(3, 4)}, [3, 4])
+    for dim in [], ():
+        result = getattr(td, name)(dim=dim)
+        assert (result.batch_size, result["a"].shape) == ((), ())

@@ -639,3 +639,15 @@ def test_levels_that_no_key_was_split_into_stay_levels(locked) -> None:
 def test_renaming_below_a_tensor_names_it() -> None:
     with pytest.raises(KeyThroughLeafError, match="key 'a' is a tensor, so it has no entry 'b'"):
         TensorDict({"a": torch.zeros(2)}).rename_key_(("a", "b"), ("a", "c"))
+
+
+def test_locked_collections_that_are_gone_are_forgotten() -> None:
+    shared = TensorDict({"a": torch.ones(1)})
+    for _ in range(1000):
+        TensorDict({"s": shared}).lock_()
+    assert len(shared._lock_parents) < 100
+    held = [TensorDict({"s": shared}).lock_() for _ in range(100)]
+    with pytest.raises(LockedError, match="part of a locked collection"):
+        shared.unlock_()
+    del held
+    assert not shared.unlock_().is_locked

@@ -329,3 +329,12 @@ def test_a_collection_where_a_function_takes_none_is_refused(call, message):
 
 def test_a_mask_for_each_leaf_goes_through_apply():
     assert (TD > 0).apply(torch.where, TD, TD + 1)["a"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.filterwarnings("ignore:where received a uint8 condition")
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_where_takes_the_conditions_of_torch(dtype: torch.dtype) -> None:
+    condition = torch.tensor([1, 0], dtype=dtype)
+    td = TensorDict({"a": torch.full((2,), 2.0)}, [2])
+    assert torch.where(condition, torch.zeros(2), td)["a"].tolist() == [0, 2]
+    assert torch.where(condition, td, torch.zeros(2))["a"].tolist() == [2, 0]

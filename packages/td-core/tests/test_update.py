@@ -979,3 +979,24 @@ def test_flat_keys_of_a_lazy_stack_below_are_written_back(locked) -> None:
     assert td["b"].tolist() == [1, 1, 1]
     assert td["z"].tensordicts[0] is members[0]
     assert ("new" in members[0]) is not locked
+
+
+def test_is_leaf_of_no_level_merges_what_several_keys_say_of_one() -> None:
+    td = TensorDict({}).update({("n", "a"): torch.ones(1), ("n", "b"): 2}, is_leaf=lambda cls: False)
+    assert set(td["n"].keys()) == {"a", "b"}
+
+
+REFUSED_VALUES: dict[str, Callable[[], torch.Tensor]] = {
+    "sparse": lambda: torch.zeros(3).to_sparse(),
+    "meta": lambda: torch.zeros(3, device="meta"),
+    "quantized": lambda: torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.quint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize", "ignore:.*TypedStorage")
+@pytest.mark.parametrize("kind", REFUSED_VALUES)
+def test_update_in_place_writes_nothing_where_torch_refuses_one_value(kind: str) -> None:
+    td = TensorDict({"c": torch.ones(3), "a": torch.ones(3)}, [3])
+    with pytest.raises(StructureError, match="cannot write key 'a' in place"):
+        td.update_({"c": torch.zeros(3), "a": REFUSED_VALUES[kind]()})
+    assert td["c"].tolist() == td["a"].tolist() == [1, 1, 1]

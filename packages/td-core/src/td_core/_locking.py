@@ -7,11 +7,15 @@ The owner of a collection locks it, or a sibling does, around what it attaches: 
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any
 
 from ._collection import Core, every_level
 from .errors import LockedError
+
+# So many parents, and each time twice as many, are looked through for those that are gone.
+_MANY = 32
 
 
 def lock(root: Core, how: bool | str = True) -> None:
@@ -29,6 +33,7 @@ def lock(root: Core, how: bool | str = True) -> None:
                     node._lock_parents = [parent]
                 # == would compare the collections, and torch.compile does not compare references.
                 elif not any(parent() is known() for known in parents):
+                    _forget_dead(parents)
                     parents.append(parent)
             if node._locked:
                 continue
@@ -42,6 +47,17 @@ def lock(root: Core, how: bool | str = True) -> None:
         # A Ctrl-C too: what is locked is taken to be locked as a whole.
         unlock(root)
         raise
+
+
+def _forget_dead(parents: list[weakref.ref[Core]]) -> None:
+    """Remove the parents that are gone, whenever there are twice as many again."""
+    count = len(parents)
+    if count < _MANY or count & (count - 1):
+        return
+    for dead in [known for known in parents if known() is None]:
+        # One by one, since other threads append meanwhile. Dead references are compared by identity.
+        with contextlib.suppress(ValueError):
+            parents.remove(dead)
 
 
 def unlock(root: Core) -> None:

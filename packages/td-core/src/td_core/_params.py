@@ -366,7 +366,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             return super()._map(fn)
         # Copies of parameters are parameters, which have no past.
         with torch.no_grad():
-            return self._again(self._tensordict._map(fn))
+            return self._again(self._tensordict._map(_tied(fn)))
 
     # As every other node, which is what it stays.
     _copied = Core._copied
@@ -409,8 +409,16 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
 
     def _again(self: SelfT, inner: Any) -> Any:
         old = iter(self._tensordict._leaves())
+        made: dict[int, Tensor] = {}
+
+        def parameter(leaf: Tensor) -> Tensor:
+            like = next(old)
+            if id(leaf) not in made:
+                made[id(leaf)] = _like_parameter(leaf, like)
+            return made[id(leaf)]
+
         try:
-            return self._around(inner._map(lambda leaf: _like_parameter(leaf, next(old))))
+            return self._around(inner._map(parameter))
         except StopIteration:
             raise changed_meanwhile(self) from None
 
@@ -558,6 +566,19 @@ def _as_parameter(leaf: Tensor) -> Tensor:
             raise StructureError("a tensor with a grad_fn cannot become a parameter; detach() it first")
         return nn.Parameter(leaf.detach(), requires_grad=True)
     return leaf
+
+
+def _tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function that copies what stands under several keys once; see :func:`copies`."""
+    made: dict[int, Tensor] = {}
+
+    def copy(leaf: Tensor) -> Tensor:
+        if id(leaf) not in made:
+            made[id(leaf)] = fn(leaf)
+        return made[id(leaf)]
+
+    copy.func = copy_of  # type: ignore[attr-defined]
+    return copy
 
 
 def _like_parameter(leaf: Tensor, old: Tensor) -> Tensor:

@@ -534,7 +534,8 @@ class Pointwise(Core):
         for i, operand in enumerate(operands):
             if type(operand) is not list and not (keep_number and i == 1):
                 operands[i] = [
-                    torch.as_tensor(operand, dtype=leaf.dtype, device=leaf.device) for leaf in leaves
+                    torch.as_tensor(operand, dtype=torch.result_type(leaf, operand), device=leaf.device)
+                    for leaf in leaves
                 ]
         if name.endswith("_"):
             write_leaves(name, self, this, leaves, *operands)

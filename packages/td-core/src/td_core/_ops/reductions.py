@@ -280,7 +280,7 @@ def _dims_of(node: Any, name: str, dim: Dims) -> tuple[int, ...] | None:
     """Return batch dims as non-negative ints; None for everything."""
     if type(dim) is int and 0 <= dim < len(node.batch_size):
         return (dim,)
-    if dim is NO_DEFAULT or dim is None or (isinstance(dim, tuple) and not dim):
+    if dim is NO_DEFAULT or dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return None
     given = dim if isinstance(dim, (tuple, list)) else (dim,)
     dims = tuple([_one_dim(node, name, one) for one in given])

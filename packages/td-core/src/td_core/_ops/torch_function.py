@@ -127,7 +127,7 @@ def _where(condition: Any, input: Any = None, other: Any = None, *, out: Any = N
         return input.where(condition, other, out=out)  # type: ignore[attr-defined]
     if not isinstance(other, Core) or isinstance(condition, Core):
         raise TypeError("torch.where() takes a collection as its second or third argument only")
-    return other.where(~condition, input, out=out)  # type: ignore[attr-defined]
+    return other.where(condition.logical_not(), input, out=out)  # type: ignore[attr-defined]
 
 
 def _table() -> dict[Any, Handler]:

@@ -243,7 +243,7 @@ class UpdatePlan:
         for resized, size in self.sizes:
             resized._set_batch_size(size)
         for store, key, value in self.stores:
-            if isinstance(value, Tensor) or value._opaque or self.is_leaf is not None:
+            if isinstance(value, Tensor) or value._opaque or self._whole(value):
                 store._set_child(key, value)
             else:
                 add_level(store, key, value)
