@@ -802,3 +802,20 @@ def test_tools_find_the_methods_of_a_decorated_class_as_its_own() -> None:
     assert Below.zero().name() == "below, documented, named"
     Documented.name = lambda self: "other"
     assert Below.zero().name() == "below, other"
+
+
+class Labelled(TensorClass):
+    x: Tensor
+    label: str | None = None
+
+
+def test_a_field_is_emptied_in_all_members_of_a_stack_or_in_none() -> None:
+    members = [Labelled(torch.zeros(2), "a"), Labelled(torch.zeros(2), "b")]
+    stack = lazy_stack(members)
+    members[1].lock_()
+    with pytest.raises(LockedError, match="cannot remove key 'label'"):
+        stack.label = None
+    assert [member.label for member in members] == ["a", "b"]
+    members[1].unlock_()
+    stack.label = None
+    assert [member.label for member in members] == [None, None]

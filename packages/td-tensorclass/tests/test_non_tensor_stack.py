@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import array_shapes, basic_indices
 from td_core import TensorDict, group_by, lazy_stack
 from td_core._shape_plans import cat_plan, stack_plan
 from td_core.errors import BatchSizeError, CollectionIndexError, KeyPathError, LockedError, StructureError
-from td_tensorclass import NonTensorData, NonTensorStack
+from td_tensorclass import NonTensorData, NonTensorStack, TensorClass
 
 
 class Thing:
@@ -600,3 +600,16 @@ def test_a_state_dict_keeps_the_batch_size_of_a_stack_without_values(size) -> No
     td = TensorDict({"t": empty}, size)
     loaded = td.clone().load_state_dict(td.state_dict())
     assert loaded.get("t").batch_size == size and loaded["t"] == td["t"]
+
+
+class Tagged(TensorClass):
+    x: torch.Tensor
+    tags: Any = None
+
+
+@pytest.mark.parametrize("held", [None, NonTensorData("k"), ["1", "2", "3"]])
+def test_a_state_dict_of_a_class_gives_a_column_back_as_one(held: Any) -> None:
+    source = Tagged(torch.zeros(3), ["u", "v", "w"], batch_size=[3])
+    target = Tagged(torch.zeros(3), held, batch_size=[3])
+    target.load_state_dict(source.state_dict())
+    assert [target[i].tags for i in range(3)] == ["u", "v", "w"]

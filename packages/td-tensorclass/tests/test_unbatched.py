@@ -289,3 +289,10 @@ def test_errors_name_the_key(operation: Callable[..., Any]) -> None:
     td = TensorDict({"n": {"u": UnbatchedTensor(torch.ones(5) + 0j)}}, [3])
     with pytest.raises(RuntimeError, match=r"key \('n', 'u'\)"):
         operation(td)
+
+
+def test_a_write_at_an_index_that_is_refused_changes_nothing() -> None:
+    td = TensorDict({"a": torch.zeros(3), "u": UnbatchedTensor(torch.zeros(2))}, [3])
+    with pytest.raises(StructureError, match="is the same for the whole batch"):
+        td[0] = TensorDict({"a": torch.ones(()), "u": UnbatchedTensor(torch.ones(2))})
+    assert td["a"].tolist() == [0, 0, 0]

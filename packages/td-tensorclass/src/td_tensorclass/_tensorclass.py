@@ -514,13 +514,16 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _forget(self, name: str) -> None:
         """Make a field None."""
-        td = self._tensordict
-        stacked = self._stacked()
-        if stacked is not None:
-            for member in stacked[0]:
-                member._forget(name)
-        elif name in td._children():
-            refuse_if_locked(td, f"remove key {name!r}")
+        todo: list[Any] = [self._tensordict]
+        holders = []
+        while todo:
+            td = todo.pop()._inner()
+            if (stacked := td._stacked()) is not None:
+                todo.extend(stacked[0])
+            elif name in td._children():
+                refuse_if_locked(td, f"remove key {name!r}")
+                holders.append(td)
+        for td in holders:
             td._del_child(name)
 
     if not TYPE_CHECKING:  # which know the attributes, and so find the misspelt ones

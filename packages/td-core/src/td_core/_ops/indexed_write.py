@@ -235,6 +235,11 @@ class IndexedWrite:
 
     def apply(self) -> None:
         """Do what was listed."""
+        # What holds values says only now whether it takes them.
+        for node, key, level, entry in self.others:
+            written = level._written_at(self.index, entry)
+            if written is not level:
+                node._set_child(key, written)
         targets, values = self.targets, self.values
         if self.basic and not any(isinstance(value, NUMBERS) for value in values):
             copy_named(targets, values, lambda i: show_path(self.paths[i]), self.non_blocking)
@@ -263,10 +268,6 @@ class IndexedWrite:
             write.apply()
         for node, key, made in self.made:
             node._set_child(key, made)
-        for node, key, level, entry in self.others:
-            written = level._written_at(self.index, entry)
-            if written is not level:
-                node._set_child(key, written)
 
 
 def broadcast(value: Any, wanted: torch.Size) -> Any:

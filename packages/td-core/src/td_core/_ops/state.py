@@ -344,9 +344,9 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
         if not strict:
             node._check_keys(level.entries)
         for key, given in level.entries.items():
-            # In the legacy form a value of a class is a level of its own.
+            # In the legacy form a value of a class is a level of its own; a column is one in every form.
             if record is not None and key in record.values and "data" in _values(given):
-                steps.append((node, key, (_values(given)["data"],)))
+                steps.append((node, key, given if _stored_kind(given) else (_values(given)["data"],)))
             elif key not in entries:
                 names = _leaf_names(given, (*path, key))
                 unexpected.extend(names)
