@@ -9,6 +9,7 @@ from torch import Tensor
 from td_core import LazyStackedTensorDict, TensorDict
 from td_core._ops import torch_function
 from td_core._ops.torch_function import TABLE
+from td_core.errors import KeyMismatchError
 
 
 def nested(shape: tuple[int, ...] = (2, 3)) -> TensorDict:
@@ -54,6 +55,8 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "clamp": (0.2, 0.6),
     "clamp_max": (0.5,),
     "clamp_min": (0.5,),
+    "clamp_min_": (0.5,),
+    "clamp_max_": (0.5,),
     "clip": (0.2, 0.6),
     "cummax": (0,),
     "cummin": (1,),
@@ -265,7 +268,10 @@ def test_other_functions_are_refused_with_what_to_do(call: object, name: str) ->
 
 
 def test_functions_of_the_table_are_functions_of_torch() -> None:
-    assert all(torch.overrides.resolve_name(function) for function in TABLE)
+    # torch does not list the one that takes collections apart itself.
+    assert all(
+        torch.overrides.resolve_name(function) for function in TABLE if function is not torch.autograd.grad
+    )
 
 
 def test_compiles() -> None:
@@ -338,3 +344,24 @@ def test_where_takes_the_conditions_of_torch(dtype: torch.dtype) -> None:
     td = TensorDict({"a": torch.full((2,), 2.0)}, [2])
     assert torch.where(condition, torch.zeros(2), td)["a"].tolist() == [0, 2]
     assert torch.where(condition, td, torch.zeros(2))["a"].tolist() == [2, 0]
+
+
+def test_gradients_of_collections() -> None:
+    x = TensorDict(
+        {"a": torch.ones(3, requires_grad=True), "n": {"b": torch.ones(3, requires_grad=True)}}, [3]
+    )
+    given = TensorDict({"n": {"b": torch.full((3,), 5.0)}, "a": torch.ones(3)}, [3])
+    found = torch.autograd.grad(x * 2, x, given)
+    assert (found["a"].tolist(), found["n", "b"].tolist()) == ([2] * 3, [10] * 3)
+    loss = (x["a"] ** 3).sum()
+    used = torch.autograd.grad(loss, x, allow_unused=True, retain_graph=True)
+    assert [*used.keys(True, True)] == ["a"]
+    assert used["a"].tolist() == [3] * 3
+    (one,) = torch.autograd.grad(x * 3, x["a"], torch.ones_like(x))
+    assert one.tolist() == [3] * 3
+    with pytest.raises(RuntimeError, match="appears to not have been used in the graph"):
+        torch.autograd.grad(loss, x)
+    with pytest.raises(TypeError, match="takes one collection; got 2 in a tuple"):
+        torch.autograd.grad(loss, (x, x))
+    with pytest.raises(KeyMismatchError, match="'n'"):
+        torch.autograd.grad(x * 2, x, TensorDict({"a": torch.ones(3)}, [3]))

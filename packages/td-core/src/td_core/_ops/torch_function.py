@@ -26,7 +26,8 @@ Handler = Callable[..., Any]
 _SAME_NAME = [
     "abs", "abs_", "acos", "acos_", "addcdiv", "addcmul", "all", "amax", "amin", "any", "asin", "asin_", "atan",
     "atan_", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to", "ceil", "ceil_", "chunk", "clamp", "clamp_max",
-    "clamp_min", "clone", "cos", "cos_", "cosh", "cosh_", "cummax", "cummin", "detach", "detach_", "erf", "erf_",
+    "clamp_max_",
+    "clamp_min", "clamp_min_", "clone", "cos", "cos_", "cosh", "cosh_", "cummax", "cummin", "detach", "detach_", "erf", "erf_",
     "erfc", "erfc_", "exp", "exp_", "expm1", "expm1_", "flatten", "flip", "fliplr", "flipud", "floor", "floor_",
     "frac", "frac_", "gather", "is_floating_point", "isfinite", "isnan", "isneginf", "isposinf", "isreal", "lerp",
     "lgamma", "log", "log10", "log10_", "log1p", "log1p_", "log2", "log2_", "log_", "logsumexp", "masked_fill",
@@ -130,6 +131,35 @@ def _where(condition: Any, input: Any = None, other: Any = None, *, out: Any = N
     return other.where(condition.logical_not(), input, out=out)  # type: ignore[attr-defined]
 
 
+def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Return the gradients of a collection, or of a tensor, by key where ``inputs`` is a collection: those that are used."""
+    outputs, inputs, grad_outputs = map(_one_collection, (outputs, inputs, grad_outputs))
+    gradients = grad_outputs
+    if isinstance(grad_outputs, Core):
+        if not isinstance(outputs, Core):
+            raise TypeError("torch.autograd.grad() takes a collection as grad_outputs where outputs is one")
+        gradients = []
+        grad_outputs._collect_like(outputs, gradients)
+    computed = outputs._leaves() if isinstance(outputs, Core) else outputs
+    if not isinstance(inputs, Core):
+        return torch.autograd.grad(computed, inputs, gradients, *args, **kwargs)
+    leaves = inputs._leaves()
+    found = torch.autograd.grad(computed, leaves, gradients, *args, **kwargs)
+    by_leaf = {id(leaf): gradient for leaf, gradient in zip(leaves, found)}
+    return inputs.apply(lambda leaf: by_leaf[id(leaf)])  # type: ignore[attr-defined]
+
+
+def _one_collection(given: Any) -> Any:
+    """Return the collection in a tuple, in which torch puts what is none."""
+    if not isinstance(given, (tuple, list)) or not any(isinstance(each, Core) for each in given):
+        return given
+    if len(given) > 1:
+        raise TypeError(
+            f"torch.autograd.grad() takes one collection; got {len(given)} in a {type(given).__name__}"
+        )
+    return given[0]
+
+
 def _table() -> dict[Any, Handler]:
     table: dict[Any, Handler] = {}
     for name in _SAME_NAME:
@@ -150,6 +180,7 @@ def _table() -> dict[Any, Handler]:
     table[torch.stack] = stack
     table[torch.unbind] = _unbind
     table[torch.where] = _where
+    table[torch.autograd.grad] = _grad
     return table
 
 
