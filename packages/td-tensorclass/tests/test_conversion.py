@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from td_core import TensorDict
+from td_core import TensorDict, TensorDictParams
 from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError
 
 
@@ -202,3 +202,24 @@ def test_where_takes_a_collection_of_the_same_entries(below: Any) -> None:
     swapped = below(theirs).where(torch.tensor([True, False, True]), below(mine))
     swapped = swapped.get("n") if "n" in swapped.keys() else swapped
     assert type(swapped) is TensorDict and swapped["label"] == ["b", "a", "b"]
+
+
+class Weights(TensorClass):
+    w: torch.Tensor
+    name: str | None = None
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_module_that_holds_an_instance_gives_and_takes_one(below: bool) -> None:
+    held: Any = Weights(torch.ones(2), "k", batch_size=[2])
+    module = torch.nn.Module()
+    module.p = TensorDictParams(TensorDict({"t": held, "s": "hi"}) if below else held)
+    key = ("p", "t") if below else "p"
+    td = TensorDict.from_module(module)
+    assert (type(td.get(key)), td.get(key).name) == (Weights, "k")
+    others, dest = td.data.clone().zero_(), td.data.clone()
+    swapped = others.to_module(module, swap_dest=dest)
+    assert torch.equal(TensorDict.from_module(module).get(key).w, torch.zeros(2))
+    for each in swapped, dest:
+        assert (type(each.get(key)), each.get(key).name, each.get(key).w.tolist()) == (Weights, "k", [1, 1])
+    assert not below or dest["p", "s"] == "hi"

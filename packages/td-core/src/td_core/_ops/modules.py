@@ -28,6 +28,13 @@ def _slots(owner: Any) -> tuple[Any, Any, Any]:
     return entries, entries, entries
 
 
+def _without_entries(owner: Any) -> Any:
+    """Return a level for what the slots of a module or collection hold; a value, which has none, is its own."""
+    if not isinstance(owner, Core) or owner._stacked() is not None:
+        return dense({}, torch.Size())
+    return owner if owner._opaque else owner._with_children({})
+
+
 def _put_back(moves: list[Move]) -> None:
     # Backwards, so that a slot met twice (a shared submodule) ends with what it held first.
     for slots, key, _, held in reversed(moves):
@@ -106,7 +113,7 @@ def _finished(result: Any, as_module: bool, lock: bool) -> Any:
 
 def _take(root: nn.Module, filter_empty: bool) -> Any:
     if isinstance(root, Core):
-        return root._inner()
+        return root._tensordict
     size = torch.Size()
     top = _tensors(root)
     todo: list[tuple[nn.Module, dict[str, Child], tuple[Any, ...]]] = [(root, top, ())]
@@ -120,7 +127,7 @@ def _take(root: nn.Module, filter_empty: bool) -> Any:
                 continue
             levels.append((entries, key))
             if isinstance(child, Core):
-                entries[key] = child._inner()
+                entries[key] = child._tensordict
                 continue
             below = _tensors(child)
             entries[key] = dense(below, size)
@@ -369,9 +376,10 @@ class Modules(Core):
                     moves.append((slots, key, child, held))
                     old._set_child(key, held)
                 elif (inner := modules.get(key)) is not None:
-                    below = dense({}, torch.Size())
+                    below = _without_entries(inner)
                     old._set_child(key, below)
-                    todo.append((child, inner, below, (*path, key)))
+                    if not below._opaque:
+                        todo.append((child, inner, below, (*path, key)))
                 elif child._children():
                     raise KeyPathError(
                         f"{show_path((*path, key))}: {type(owner).__name__} has no submodule {key!r}"
