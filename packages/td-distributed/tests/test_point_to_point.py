@@ -512,6 +512,27 @@ def test_what_cannot_be_sent_raises_before_anything_is(two: Any, what: str, wire
         raise RuntimeError(sender)
 
 
+def receives_a_value_of_another_type(rank: int) -> Any:
+    from td_tensorclass import MetaData
+
+    if rank == 0:
+        TensorDict({"a": torch.ones(2), "m": MetaData("x")}).send(1)
+        return None
+    target = TensorDict({"a": torch.zeros(2), "m": MetaData[int](3)})
+    try:
+        target.recv(0)
+    except TypeError as error:
+        return str(error), target["a"].tolist(), target["m"]
+    return None
+
+
+@pytest.mark.skipif(not HAS_TENSORCLASS, reason="needs td-tensorclass")
+def test_a_value_that_does_not_fit_is_found_before_leaves_are_written(two: Any) -> None:
+    message, kept, value = two.run(receives_a_value_of_another_type)[1]
+    assert message == "MetaData[int] takes a int; got 'x' of type str"
+    assert (kept, value) == ([0, 0], 3)
+
+
 def reference_wire(rank: int, name: str, options: dict[str, Any]) -> Any:
     tree = TREES[name]()
     if rank == 0:

@@ -181,9 +181,10 @@ def _write(
         with _file.damaged("a message"):
             source = decode(Encoded(message.nodes, leaves, values))
     with torch.no_grad():
-        copy_all([target for target, _ in jobs], [piece for _, piece in jobs])
+        # What holds values says only now whether it takes them.
         if source is not None:
             collection.update_(source)
+        copy_all([target for target, _ in jobs], [piece for _, piece in jobs])
     return order
 
 
