@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ import td_memmap
 from td_core import TensorDict, lazy_stack
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core.errors import FormatError
-from td_memmap import AppendError, append_memmap
+from td_memmap import AppendError, _fs, append_memmap
 
 
 def rows(start: int, count: int) -> TensorDict:
@@ -206,3 +207,28 @@ def test_processes_that_append_take_turns(prefix: Path) -> None:
     found = TensorDict.load_memmap(prefix)
     assert sorted(found["a"][:, 0].tolist()) == [0, *range(100, 120), *range(200, 220)]
     assert found["n", "b"].tolist() == found["a"][:, 0].tolist()
+
+
+def test_leaves_that_are_tied_across_levels_grow_apart(prefix: Path) -> None:
+    tied = torch.arange(3)
+    TensorDict({key: TensorDict({"a": tied}, [3]) for key in ("x", "y")}).memmap(prefix)
+    for key, new in ("x", 10), ("y", 20):
+        append_memmap(prefix / key, TensorDict({"a": torch.tensor([new])}, [1]))
+    loaded = TensorDict.load_memmap(prefix)
+    assert [loaded[key, "a"].tolist() for key in ("x", "y")] == [[0, 1, 2, 10], [0, 1, 2, 20]]
+
+
+def test_an_append_that_fails_gives_its_room_back(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TensorDict({"a": torch.arange(3), "b": torch.arange(3)}, [3]).memmap(prefix)
+    written = []
+
+    def write_at(fd: int, piece: Any, offset: int) -> None:
+        os.pwrite(fd, piece, offset)
+        written.append(offset)
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(_fs, "write_at", write_at)
+    with pytest.raises(OSError, match="cannot append to key 'b'"):
+        append_memmap(prefix, TensorDict({"a": torch.ones(2, dtype=torch.int64), "b": torch.arange(2)}, [2]))
+    assert {(prefix / f"{key}.memmap").stat().st_size for key in "ab"} == {24}

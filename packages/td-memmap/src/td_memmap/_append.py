@@ -218,14 +218,20 @@ def _publish(tree: Tree, nodes: list[Node], metas: dict[Parts, bytes], grown: li
             staging.make(node.parts)
         for place in sidecars:
             staging.tree.link(tree, place, place)
-        seen: set[tuple[int, int]] = set()
-        for place, file, size in grown:
-            _grow(tree, staging, place, file, size, seen)
-        for place, text in reversed(metas.items()):
-            if place != (_names.META,):
-                staging.tree.write(place[:-1], place[-1], text)
-        if manifest is not None:
-            _write_manifest(staging.tree, metas, [*sidecars, *places[:-1]], manifest.get("algorithm"))
+        before: list[tuple[Parts, int]] = []
+        try:
+            for place, file, size in grown:
+                _grow(tree, staging, place, file, size, before)
+            for place, text in reversed(metas.items()):
+                if place != (_names.META,):
+                    staging.tree.write(place[:-1], place[-1], text)
+            if manifest is not None:
+                _write_manifest(staging.tree, metas, [*sidecars, *places[:-1]], manifest.get("algorithm"))
+        except BaseException:
+            # A disk that this filled has room again.
+            for place, length in before:
+                _shorten(tree, place, length)
+            raise
         staging.write_last(_names.META, metas[(_names.META,)])
         staging.publish()
 
@@ -245,15 +251,16 @@ def _write_manifest(tree: Tree, metas: dict[Parts, bytes], files: list[Parts], a
 
 
 def _grow(
-    tree: Tree, staging: Staging, place: Parts, file: LeafFile, size: int, seen: set[tuple[int, int]]
+    tree: Tree, staging: Staging, place: Parts, file: LeafFile, size: int, before: list[tuple[Parts, int]]
 ) -> None:
-    """Write rows behind those of a leaf, in the same file where no other leaf has it."""
+    """Write rows behind those of a leaf, in the same file where nothing else has it, whose length is noted ``before``."""
     if not size and not file.nbytes:
         return
     found = tree.stat_path(place) if size else None
-    own = found is not None and _fs.identity(found) not in seen
+    # A second name is that of a tied leaf, here or in another level, which does not grow with this one.
+    own = found is not None and found.st_nlink == 1
     if found is not None and own:
-        seen.add(_fs.identity(found))
+        before.append((place, found.st_size))
         fd, _ = tree.open(place[:-1], place[-1], writable=True)
     else:
         fd = staging.tree.create(place[:-1], place[-1])
@@ -271,6 +278,13 @@ def _grow(
         _fs.close(fd)
     if own:
         staging.tree.link(tree, place, place)
+
+
+def _shorten(tree: Tree, place: Parts, length: int) -> None:
+    with contextlib.suppress(OSError):
+        fd, _ = tree.open(place[:-1], place[-1], writable=True)
+        with _fs.closing(fd):
+            _fs.set_size(fd, length)
 
 
 def _copy(tree: Tree, place: Parts, size: int, target: int) -> None:
