@@ -55,6 +55,16 @@ print("done")
     assert output(code, tmp_path) == ["done"]
 
 
+def test_a_star_import_takes_no_name_that_programs_have_for_something_else(tmp_path):
+    code = """
+import inspect
+from functools import reduce
+from tensordict import *
+print(reduce(lambda a, b: a + b, [1, 2, 3]), inspect.__name__, TensorDict.__name__)
+"""
+    assert output(code, tmp_path) == ["6 inspect TensorDict"]
+
+
 def test_a_name_that_is_a_function_and_a_module_stays_both(tmp_path):
     code = """
 import tensordict.memmap, tensordict.tensorclass

@@ -26,8 +26,23 @@ ROOT = "tensordict"
 #: The release whose interface and files the packages follow; programs ask for it to choose what they call.
 RELEASE = "0.15.3"
 
-#: The modules, and what a star import from each gives. Asked by name, every module gives every name of td.
+#: The modules, the root first, and what a star import from each gives. Asked by name, each gives every name of td.
 MODULES: dict[str, tuple[str, ...]] = {
+    "": (
+        "KEY_SEPARATOR", "LazyStackedTensorDict", "MemoryMappedTensor", "MetaData", "NestedKey", "NonTensorData",
+        "NonTensorDataBase", "NonTensorStack", "PackLayout", "TensorAttrs", "TensorClass", "TensorCollection",
+        "TensorDict", "TensorDictBase", "TensorDictParams", "TypedTensorDict", "UnbatchedTensor", "append_memmap",
+        "assert_allclose_td", "assert_close", "capture_non_tensor_stack", "cat", "collate", "default_is_leaf",
+        "dense_stack_tds", "from_any", "from_consolidated", "from_dataclass", "from_dict", "from_module",
+        "from_modules", "from_namedtuple", "from_pytree", "from_struct_array", "from_tuple", "fromkeys",
+        "get_defaults_to_none", "get_printoptions", "group_by", "is_bool", "is_floating", "is_inexact", "is_integer",
+        "is_leaf_nontensor", "is_memmap_archive", "is_non_tensor", "is_tensor_collection", "is_tensorclass",
+        "lazy_legacy", "lazy_stack", "list_to_stack", "load", "load_memmap", "make_tensordict", "maybe_dense_stack",
+        "memmap", "merge_tensordicts", "pack_memmap", "pad", "pad_sequence", "parse_tensor_dict_string",
+        "refresh_archive_checksums", "save", "set_capture_non_tensor_stack", "set_get_defaults_to_none",
+        "set_lazy_legacy", "set_list_to_stack", "set_printoptions", "stack", "tensorclass", "unpack_memmap",
+        "unpad_sequence", "unravel_key", "unravel_key_list", "unravel_key_to_tuple",
+    ),
     "_lazy": (),
     "_nestedkey": (),
     "_pytree": (),
@@ -152,10 +167,12 @@ def install_as_tensordict() -> None:
             f"td cannot stand in for {ROOT}: the module {ROOT} is imported already, from {place}; "
             "call td.install_as_tensordict() before anything imports it"
         )
-    root = Alias(ROOT, "", [*(name for name in td.__all__ if name != "install_as_tensordict")])
+    root = Alias(ROOT, "", MODULES[""])
     root.__dict__["__version__"] = RELEASE
     modules = {ROOT: root}
     for home, names in MODULES.items():
+        if not home:
+            continue
         modules[f"{ROOT}.{home}"] = module = Alias(f"{ROOT}.{home}", home, names)
         parent, _, last = module.__name__.rpartition(".")
         # memmap and tensorclass are also functions, and a function is what the attribute gives.
