@@ -801,6 +801,28 @@ def test_a_node_below_a_damaged_one_is_named_by_its_place() -> None:
         td_core.decode(encoded)
 
 
+@pytest.mark.parametrize(
+    ("row", "meta", "message"),
+    [
+        ({}, {"batch_size": [7]}, r"the batch size \[7\] does not fit: key 'a' has shape \[2\]"),
+        ({}, {"device": "bogus"}, "cannot be put together: RuntimeError"),
+        ({"entries": [["a", [-1]]]}, {}, "a place in its entries is negative"),
+        ({"entries": [[1, [0]]]}, {}, "not all keys of its entries are strings"),
+        ({"entries": [["a", [0]], ["a", [0]]]}, {}, "a key stands twice in its entries"),
+        ({"meta": None}, {}, "cannot be put together: AttributeError"),
+        ({"kind": ["x"]}, {}, r"its kind is \['x'\]"),
+    ],
+)
+def test_a_table_that_contradicts_itself_is_refused(row: Any, meta: Any, message: str) -> None:
+    encoded = td_core.encode(TensorDict({"a": torch.zeros(2)}, [2]))
+    encoded.nodes[0]["meta"].update(meta)
+    encoded.nodes[0].update(row)
+    with pytest.raises(FormatError, match=message):
+        td_core.decode(encoded)
+    with pytest.raises(FormatError, match="there is none"):
+        td_core.decode(td_core.Encoded([], [], []))
+
+
 @pytest.mark.parametrize("entry", [None, 3, np.ones(3), [1.0], {"a": torch.ones(3)}])
 @pytest.mark.parametrize("batch_size", [[], [3]])
 def test_a_coercer_that_gives_no_entry_is_named(entry: Any, batch_size: list[int]) -> None:

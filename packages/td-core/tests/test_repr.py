@@ -440,3 +440,21 @@ def test_members_with_other_objects_than_each_other_print_both_classes() -> None
     values = iter([1, "text"])
     mapped = torch.utils._pytree.tree_map(lambda leaf: next(values), lazy_stack(members))
     assert repr(mapped) == "LazyStackedTensorDict(batch_size=[2], stack_dim=0, fields={a: [int, str]})"
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize", "ignore:.*TypedStorage", "ignore:The PyTorch API of nested")
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.quint8),
+        lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+        lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+    ],
+    ids=["sparse", "quantized", "strided", "jagged"],
+)
+def test_odd_leaves_have_moments_or_none_and_are_not_shared(leaf: Any) -> None:
+    td = TensorDict({"a": leaf()})
+    assert td.is_shared() is False
+    with set_printoptions(plain=True, show_is_shared=False, show_field_is_shared=False):
+        assert "std=" in repr(td)

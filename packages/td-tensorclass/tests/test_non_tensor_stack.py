@@ -613,3 +613,12 @@ def test_a_state_dict_of_a_class_gives_a_column_back_as_one(held: Any) -> None:
     target = Tagged(torch.zeros(3), held, batch_size=[3])
     target.load_state_dict(source.state_dict())
     assert [target[i].tags for i in range(3)] == ["u", "v", "w"]
+
+
+class Labels(NonTensorStack):
+    pass
+
+
+def test_what_is_joined_keeps_its_subclass() -> None:
+    for joined in torch.cat([Labels("x"), Labels("y")]), torch.stack([Labels("x"), Labels("y")]):
+        assert type(joined) is Labels

@@ -18,7 +18,7 @@ from ._nodes import KINDS, Layout, NodeKind, Record, header, said
 from ._ops.batch_size import as_batch_size
 from ._params import TensorDictParams, give_roles, roles_of
 from ._tensordict import TensorDict
-from .errors import FormatError
+from .errors import BatchSizeError, FormatError
 
 
 def _flatten_dense(td: Any) -> Record:
@@ -41,6 +41,11 @@ def _unflatten_dense(record: Record) -> TensorDict:
         None if device is None else torch.device(device),
         None if names is None else check_names(names, len(size)),
     )
+    if size:
+        try:
+            td._check_batch_size(size)
+        except BatchSizeError as error:
+            raise FormatError(str(error)) from error
     if said(meta, "locked", bool, _NONE):
         td.lock_()
     return td

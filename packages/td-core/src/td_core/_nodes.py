@@ -250,6 +250,8 @@ def decode(encoded: Encoded) -> Any:
     >>> decode(encode(TensorDict({"a": 1})))["a"]
     tensor(1)
     """
+    if not encoded.nodes:
+        raise FormatError("an encoded tree has at least one node; there is none")
     nodes: list[Any] = [None] * len(encoded.nodes)
     # Children stand behind their parent, so walking backwards meets every child first.
     for position in range(len(encoded.nodes) - 1, -1, -1):
@@ -264,7 +266,8 @@ def decode(encoded: Encoded) -> Any:
             ]
             values = {name: encoded.values[ref] for name, ref in row["values"]}
             tag, meta = row["kind"], row["meta"]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            _check_row(row, [*groups, values])
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"node {position} of the encoded tree is damaged: {error!r}") from error
         if tag not in KINDS:
             shown = _shown(encoded.nodes, position)
@@ -278,7 +281,7 @@ def decode(encoded: Encoded) -> Any:
             nodes[position] = check_node(kind.unflatten(Record(meta, groups[0], groups[1], values, cls=cls)))
         except TensorDictError:
             raise
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             writer = f", written by {row['from']!r}," if "from" in row else ""
             raise FormatError(
                 f"{_shown(encoded.nodes, position)}, of the kind {tag!r}{writer} cannot be put together: {error!r}"
@@ -371,6 +374,19 @@ def _shown(rows: list[dict[str, Any]], position: int) -> str:
     with contextlib.suppress(LookupError, TypeError, ValueError):
         return show_path(path_to(rows, position))
     return f"node {position}"
+
+
+def _check_row(row: Any, groups: list[dict[str, Any]]) -> None:
+    """Raise ValueError where a node says a key twice, or a place before the first, and TypeError for a key that is none."""
+    for name, found in zip(("entries", "members", "values"), groups, strict=True):
+        if len(found) != len(row[name]):
+            raise ValueError(f"a key stands twice in its {name}")
+        if not {*map(type, found)} <= {str}:
+            raise TypeError(f"not all keys of its {name} are strings")
+        if any((ref[0] if isinstance(ref, list) else ref) < 0 for _, ref in row[name]):
+            raise ValueError(f"a place in its {name} is negative")
+    if type(row["kind"]) is not str:
+        raise TypeError(f"its kind is {row['kind']!r}")
 
 
 def _later(nodes: list[Any], ref: int, position: int) -> Any:

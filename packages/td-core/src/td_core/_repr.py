@@ -360,10 +360,14 @@ def _storage(leaf: Tensor) -> int:
 
 
 def _moments(leaf: Tensor) -> str:
+    unknown = "mean=nan, std=nan"
     if leaf.is_meta or not leaf.numel() or leaf.is_complex():
-        return "mean=nan, std=nan"
-    values = leaf.detach().double()
-    return f"mean={values.mean().item():.4g}, std={values.std().item() if leaf.numel() > 1 else float('nan'):.4g}"
+        return unknown
+    try:
+        values = leaf.detach().double()
+        return f"mean={values.mean().item():.4g}, std={values.std().item() if leaf.numel() > 1 else float('nan'):.4g}"
+    except (RuntimeError, TypeError, ValueError):
+        return unknown  # torch cannot say: of nested, quantized and fake tensors
 
 
 #: What the long form says of a leaf, by option.

@@ -188,7 +188,8 @@ class ValueNode(OpaqueNode):
         if isinstance(plan, Join):
             _check_sizes(items, plan, path)
         values = side_by_side(items, plan.dim) if isinstance(plan, Join) else _chosen(items, plan)
-        return self._stack._of(values, size, self._device, names)
+        made = type(self) if isinstance(self, self._stack) else self._stack
+        return made._of(values, size, self._device, names)
 
     def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
         """Return which values are equal (which differ, for ``torch.ne``), as a tensor of the batch size."""

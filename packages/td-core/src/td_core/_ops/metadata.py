@@ -239,7 +239,10 @@ class Metadata(Core):
         False
         """
         leaves = self._leaves()
-        return bool(leaves) and all(leaf.is_shared() for leaf in leaves)
+        try:
+            return bool(leaves) and all(leaf.is_shared() for leaf in leaves)
+        except NotImplementedError:
+            return False  # a sparse leaf has no memory of its own to ask
 
     def is_empty(self) -> bool:
         """Tell whether there is no leaf, at any depth.
