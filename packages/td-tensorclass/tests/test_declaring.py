@@ -15,7 +15,14 @@ from torch import Tensor
 
 from td_core import TensorDict, TensorDictBase, lazy_stack, set_printoptions
 from td_core.errors import BatchSizeError, LockedError, StructureError
-from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError, is_tensorclass, tensorclass
+from td_tensorclass import (
+    NonTensorData,
+    NonTensorStack,
+    TensorClass,
+    UnknownFieldError,
+    is_tensorclass,
+    tensorclass,
+)
 
 V = TypeVar("V")
 
@@ -497,6 +504,16 @@ class TestCasts:
         assert point.x == wanted
         if given is not None:
             assert type(point.update({"x": given}).x) is type(wanted)
+
+    @pytest.mark.parametrize("options", [{}, {"nocast": True}, {"autocast": True}], ids=str)
+    @pytest.mark.parametrize("hint", [str, list, Any, "list | None"])
+    def test_values_that_were_read_are_one_for_each_element(self, hint: Any, options: Any) -> None:
+        cls = declare({"x": hint}, False, **options)
+        given = cls(NonTensorStack("a", "b"), batch_size=[2])
+        points = cls(given.x, batch_size=[2])
+        assert [point.x for point in points] == ["a", "b"]
+        points.x = given[[1, 0]].x
+        assert [point.x for point in points] == ["b", "a"]
 
     @pytest.mark.parametrize("hint", [Tensor, "Tensor", Optional[Tensor]])  # noqa: UP045
     def test_autocast_makes_tensors(self, hint: Any) -> None:

@@ -314,6 +314,42 @@ def test_rows_that_were_written_still_write_back() -> None:
     assert shown == td["k"] == [["p", "z"], ["r", "s"], ["y", "u"]]
 
 
+def held(kind: str = "dense") -> Any:
+    rows = [TensorDict({"k": name}) for name in "abc"]
+    return lazy_stack(rows) if kind == "lazy" else torch.stack(rows)
+
+
+@pytest.mark.parametrize("taken", [lambda values: values, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td, values: td.set("k", values),
+        lambda td, values: td.set_("k", values),
+        lambda td, values: td.update({"k": values}),
+        lambda td, values: td.update_({"k": values}),
+        lambda td, values: td.replace(k=values),
+        lambda td, values: td.__setitem__(slice(None), {"k": values}) or td,
+        lambda td, values: TensorDict({"k": values}, [3]),
+        lambda td, values: TensorDict.from_dict({"k": values}, batch_size=[3]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["dense", "lazy"])
+def test_values_that_were_read_are_one_for_each_element(
+    kind: str, write: Callable[..., Any], taken: Callable[[Any], Any]
+) -> None:
+    written = write(held(kind), taken(held()["k"]))
+    assert [row["k"] for row in written] == ["a", "b", "c"]
+    written["k"][0] = "z"
+    assert written[0]["k"] == "z"
+
+
+def test_rows_that_were_read_are_stored_as_plain_lists() -> None:
+    td = TensorDict({"k": NonTensorStack.from_list([["a", "b"], ["c", "d"]])}, [2])
+    again = TensorDict({"k": td["k"]}, [2])
+    td["k"][0][0] = "z"
+    assert again["k"] == [["a", "b"], ["c", "d"]] and type(again[0]["k"]) is list
+
+
 def test_parts_of_a_lazy_stack_write_to_the_members() -> None:
     lazy = lazy_stack([TensorDict({"k": name, "x": torch.zeros(2)}) for name in "abcd"])
     lazy[1:]["k"][0] = "y"

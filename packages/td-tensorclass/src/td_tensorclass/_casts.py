@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from td_core import TensorDict
+from td_core import LinkedList, TensorDict
 from td_core._collection import Core
 
 from ._non_tensor import NonTensorData
@@ -52,9 +52,13 @@ def cast_for(schema: Schema) -> Callable[[str, Any], Any]:
         return NonTensorData(value) if isinstance(value, _NUMBERS) else plain(name, value)
 
     def autocast(name: str, value: Any) -> Any:
-        if isinstance(value, Core) and value._opaque:
+        hint = schema.hint(name)
+        # What another collection gave for a key has one value for each element, as the node there.
+        if (isinstance(value, Core) and value._opaque) or (
+            isinstance(value, LinkedList) and not _wants_tensor(hint)
+        ):
             return value
-        return _as_type(schema.hint(name), name, value)
+        return _as_type(hint, name, value)
 
     def tensor_only(name: str, value: Any) -> Any:
         if isinstance(value, Tensor) or (isinstance(value, Core) and not value._opaque):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from td_core import Coercer
+from td_core import Coercer, LinkedList
 from td_core.errors import BatchSizeError
 
 from ._non_tensor import NonTensorData
@@ -36,6 +36,8 @@ def to_node(value: Any, batch_size: torch.Size, device: torch.device | None) -> 
     >>> to_node(["a", "b"], torch.Size([2]), None).tolist()
     ['a', 'b']
     """
+    if isinstance(value, LinkedList):
+        value = value.tolist()  # its rows would be values that write to where they were read
     if not isinstance(value, list) or not list_to_stack():
         return to_data(value, batch_size, device)
     uneven = None
