@@ -805,6 +805,16 @@ def nested(layout: torch.layout) -> Tensor:
     return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=layout)
 
 
+def test_names_come_back_where_a_level_has_more_of_them_than_the_one_above(prefix: Path, same: Any) -> None:
+    inner = TensorDict({"x": torch.zeros(2, 2)}, [2, 2], names=[None, "q"])
+    td = TensorDict({"m": TensorDict({"c": inner}, [2, 2])}, [2])
+    td.names = ["d"]
+    td.memmap(prefix)
+    loaded = TensorDict.load_memmap(prefix)
+    assert loaded["m", "c"].names == ["d", "q"]
+    same(loaded, td)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.parametrize("method", ["memmap", "memmap_like"])

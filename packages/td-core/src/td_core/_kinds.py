@@ -79,12 +79,12 @@ def _dense_from_directory(record: Record) -> TensorDict:
 
 
 def _name_below(td: TensorDict) -> None:
-    """Give the names of a level to the collections in it: values have no names of their own in files."""
+    """Give the names of a level to what has none in it: values have no names of their own in files."""
     names = td._names
     if names is None:
         return
     for key, child in dict(td._children()).items():
-        if not isinstance(child, Tensor):
+        if not isinstance(child, Tensor) and child._names is None:
             td._set_child(key, take_names(child, names, show_path((key,))))
 
 
