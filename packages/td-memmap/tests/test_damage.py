@@ -876,3 +876,35 @@ def test_views_of_old_releases(change: dict[str, Any] | None, message: str, tmp_
     else:
         edit(save / "meta.json", lambda meta: meta.update(change))
     refused(save, message)
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+@pytest.mark.parametrize("content", [lambda n: bytes(n), lambda n: bytes(4096), lambda n: b"{" * (n + 1)])
+def test_what_cannot_be_loaded_is_not_verified(content: Any, checksums: bool, tmp_path: Path) -> None:
+    TensorDict({"a": torch.arange(3), "n": {"b": 1}}).memmap(tmp_path / "save", checksums=checksums)
+    for meta in tmp_path / "save/n/meta.json", tmp_path / "save/meta.json":
+        meta.write_bytes(content(meta.stat().st_size))
+        assert not verify(tmp_path / "save").ok
+        with pytest.raises(FormatError):
+            TensorDict.load_memmap(tmp_path / "save")
+
+
+def test_files_of_entries_that_were_added_are_verified_too(tmp_path: Path) -> None:
+    mapped = TensorDict({"a": torch.arange(3)}).memmap(tmp_path / "save")
+    mapped.make_memmap("z", (3,))
+    assert verify(tmp_path / "save").ok
+    (tmp_path / "save/z.memmap").unlink()
+    report = verify(tmp_path / "save")
+    assert [(each.file, each.kind) for each in report.problems if each.kind != "modified"] == [
+        ("z.memmap", "missing")
+    ]
+
+
+def test_an_archive_without_the_file_of_a_leaf_is_not_verified(tmp_path: Path) -> None:
+    TensorDict({"a": torch.arange(3), "b": 1}).memmap(tmp_path / "save.tdz")
+    with zipfile.ZipFile(tmp_path / "save.tdz") as old, zipfile.ZipFile(tmp_path / "other.tdz", "w") as new:
+        for info in old.infolist():
+            if info.filename != "a.memmap":
+                new.writestr(info, old.read(info))
+    report = verify(tmp_path / "other.tdz")
+    assert [(each.file, each.kind) for each in report.problems] == [("a.memmap", "missing")]

@@ -94,6 +94,7 @@ def verify(path: str | Path, *, progress: Progress = False) -> Report:
         if manifest is None:
             return _verify_levels(tree), False
         report = verify_tree(tree, manifest, progress)
+        report.problems.extend(_unreadable(tree, report.problems))
         return report, not report.problems
 
     report: Report = on_one_version(place, check_tree)
@@ -183,8 +184,20 @@ def file_pieces(tree: Tree, path: Parts) -> Iterator[Any]:
         yield from _fs.read_pieces(fd)
 
 
-def _verify_levels(tree: Tree) -> Report:
-    """Check a save without a manifest: whether every leaf has its file, which is long enough."""
+def _unreadable(tree: Any, known: list[Problem]) -> list[Problem]:
+    """Return the problems that whoever loads a save meets, beyond those that are known of its files."""
+    try:
+        found = _verify_levels(tree).problems
+    except FormatError as error:
+        # Which file it is, the message says, if none is known to be damaged.
+        damaged = any(problem.kind != "modified" for problem in known)
+        return [] if damaged else [Problem(_names.META, "damaged", str(error))]
+    files = {problem.file for problem in known}
+    return [problem for problem in found if problem.file not in files]
+
+
+def _verify_levels(tree: Any) -> Report:
+    """Check a save by its metadata alone: whether every leaf has its file, which is long enough."""
     reader = Reader(tree, Loading())
     problems = []
     files = 0
@@ -215,4 +228,5 @@ def _verify_archive(path: str, progress: Progress) -> Report:
                     report(len(piece))
             except FormatError as error:
                 problems.append(Problem("/".join(place), "damaged", str(error)))
+        problems.extend(_unreadable(archive, problems))
         return Report(path, len(archive.files), len(archive.files), problems)
