@@ -161,6 +161,9 @@ class Core(ABC):
         self._assign(index, value)  # type: ignore[attr-defined]
         return self
 
+    def _check_written_at(self, index: Any, value: Any) -> None:  # noqa: B027 -- most kinds are written at any index
+        """Raise where this kind cannot be written at an index."""
+
     def _holds_same(self, other: Any) -> bool:
         """Tell whether another node surely holds the same values, for kinds that hold values."""
         return False
