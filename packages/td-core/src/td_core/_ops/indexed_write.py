@@ -217,6 +217,11 @@ class IndexedWrite:
         lead = torch.Size((*self.lead, *batch[self.n :]))
         made: Any
         entry = coerce(entry, lead, device, path)
+        if isinstance(entry, Tensor) and entry.is_nested:
+            raise StructureError(
+                f"cannot make {show_path(path)} at an index: it is a nested tensor, which says nothing of the sizes "
+                "elsewhere; use set()"
+            )
         tail = tuple(entry.shape[len(lead) :])
         if isinstance(entry, Tensor):
             made = entry.new_zeros(batch + tail)
