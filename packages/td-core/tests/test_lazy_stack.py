@@ -1061,3 +1061,14 @@ def test_results_in_place_may_be_members_in_another_order() -> None:
     stack = _columns()
     stack[0:2].apply_(lambda leaf, other: other, stack[1:3].flip(1))
     assert stack["a"].tolist() == [[3, 2], [5, 4], [4, 5]]
+
+
+def test_the_dense_form_has_the_class_of_the_members() -> None:
+    class Own(TensorDict):
+        pass
+
+    rows = [Own({"a": torch.zeros(n)}) for n in (1, 2)]
+    for stack in (LazyStackedTensorDict(*rows), LazyStackedTensorDict(LazyStackedTensorDict(rows[0]))):
+        dense = stack.densify(torch.jagged)
+        assert type(dense) is type(LazyStackedTensorDict(rows[0]).contiguous()) is Own
+        assert dense.batch_size == stack.batch_size
