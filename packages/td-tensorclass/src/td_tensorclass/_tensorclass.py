@@ -480,7 +480,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _growing(self, items: Sequence[Any]) -> Any:
         """Return the lazy stack inside, to which ``items`` may be added."""
-        if self._tensordict._stacked() is None:
+        # Asking for the members would copy them, each time that one is added.
+        if not hasattr(self._tensordict, "tensordicts"):
             raise StructureError(
                 f"only a lazy stack can be extended; this {type(self).__name__} holds a "
                 f"{type(self._tensordict).__name__}: use torch.cat()"
