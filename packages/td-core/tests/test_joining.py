@@ -237,6 +237,11 @@ def test_to_lazystack_keeps_the_names_of_dims(dim: int) -> None:
             StructureError,
             r"cannot join: key \('n', 'y'\) has shape \(2, 3\) in item 0 and \(2, 3, 1\) in item 1; use lazy_stack\(\)",
         ),
+        (
+            lambda: stack([TensorDict({"n": TensorDict(batch_size=[size])}) for size in (2, 3)]),
+            StructureError,
+            r"cannot join: key 'n' has batch size \[2\] in item 0 and \[3\] in item 1; use lazy_stack\(\)",
+        ),
     ],
 )
 def test_what_cannot_be_joined_says_why(

@@ -1026,3 +1026,49 @@ def test_stacks_below_take_their_own_members_in_another_order() -> None:
     outer = LazyStackedTensorDict(*[TensorDict({"n": m}, [3]) for m in stack.tensordicts], stack_dim=1)
     outer[:] = TensorDict({"n": outer["n"].flip(1)}, [3, 2])
     assert outer["n", "a"].tolist() == [[1, 0], [3, 2], [5, 4]]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_mapping_may_hold_members_in_another_order(nested: bool) -> None:
+    stack = _columns()
+    if nested:
+        outer = LazyStackedTensorDict(*[TensorDict({"n": m}, [3]) for m in stack.tensordicts], stack_dim=1)
+        outer[1:] = {"n": outer["n"][1:].flip(1)}
+    else:
+        TensorDict({"n": stack}, [3, 2])[1:] = {"n": stack[1:].flip(1)}
+    assert stack["a"].tolist() == [[0, 1], [3, 2], [5, 4]]
+
+
+def test_members_may_be_parts_of_what_is_written_to_them() -> None:
+    td = TensorDict({"a": torch.arange(4), "n": {"b": torch.arange(4)}}, [4])
+    stack = td.to_lazystack()
+    stack[1:] = td[:-1]
+    assert td["a"].tolist() == td["n", "b"].tolist() == [0, 0, 1, 2]
+
+
+def test_leaves_of_other_classes_are_read_before_they_are_written() -> None:
+    class Leaf(torch.Tensor):
+        pass
+
+    stack = _columns()
+    for member in stack.tensordicts:
+        member["a"] = member["a"].as_subclass(Leaf)
+    stack[1:] = stack[1:].flip(1)
+    assert stack["a"].tolist() == [[0, 1], [3, 2], [5, 4]]
+
+
+def test_results_in_place_may_be_members_in_another_order() -> None:
+    stack = _columns()
+    stack[0:2].apply_(lambda leaf, other: other, stack[1:3].flip(1))
+    assert stack["a"].tolist() == [[3, 2], [5, 4], [4, 5]]
+
+
+def test_the_dense_form_has_the_class_of_the_members() -> None:
+    class Own(TensorDict):
+        pass
+
+    rows = [Own({"a": torch.zeros(n)}) for n in (1, 2)]
+    for stack in (LazyStackedTensorDict(*rows), LazyStackedTensorDict(LazyStackedTensorDict(rows[0]))):
+        dense = stack.densify(torch.jagged)
+        assert type(dense) is type(LazyStackedTensorDict(rows[0]).contiguous()) is Own
+        assert dense.batch_size == stack.batch_size

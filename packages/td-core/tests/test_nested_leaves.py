@@ -260,3 +260,14 @@ def test_components_of_strided_layout_follow_an_index_that_leaves_some() -> None
         StructureError, match="key 'rows': a nested tensor of strided layout has at least one"
     ):
         td[:0]
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_write_at_an_index_makes_no_nested_tensor(layout: torch.layout) -> None:
+    leaf = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=layout)
+    td = TensorDict({"n": {"at": torch.arange(2)}}, [2])
+    with pytest.raises(
+        StructureError, match=r"cannot make key \('n', 'j'\) at an index: it is a nested tensor"
+    ):
+        td[:] = {"n": {"at": torch.zeros(2), "j": leaf}}
+    assert td["n", "at"].tolist() == [0, 1] and list(td["n"].keys()) == ["at"]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from td_core import TensorDict, TensorDictParams
+from td_core.errors import StructureError
 from td_tensorclass import NonTensorData, TensorClass, UnknownFieldError
 
 
@@ -185,6 +186,42 @@ def test_the_values_of_fields_are_in_the_metadata_of_a_state_dict_and_come_back(
     assert target.x.equal(torch.ones(2))
     assert (target.v, type(target.v)) == (data, type(data))
     assert target[0].v == data
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize("given", ["word", None])
+def test_one_value_is_loaded_where_there_is_one_for_each_element(given: Any, flatten: bool) -> None:
+    target = Kept(torch.zeros(2), ["a", "b"], batch_size=[2])
+    target.load_state_dict(Kept(torch.ones(2), given, batch_size=[2]).state_dict(flatten=flatten))
+    assert (target.v, target.x.tolist()) == (given, [1, 1])
+
+
+def test_a_value_is_not_loaded_in_the_place_of_a_tensor() -> None:
+    target = Kept(torch.zeros(2), torch.zeros(2), batch_size=[2])
+    with pytest.raises(StructureError, match=r"missing keys: \['v'\]"):
+        target.load_state_dict(Kept(torch.ones(2), "word", batch_size=[2]).state_dict())
+    assert target.v.tolist() == target.x.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+def test_levels_that_a_state_dict_adds_are_what_their_fields_are_annotated_with(flatten: bool) -> None:
+    class Middle(TensorClass):
+        x: Tensor
+        kept: Kept = None
+
+    class Outer(TensorClass):
+        x: Tensor
+        middle: Middle = None
+        plain: Any = None
+
+    kept = Kept(torch.ones(2), "word", batch_size=[2])
+    source = Outer(torch.ones(2), Middle(torch.ones(2), kept, batch_size=[2]), kept, batch_size=[2])
+    state = source.state_dict(flatten=flatten)
+    target = Outer(torch.zeros(2), batch_size=[2]).load_state_dict(state, strict=False)
+    assert (type(target.middle), type(target.middle.kept), type(target.plain)) == (Middle, Kept, TensorDict)
+    assert target[0].middle.kept.v == target.plain["v"] == "word"
+    stack = Outer.lazy_stack([Outer(torch.zeros(())) for _ in range(2)]).load_state_dict(state, strict=False)
+    assert type(stack[1].middle.kept) is Kept
 
 
 @pytest.mark.parametrize("below", [lambda node: node, lambda node: TensorDict({"n": node}, [3])])

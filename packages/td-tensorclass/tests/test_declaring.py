@@ -117,8 +117,12 @@ class TestConstruction:
         assert first.shared == "constant"
         assert list(first.keys()) == ["x", "n", "quiet"]
         for more in ({}, {"x": torch.ones(2), "n": 3}):
-            with pytest.raises(UnknownFieldError, match="no field 'quiet'"):
+            with pytest.raises(
+                UnknownFieldError, match=r"^X\(\) takes no field 'quiet': declared with init=False$"
+            ):
                 cls(quiet="r", **more)
+            with pytest.raises(UnknownFieldError, match="^X has no field 'quite': did you mean 'quiet'"):
+                cls(quiet="r", quite="s", **more)
 
     def test_kw_only(self, decorated: bool) -> None:
         cls = declare({"x": Tensor, "y": Tensor, "z": Tensor}, decorated, {"x": None}, kw_only=True)

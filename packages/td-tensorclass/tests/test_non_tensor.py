@@ -836,3 +836,20 @@ def test_values_of_uneven_number_are_not_joined(join: Any) -> None:
 def test_a_column_that_was_read_is_written_as_a_column(write: Any) -> None:
     td = write(TensorDict({"k": NonTensorStack("a", "b", "c")}, [3]))
     assert [td[i]["k"] for i in range(3)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_one_object_for_members_of_different_batch_sizes_is_shown_as_one(capture: bool) -> None:
+    thing = NonTensorData("a") if capture else MetaData("a")
+    lazy = lazy_stack([TensorDict({"k": thing}, [n]) for n in (2, 3)])
+    with set_capture_non_tensor_stack(capture):
+        assert (lazy["k"], lazy.get("k").batch_size) == ("a", (2, -1))
+
+
+def test_one_object_is_not_joined_for_batches_of_different_sizes() -> None:
+    items = [TensorDict({"k": MetaData("a", batch_size=[1, n])}, [1]) for n in (2, 3)]
+    for join in (torch.stack, torch.cat):
+        with pytest.raises(
+            StructureError, match=r"key 'k': item 0 has values for a batch of \[1, 2\] and item 1"
+        ):
+            join(items)

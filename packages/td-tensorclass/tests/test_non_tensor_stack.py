@@ -350,6 +350,14 @@ def test_rows_that_were_read_are_stored_as_plain_lists() -> None:
     assert again["k"] == [["a", "b"], ["c", "d"]] and type(again[0]["k"]) is list
 
 
+def test_a_lazy_stack_takes_its_own_values_in_another_order() -> None:
+    lazy = lazy_stack([TensorDict({"k": list(names)}, [3]) for names in ("ace", "bdf")], 1)
+    lazy[1:] = lazy[1:].flip(1)
+    assert lazy["k"] == [["a", "b"], ["d", "c"], ["f", "e"]]
+    lazy[1:] = {"k": lazy.get("k")[:-1]}
+    assert lazy["k"] == [["a", "b"], ["a", "b"], ["d", "c"]]
+
+
 def test_parts_of_a_lazy_stack_write_to_the_members() -> None:
     lazy = lazy_stack([TensorDict({"k": name, "x": torch.zeros(2)}) for name in "abcd"])
     lazy[1:]["k"][0] = "y"

@@ -296,3 +296,17 @@ def test_a_write_at_an_index_that_is_refused_changes_nothing() -> None:
     with pytest.raises(StructureError, match="is the same for the whole batch"):
         td[0] = TensorDict({"a": torch.ones(()), "u": UnbatchedTensor(torch.ones(2))})
     assert td["a"].tolist() == [0, 0, 0]
+
+
+def test_a_write_to_members_that_one_of_them_refuses_changes_none() -> None:
+    members = [
+        TensorDict(
+            {"k": NonTensorStack("a", "b"), "a": torch.zeros(2), "u": UnbatchedTensor(torch.tensor(u))}, [2]
+        )
+        for u in (1, 0)
+    ]
+    lazy = LazyStackedTensorDict(*members, stack_dim=1)
+    with pytest.raises(StructureError, match="is the same for the whole batch"):
+        lazy[0] = TensorDict({"k": "z", "a": torch.ones(2), "u": UnbatchedTensor(torch.tensor(1))}, [2])
+    assert [member["a"].tolist() for member in members] == [[0, 0], [0, 0]]
+    assert [member["k"] for member in members] == [["a", "b"], ["a", "b"]]

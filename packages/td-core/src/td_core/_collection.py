@@ -161,9 +161,16 @@ class Core(ABC):
         self._assign(index, value)  # type: ignore[attr-defined]
         return self
 
+    def _check_written_at(self, index: Any, value: Any) -> None:  # noqa: B027 -- most kinds are written at any index
+        """Raise where this kind cannot be written at an index."""
+
     def _holds_same(self, other: Any) -> bool:
         """Tell whether another node surely holds the same values, for kinds that hold values."""
         return False
+
+    def _as_level(self, key: str, value: Child) -> Child:
+        """Return a new TensorDict as what this kind holds under a key, where that is a class of its own."""
+        return value
 
     def _check_keys(self, keys: Mapping[Any, Any]) -> None:  # noqa: B027 -- most kinds take any key
         """Raise where one of some keys is that of no entry which this node can have."""

@@ -22,6 +22,7 @@ from ._locking import refuse_if_locked
 from ._names import Names, check_names
 from ._ops.batch_size import as_batch_size
 from ._ops.entries import contained
+from ._ops.indexed_write import carry_out
 from ._ops.member_writes import member_parts, unbind_members
 from ._ops.uneven import nothing_of, uneven_index
 from ._ops.update_plan import UpdatePlan
@@ -635,8 +636,7 @@ class LazyStackedTensorDict(TensorDictBase):
             ((member, at, part),) = parts
             member._assign(at, part, non_blocking=non_blocking)
             return
-        for write in [w for member, at, part in parts for w in member._writes(at, part, non_blocking)]:
-            write.apply()
+        carry_out([w for member, at, part in parts for w in member._writes(at, part, non_blocking)])
 
     def append(self, tensordict: Any) -> None:
         """Add a member at the end.

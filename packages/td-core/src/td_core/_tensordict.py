@@ -33,7 +33,7 @@ from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
 from ._names import Names, check_names, fit_names
 from ._ops.batch_size import as_batch_size
-from ._ops.join_levels import rows, why_not_joined
+from ._ops.join_levels import refuse_uneven, rows, why_not_joined
 from ._plans import ShapePlan
 from ._pytree import register_mapping
 from ._traced import new_object
@@ -652,8 +652,7 @@ class TensorDict(TensorDictBase):
         ]
         # The copy of the first becomes the result, entry by entry.
         target = columns[0]
-        root = _node(type(self), target, size, self._device, names)
-        at = path
+        root, at = _node(type(self), target, size, self._device, names), path
         todo: list[tuple[list[dict[str, Child]], tuple[str, ...]]] = []
         while True:
             for key, values in rows(columns, at):
@@ -668,6 +667,8 @@ class TensorDict(TensorDictBase):
                         target[key] = chained
                 elif _DENSE.issuperset(map(type, values)):
                     below = [value._data.copy() for value in values]
+                    if not below[0]:  # else the leaves tell
+                        refuse_uneven(values, n, (*at, key))
                     target[key] = _node(
                         TensorDict,
                         below[0],

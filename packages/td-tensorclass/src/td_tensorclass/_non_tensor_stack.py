@@ -420,7 +420,9 @@ class NonTensorStack(ValueNode, TensorDictBase):
         self._check_whole()
         new = [value for item in items for value in spread(item, tail)]
         position = slice(index, None).indices(self._batch_size[0])[0] * tail.numel()
-        self._own([*self._values[:position], *new, *self._values[position:]])
+        values = self._values.copy()  # clones may share the list
+        values[position:position] = new
+        self._own(values)
         self._origin = None
         self._values_size = self._batch_size = torch.Size((self._batch_size[0] + len(items), *tail))
 

@@ -14,6 +14,7 @@ from td_core._collection import Child, Core, keeps_memory, show_path
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, fit_names
 from td_core._ops.batch_size import as_batch_size
+from td_core._ragged import merged_shape
 from td_core._shape_plans import Join, stack_plan
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
@@ -178,15 +179,22 @@ class ValueNode(OpaqueNode):
         """
         return False
 
+    def _keep_together(self, items: Sequence[Core], dim: int) -> Any:
+        sizes = [item.batch_size for item in items]
+        if sizes != [self._batch_size] * len(items) and self._stays_one(items, True):
+            # What is the same for all members needs no even batch.
+            return self._made(torch.Size(merged_shape(sizes, dim)), self._device, None)  # type: ignore[attr-defined]
+        return super()._keep_together(items, dim)
+
     def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
         for item in items:
             if not isinstance(item, ValueNode):
                 raise differing(self, item, path)
+        if isinstance(plan, Join):
+            _check_sizes(items, plan, path)
         size, names = plan.resized(self._batch_size), plan.renamed(self._names)
         if self._stays_one(items, plan.stacks):
             return self._made(size, self._device, names)  # type: ignore[attr-defined]
-        if isinstance(plan, Join):
-            _check_sizes(items, plan, path)
         values = side_by_side(items, plan.dim) if isinstance(plan, Join) else _chosen(items, plan)
         made = type(self) if isinstance(self, self._stack) else self._stack
         return made._of(values, size, self._device, names)

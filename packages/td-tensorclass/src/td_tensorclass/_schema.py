@@ -196,7 +196,12 @@ class Schema:
                 init_vars.append(value)
         if taken != len(given):
             accepted = {slot.name for slot in self.slots if slot.init}
-            raise self.unknown(name for name in given if name not in accepted)
+            refused = [name for name in given if name not in accepted]
+            if all(name in self.names for name in refused):
+                raise UnknownFieldError(
+                    f"{self.cls.__name__}() takes no field {', '.join(map(repr, refused))}: declared with init=False"
+                )
+            raise self.unknown(name for name in refused if name not in self.names)
         if missing:
             raise TypeError(f"{self.cls.__name__}() misses the arguments {missing}, which have no default")
         return values, init_vars

@@ -241,11 +241,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             cls._check_keys(children)
         declared = {}
         for name, child in children.items() if type(inner) is TensorDict else ():
-            if type(child) is TensorDict and name in cls._schema.names:
-                wanted = collection_class(cls._schema.hint(name))
-                below = child._children()
-                if hasattr(wanted, "_schema") and below.keys() <= wanted._schema.names.keys():
-                    declared[name] = wanted.from_tensordict(child._with_children(below))
+            level = cls._as_level(name, child)
+            if level is not child:
+                declared[name] = level
         if non_tensordict:
             cls._check_keys(non_tensordict)
         if non_tensordict or declared:
@@ -260,6 +258,15 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if cls._finishes:
             node._finish(without_entries=True)
         return node
+
+    @classmethod
+    def _as_level(cls, key: str, value: Child) -> Child:
+        if type(value) is TensorDict and key in cls._schema.names:
+            wanted = collection_class(cls._schema.hint(key))
+            below = value._children()
+            if hasattr(wanted, "_schema") and below.keys() <= wanted._schema.names.keys():
+                return wanted.from_tensordict(value._with_children(below))  # type: ignore[no-any-return]
+        return value
 
     @classmethod
     def _of_dense(cls, result: Any) -> Any:
@@ -473,7 +480,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
 
     def _growing(self, items: Sequence[Any]) -> Any:
         """Return the lazy stack inside, to which ``items`` may be added."""
-        if self._tensordict._stacked() is None:
+        # Asking for the members would copy them, each time that one is added.
+        if not hasattr(self._tensordict, "tensordicts"):
             raise StructureError(
                 f"only a lazy stack can be extended; this {type(self).__name__} holds a "
                 f"{type(self._tensordict).__name__}: use torch.cat()"

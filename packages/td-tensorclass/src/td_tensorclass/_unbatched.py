@@ -166,14 +166,18 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
                 )
         return self._with(self._payload, plan.resized(self._batch_size))
 
+    def _check_written_at(self, index: Any, value: Any) -> None:
+        if isinstance(value, UnbatchedNode):
+            if same_value(value._payload, self._payload) or (type(index) is tuple and not index):
+                return
+        raise StructureError(
+            "an UnbatchedTensor is the same for the whole batch: it is written whole, with another UnbatchedTensor"
+        )
+
     def _written_at(self, index: Any, value: Any) -> Core:
-        if isinstance(value, UnbatchedNode) and same_value(value._payload, self._payload):
-            return self
-        if type(index) is not tuple or index or not isinstance(value, UnbatchedNode):
-            raise StructureError(
-                "an UnbatchedTensor is the same for the whole batch: it is written whole, with another UnbatchedTensor"
-            )
-        self._payload.copy_(value._payload)
+        self._check_written_at(index, value)
+        if not same_value(value._payload, self._payload):
+            self._payload.copy_(value._payload)
         return self
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:

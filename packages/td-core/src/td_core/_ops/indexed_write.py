@@ -20,7 +20,7 @@ from .._indexing import IndexPlan, Placed
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import RARELY_SCATTERED, check_fits, refuse_expanded, refuse_grad
+from .leaf_writes import RARELY_SCATTERED, apart, check_fits, refuse_expanded, refuse_grad
 from .operands import copy_named, named
 
 Path = tuple[str, ...]
@@ -194,6 +194,7 @@ class IndexedWrite:
             )
         if target._opaque:
             check_fits(entry, torch.Size((*self.lead, *target.batch_size[self.n :])), path)
+            target._check_written_at(self.index, entry)
             self.others.append((node, key, target, entry))
         elif stacked:
             self.members += target._writes(self.index, entry, self.non_blocking)
@@ -216,6 +217,11 @@ class IndexedWrite:
         lead = torch.Size((*self.lead, *batch[self.n :]))
         made: Any
         entry = coerce(entry, lead, device, path)
+        if isinstance(entry, Tensor) and entry.is_nested:
+            raise StructureError(
+                f"cannot make {show_path(path)} at an index: it is a nested tensor, which says nothing of the sizes "
+                "elsewhere; use set()"
+            )
         tail = tuple(entry.shape[len(lead) :])
         if isinstance(entry, Tensor):
             made = entry.new_zeros(batch + tail)
@@ -268,6 +274,35 @@ class IndexedWrite:
             write.apply()
         for node, key, made in self.made:
             node._set_child(key, made)
+
+
+def carry_out(writes: list[IndexedWrite]) -> None:
+    """Do what plans list, and read no value after another one was written into it.
+
+    A value may show members of the very lazy stack that is written, in another order.
+    """
+    flat = list(writes)
+    for write in flat:
+        flat += write.members
+    if len(flat) > 1:
+        _set_apart(flat)
+    for write in writes:
+        write.apply()
+
+
+def _set_apart(writes: list[IndexedWrite]) -> None:
+    targets: list[Tensor] = []
+    values: list[Any] = []
+    for write in writes:
+        for target, value in (*zip(write.targets, write.values), *write.rows):
+            if isinstance(value, Tensor):
+                targets.append(target)
+                values.append(value)
+        write.others = [(node, key, level, entry._copied()) for node, key, level, entry in write.others]
+    own = iter(apart(targets, values))
+    for write in writes:
+        write.values = [next(own) if isinstance(value, Tensor) else value for value in write.values]
+        write.rows = [(row, next(own) if isinstance(value, Tensor) else value) for row, value in write.rows]
 
 
 def broadcast(value: Any, wanted: torch.Size) -> Any:

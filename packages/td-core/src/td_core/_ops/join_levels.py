@@ -26,6 +26,17 @@ def rows(columns: list[dict[str, Child]], at: tuple[str, ...]) -> Iterator[tuple
     return ((key, [column[key] for column in columns]) for key in keys)
 
 
+def refuse_uneven(values: Sequence[Any], n: int, path: tuple[str, ...]) -> None:
+    """Raise StructureError where the batch sizes of levels differ behind the ``n`` dims that are joined."""
+    first = values[0].batch_size
+    for i, value in enumerate(values):
+        if value.batch_size[n:] != first[n:]:
+            raise StructureError(
+                f"cannot join: {show_path(path)} has batch size {list(first)} in item 0 and {list(value.batch_size)} in "
+                f"item {i}; use lazy_stack() to keep both"
+            )
+
+
 def why_not_joined(values: Sequence[Child], path: tuple[str, ...], error: Exception) -> StructureError:
     """Return the error that says why torch does not join the entries of a key."""
     first = values[0]

@@ -67,8 +67,17 @@ def memory_of(leaves: list[Tensor]) -> list[int]:
         try:
             return [leaf.untyped_storage().data_ptr() for leaf in leaves]
         except RuntimeError:  # also NotImplementedError
+            pass
+    return [*map(_memory_of, leaves)]
+
+
+def _memory_of(leaf: Tensor) -> int:
+    if type(leaf).__torch_dispatch__ is _NO_DISPATCH:
+        try:
+            return leaf.untyped_storage().data_ptr()
+        except RuntimeError:
             pass  # under a transform, or without one block of memory
-    return [*map(id, leaves)]
+    return id(leaf)
 
 
 def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
@@ -166,20 +175,6 @@ def is_expanded(leaf: Tensor) -> bool:
     if leaf.layout is not torch.strided or leaf.is_contiguous() or leaf.is_nested:
         return False
     return any(step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True))
-
-
-def share_storage(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two leaves are parts of one storage.
-
-    >>> leaf = torch.zeros(3)
-    >>> share_storage(leaf, leaf[1:]), share_storage(leaf, leaf.clone())
-    (True, False)
-    """
-    if torch.compiler.is_compiling() or not {type(a), type(b)} <= PLAIN or functorch_level() is not None:
-        return False
-    if a.layout is not torch.strided or b.layout is not torch.strided or a.is_nested or b.is_nested:
-        return False
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def copied_whole(

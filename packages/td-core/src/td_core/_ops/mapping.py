@@ -19,12 +19,11 @@ from .._devices import as_device
 from .._keys import join_key
 from .._locking import refuse_if_locked
 from .._names import check_names
-from .._torch_private import base_of
 from .._views import IsLeaf
 from ..errors import BatchSizeError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
 from .batch_size import as_batch_size
-from .leaf_writes import check_copied, share_storage
+from .leaf_writes import apart, check_copied
 from .operands import copy_named
 
 SelfT = TypeVar("SelfT", bound="LeafMapping")
@@ -369,8 +368,6 @@ class _Walk:
         for node, key, child, value, path in self.writes:
             if isinstance(child, Tensor) and isinstance(value, Tensor):
                 check_copied(child, path, value)
-                if (base_of(value) is not None or base_of(child) is not None) and share_storage(child, value):
-                    value = value.clone()  # torch copies nothing that overlaps
                 targets.append(child)
                 values.append(value)
                 paths.append(path)
@@ -380,7 +377,8 @@ class _Walk:
                 if child._opaque:
                     refuse_if_locked(node, f"replace key {join_key(path[:-1], key)!r}")
                 others.append((node, key, child, value))
-        copy_named(targets, values, lambda i: show_path(paths[i]))
+        # Torch copies nothing that overlaps, and a lazy stack may be given its own members in another order.
+        copy_named(targets, apart(targets, values), lambda i: show_path(paths[i]))
         for node, key, child, value in others:
             if child._opaque:
                 node._set_child(key, value)

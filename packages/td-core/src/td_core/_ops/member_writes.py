@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from .._coerce import NUMBERS, coerce, nest
-from .._collection import Child, Core, has_lazy_stack
+from .._collection import Child, Core
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._plans import coordinates
 from .._shape_plans import unbind_plan
 from ..errors import StructureError
 from .indexed_write import broadcast
-from .leaf_writes import check_fits, memory_of
+from .leaf_writes import check_fits
 from .uneven import uneven_plans
 
 Part = tuple[Any, Any, Any]
@@ -44,15 +44,6 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
         plan_index(index, size)
         return
     members, dim = found
-    if (
-        isinstance(value, Core)
-        and (value._stacked() is not None or has_lazy_stack(value))
-        and not torch.compiler.is_compiling()
-    ):
-        # It may have members of this stack in another order, which would be read after they were written.
-        held = {*memory_of(stack._leaves())}
-        if not held or not held.isdisjoint(memory_of(value._leaves())):
-            value = value._copied()
     if -1 in size:
         yield from _uneven_parts(stack, index, value)
         return

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import _shape_plans as shapes
-from .._collection import Core, changed_meanwhile, dense, has_lazy_stack
+from .._collection import Core, changed_meanwhile, has_lazy_stack
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
@@ -437,7 +437,13 @@ class Shaping(Entries, Locking):
         for key in dict.fromkeys(chain(*[list(member._children()) for member in members])):
             if key not in children:
                 entries[key] = nested_tensor(key, _with_gaps(key, members), dim, layout)
-        return dense(entries, self.batch_size, self.device, self._names)
+        first = members[0]
+        while (below := first._stacked()) is not None:
+            first = below[0][0]
+        # Of the class that the dense stack would have.
+        return first._with_children(
+            entries, batch_size=self.batch_size, device=self.device, names=self._names
+        )
 
     def _become(self: SelfT, result: SelfT, what: str) -> SelfT:
         """Take over the entries, batch size and names of a result of this structure.

@@ -303,6 +303,7 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
             wrong.append(f"{show_path(path)} is on {node.device}, in the state dict on {device}")
         record = _record(node)
         entries = dict(node._children()) if record is None else record.entries
+        values = {} if node._opaque else _values(level)
         size = tuple(level.meta.get("batch_size", node.batch_size if -1 not in node.batch_size else ()))
         for key, held in entries.items():
             entry = level.entries.get(key, held)
@@ -314,7 +315,9 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
         for key, child in entries.items():
             at = (*path, key)
             if key not in level.entries:
-                missing.extend(_leaf_names(child, at))
+                # One value may be among those of the level, where this side holds one for each element.
+                if key not in values or isinstance(child, Tensor) or not child._opaque or child._shows_tensor:
+                    missing.extend(_leaf_names(child, at))
                 continue
             given = level.entries[key]
             if isinstance(child, Core) and child._shows_tensor:
@@ -353,8 +356,7 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
                 # An empty level is no key that is unexpected, but one that is added, unless that is asked of a locked node.
                 if names or not (strict or node._locked):
                     steps.append((node, key, given))
-        if not node._opaque:
-            steps.extend((node, key, (value,)) for key, value in _values(level).items())
+        steps.extend((node, key, (value,)) for key, value in values.items())
     problems = list(wrong)
     if strict and missing:
         problems.insert(0, f"missing keys: {missing}")
@@ -433,7 +435,7 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
         if not assign and node._stacked() is not None and isinstance(held, Core) and held._opaque:
             node._write_child(key, built)  # the members may each hold one value
         else:
-            node._set_child(key, built)
+            node._set_child(key, node._as_level(key, built))
     elif assign or key not in node._children():
         held = node._children().get(key)
         shows = isinstance(held, Core) and held._shows_tensor

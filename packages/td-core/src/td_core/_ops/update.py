@@ -21,7 +21,7 @@ from .._views import IsLeaf
 from ..errors import StructureError
 from ..typing import NestedKey
 from .entries import NOT_GIVEN, Entries
-from .indexed_write import IndexedWrite, is_basic, settle
+from .indexed_write import IndexedWrite, carry_out, is_basic, settle
 from .key_trees import only, wanted_tree
 from .leaf_writes import copied_whole, refuse_grad, scattered_whole
 from .member_writes import member_parts
@@ -364,7 +364,7 @@ class Updating(Entries):
             else scattered_whole(self, value, plan)
         ):
             return
-        IndexedWrite(plan, self, value, non_blocking).apply()
+        carry_out([IndexedWrite(plan, self, value, non_blocking)])
 
     def _writes(self, index: Any, value: Any, non_blocking: bool) -> list[IndexedWrite]:
         """Return the checked plans of ``self[index] = value``: one, or one for each member of a lazy stack."""
