@@ -810,7 +810,7 @@ def test_a_node_below_a_damaged_one_is_named_by_its_place() -> None:
         ({"entries": [[1, [0]]]}, {}, "not all keys of its entries are strings"),
         ({"entries": [["a", [0]], ["a", [0]]]}, {}, "a key stands twice in its entries"),
         ({"meta": None}, {}, "cannot be put together: AttributeError"),
-        ({"kind": ["x"]}, {}, r"its kind is \['x'\]"),
+        ({"kind": ["x"]}, {}, r"the root is of the kind \['x'\], which no"),
     ],
 )
 def test_a_table_that_contradicts_itself_is_refused(row: Any, meta: Any, message: str) -> None:

@@ -269,7 +269,7 @@ def decode(encoded: Encoded) -> Any:
             _check_row(row, [*groups, values])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"node {position} of the encoded tree is damaged: {error!r}") from error
-        if tag not in KINDS:
+        if type(tag) is not str or tag not in KINDS:
             shown = _shown(encoded.nodes, position)
             missing = missing_writer(f"{shown}, of the kind {tag!r},", row.get("from"))
             raise missing or FormatError(
@@ -385,8 +385,6 @@ def _check_row(row: Any, groups: list[dict[str, Any]]) -> None:
             raise TypeError(f"not all keys of its {name} are strings")
         if any((ref[0] if isinstance(ref, list) else ref) < 0 for _, ref in row[name]):
             raise ValueError(f"a place in its {name} is negative")
-    if type(row["kind"]) is not str:
-        raise TypeError(f"its kind is {row['kind']!r}")
 
 
 def _later(nodes: list[Any], ref: int, position: int) -> Any:
