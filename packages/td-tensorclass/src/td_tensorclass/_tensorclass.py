@@ -265,7 +265,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             wanted = collection_class(cls._schema.hint(key))
             below = value._children()
             if hasattr(wanted, "_schema") and below.keys() <= wanted._schema.names.keys():
-                return wanted.from_tensordict(value._with_children(below))  # type: ignore[no-any-return]
+                return wanted.from_tensordict(value._with_children(below))
         return value
 
     @classmethod
