@@ -534,7 +534,7 @@ class Pointwise(Core):
         for i, operand in enumerate(operands):
             if type(operand) is not list and not (keep_number and i == 1):
                 operands[i] = [
-                    torch.as_tensor(operand, dtype=torch.result_type(leaf, operand), device=leaf.device)
+                    torch.as_tensor(operand, dtype=_dtype_beside(leaf.dtype, operand), device=leaf.device)
                     for leaf in leaves
                 ]
         if name.endswith("_"):
@@ -552,3 +552,14 @@ def _valued(this: Op, value: float | None) -> Op:
         return this
     fused = partial(this.fused, value=value) if this.fused else None
     return this._replace(fused=fused, single=partial(this.single, value=value))
+
+
+def _dtype_beside(dtype: torch.dtype, number: Any) -> torch.dtype:
+    """Return the dtype of a number beside a leaf, as ``torch.result_type``, which a graph cannot ask, does."""
+    kind = torch.as_tensor(number, device="cpu").dtype
+    return dtype if _rank(kind) <= _rank(dtype) else torch.promote_types(dtype, kind)
+
+
+def _rank(dtype: torch.dtype) -> int:
+    """Return which numbers a dtype has: bools, integers, real or complex ones."""
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype is not torch.bool)
