@@ -26,9 +26,8 @@ Handler = Callable[..., Any]
 _SAME_NAME = [
     "abs", "abs_", "acos", "acos_", "addcdiv", "addcmul", "all", "amax", "amin", "any", "asin", "asin_", "atan",
     "atan_", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to", "ceil", "ceil_", "chunk", "clamp", "clamp_max",
-    "clamp_max_",
-    "clamp_min", "clamp_min_", "clone", "cos", "cos_", "cosh", "cosh_", "cummax", "cummin", "detach", "detach_", "erf", "erf_",
-    "erfc", "erfc_", "exp", "exp_", "expm1", "expm1_", "flatten", "flip", "fliplr", "flipud", "floor", "floor_",
+    "clamp_max_", "clamp_min", "clamp_min_", "clone", "cos", "cos_", "cosh", "cosh_", "cummax", "cummin", "detach",
+    "detach_", "erf", "erf_", "erfc", "erfc_", "exp", "exp_", "expm1", "expm1_", "flatten", "flip", "fliplr", "flipud", "floor", "floor_",
     "frac", "frac_", "gather", "is_floating_point", "isfinite", "isnan", "isneginf", "isposinf", "isreal", "lerp",
     "lgamma", "log", "log10", "log10_", "log1p", "log1p_", "log2", "log2_", "log_", "logsumexp", "masked_fill",
     "masked_select", "max", "mean", "min", "moveaxis", "movedim", "nanmean", "nansum", "narrow", "neg", "neg_",
