@@ -227,8 +227,10 @@ def test_from_modules_stacks_into_parameters_and_expands_what_is_shared():
     shared = from_modules(layer, layer, expand_identical=True)
     assert shared["weight"].stride()[0] == 0 and shared["weight"].shape == (2, 3, 2)
     assert isinstance(from_modules(layer, layer, as_module=True), TensorDictParams)
-    with pytest.raises(StructureError, match="a parameter has shapes"):
+    with pytest.raises(StructureError, match="key 'weight': stack expects each tensor to be equal size"):
         from_modules(nn.Linear(2, 3), nn.Linear(3, 3))
+    with pytest.raises(StructureError, match=r"key \('0', 'weight'\): Attempted to use an uninit"):
+        from_modules(nn.Sequential(nn.LazyLinear(2)), nn.Sequential(nn.LazyLinear(2)))
     with pytest.raises(StructureError, match="at least one module"):
         from_modules()
 

@@ -15,10 +15,12 @@ from torch import nn
 
 from td_core import (
     LazyStackedTensorDict,
+    NestedKey,
     TensorCollection,
     TensorDict,
     TensorDictParams,
     from_module,
+    unravel_key,
     unravel_key_list,
 )
 from td_core.errors import (
@@ -101,6 +103,19 @@ def test_a_missing_key_names_the_closest():
     with pytest.raises(KeyThroughLeafError, match="key 'observation' is a tensor, so it has no entry 'x'"):
         td["observation", "x"]
     assert td.get("nope") is None and td.get(("observation", "x"), 7) == 7
+
+
+@pytest.mark.parametrize(
+    "key", ["a", "", ("a",), ("a", "b"), ("a", ("b", ("c",))), (), ["a"], ("a", ["b"]), ("a", ()), ("a", 1), 1, None, NestedKey],
+    ids=repr,
+)  # fmt: skip
+def test_what_is_a_key_is_an_instance_of_nested_key(key):
+    try:
+        unravel_key(key)
+    except KeyPathError:
+        assert not isinstance(key, NestedKey)
+    else:
+        assert isinstance(key, NestedKey)
 
 
 def test_nested_tuples_are_one_key():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, Final, Union
+from typing import TYPE_CHECKING, Any, Final, Union
 
 import torch
 
@@ -26,8 +26,31 @@ class NoDefault(enum.Enum):
 
 NO_DEFAULT: Final = NoDefault.NO_DEFAULT
 
-NestedKey = Union[str, tuple[Any, ...]]  # noqa: UP007  evaluated, on Python 3.10 too
-"""A key: a string, or a (nested) tuple of strings."""
+if TYPE_CHECKING:
+    NestedKey = Union[str, tuple[Any, ...]]  # noqa: UP007  what a checker can narrow
+else:
+
+    class _Keys(type):
+        """Tells of an object whether it is a key."""
+
+        def __instancecheck__(cls, key: object) -> bool:
+            parts = [key]
+            for part in parts:
+                if isinstance(part, tuple) and part:
+                    parts += part
+                elif not isinstance(part, str):
+                    return False
+            return True
+
+    class NestedKey(metaclass=_Keys):
+        """A key: a string, or a non-empty, possibly nested tuple of strings.
+
+        For annotations and ``isinstance``; there are no instances but strings and tuples.
+
+        >>> isinstance("a", NestedKey), isinstance(("a", ("b",)), NestedKey), isinstance((), NestedKey)
+        (True, True, False)
+        """
+
 
 DeviceType = Union[torch.device, str, int]  # noqa: UP007
 """What torch accepts as a device."""

@@ -16,6 +16,7 @@ from .._nodes import KINDS
 from .._torch_private import functorch_level
 from ..errors import KeyPathError, StructureError
 from .leaf_writes import check_copied
+from .operands import where
 
 Move = tuple[dict[str, Any], str, Tensor, Any]  # slots of a module, key, new leaf, what the slot held
 
@@ -211,9 +212,8 @@ def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
             continue
         try:
             value = torch.stack([leaf.detach() if isinstance(leaf, nn.Parameter) else leaf for leaf in row])
-        except RuntimeError as error:
-            shapes = [tuple(leaf.shape) for leaf in row]
-            raise StructureError(f"cannot stack the modules: a parameter has shapes {shapes}") from error
+        except (RuntimeError, ValueError) as error:  # a lazy module that was not called yet gives the latter
+            raise StructureError(f"cannot stack the modules: {where(items[0], first)}: {error}") from error
         if isinstance(first, nn.Parameter):
             value = nn.Parameter(value, requires_grad=first.requires_grad)
         stacked.append(value)
