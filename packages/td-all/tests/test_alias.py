@@ -42,17 +42,31 @@ def test_every_name_is_that_of_td(tmp_path):
 from importlib import import_module
 import tensordict
 assert tensordict.__version__ == "0.15.3"
+other = {{"__version__", "unravel_key"}}
 for name in tensordict.__all__:
-    assert name == "__version__" or getattr(tensordict, name) is getattr(td, name), name
+    assert name in other or getattr(tensordict, name) is getattr(td, name), name
 for home in {SUBMODULES!r}:
     module = import_module("tensordict." + home)
     assert module.__name__ == "tensordict." + home
     for name in module.__all__:
         assert getattr(module, name, None) is not None, (home, name)
-        assert getattr(module, name) is getattr(td, name, getattr(module, name)), (home, name)
+        assert name in other or getattr(module, name) is getattr(td, name, getattr(module, name)), (home, name)
 print("done")
 """
     assert output(code, tmp_path) == ["done"]
+
+
+def test_a_tuple_that_is_no_key_is_told_from_one(tmp_path):
+    code = """
+from tensordict import unravel_key
+import tensordict.utils
+assert tensordict.utils.unravel_key is tensordict.utils.unravel_keys is unravel_key
+print([unravel_key(key) for key in ("a", ("a",), ("a", ("b",)), (0,), (slice(None), "a"), ())])
+unravel_key(3)
+"""
+    done = run("-c", ALIAS + code, cwd=tmp_path)
+    assert done.stdout == "['a', 'a', ('a', 'b'), (), (), ()]\n"
+    assert done.stderr.splitlines()[-1].startswith("td_core.errors.KeyPathError: a key is a string")
 
 
 def test_a_star_import_takes_no_name_that_programs_have_for_something_else(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 from torch import nn
@@ -124,9 +126,39 @@ def test_the_module_around_a_class_holds_an_instance():
 
 def test_preserve_module_state_false_puts_plain_tensors_in():
     model = nn.Linear(2, 1)
+    before = dict(model.named_parameters())
     data = TensorDict.from_module(model).data.clone()
     with data.to_module(model, preserve_module_state=False):
         assert model.weight is data["weight"]
+        # Neither an optimizer nor a checkpoint may take them for parameters.
+        assert not list(model.parameters()) and not model.state_dict()
+    after = dict(model.named_parameters())
+    assert list(after) == list(before) and all(map(operator.is_, after.values(), before.values()))
+
+
+def test_plain_tensors_make_room_for_parameters_again():
+    layer = nn.Linear(2, 1)
+    model = nn.Sequential(layer, nn.BatchNorm1d(1), layer)
+    params = TensorDict.from_module(model, as_module=True)
+    params.data.to("meta").to_module(model, preserve_module_state=False)
+    assert not list(model.parameters()) and len(list(model.buffers())) == 3
+    with params.to_module(model):
+        assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+        assert model[2].weight is params["0", "weight"]
+    assert not list(model.parameters()) and layer.weight.device.type == "meta"
+    stacked = torch.stack([params.data, params.data + 1])
+    x = torch.ones(3, 2)
+
+    def call(params):
+        with params.to_module(model, preserve_module_state=False):
+            return model[0](x)
+
+    assert torch.equal(torch.vmap(call)(stacked)[0], call(params.data))
+    assert torch.compile(call, backend="eager", fullgraph=True)(params.data).shape == (3, 1)
+    with pytest.raises(RuntimeError, match="meta"):
+        layer(x).sum().item()
+    params.to_module(model)
+    assert next(model.parameters()) is params["0", "weight"] and layer(x).device.type == "cpu"
 
 
 def test_gradients_flow_through_computed_parameters():

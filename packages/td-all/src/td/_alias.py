@@ -89,14 +89,26 @@ ELSEWHERE = {
     ("_reductions", "_rebuild_tensordict_files_consolidated"): ("td._foreign_pickles", "make_consolidated"),
     ("_unbatched", "UnbatchedTensor"): ("td._foreign_pickles", "make_unbatched"),
     ("tensorclass", "_reconstruct_typed_metadata"): ("td._foreign_pickles", "make_metadata"),
+    ("", "unravel_key"): ("td._alias", "unravel_key"),
     ("base", "CompatibleType"): ("typing", "Any"),
     ("utils", "DeviceType"): ("td_core.typing", "DeviceType"),
     ("utils", "IndexType"): ("typing", "Any"),
     ("utils", "prod"): ("math", "prod"),
-    ("utils", "unravel_keys"): ("td_core", "unravel_key"),
+    ("utils", "unravel_key"): ("td._alias", "unravel_key"),
+    ("utils", "unravel_keys"): ("td._alias", "unravel_key"),
     ("utils", "_LockedSchema"): ("td._foreign_pickles", "LockedSchema"),
     ("utils", "_StringOnlyDict"): ("builtins", "dict"),
 }
+
+
+def unravel_key(key: Any) -> Any:
+    """Return what td does, but ``()`` for a tuple that is no key: programs tell an index from a key by that."""
+    try:
+        return td.unravel_key(key)
+    except td.KeyPathError:
+        if isinstance(key, tuple):
+            return ()
+        raise
 
 
 class Alias(ModuleType):

@@ -19,6 +19,8 @@ from .leaf_writes import check_copied
 from .operands import where
 
 Move = tuple[dict[str, Any], str, Tensor, Any]  # slots of a module, key, new leaf, what the slot held
+#: Parameters of a module, its attributes, key, what is held, and whether that leaves the first for the second or comes back.
+Home = tuple[dict[str, Any], dict[str, Any], str, Any, bool]
 
 
 def _slots(owner: Any) -> tuple[Any, Any, Any]:
@@ -40,6 +42,16 @@ def _put_back(moves: list[Move]) -> None:
     # Backwards, so that a slot met twice (a shared submodule) ends with what it held first.
     for slots, key, _, held in reversed(moves):
         slots[key] = held
+
+
+def _settle(homes: list[Home], undo: bool = False) -> None:
+    """Make plain attributes of parameters, whose places stay, or parameters of such attributes."""
+    for parameters, attributes, key, held, lowered in homes:
+        if lowered is not undo:
+            parameters[key], attributes[key] = None, held
+        else:
+            attributes.pop(key, None)
+            parameters[key] = held
 
 
 def _copy_back(moves: list[Move]) -> None:
@@ -292,7 +304,8 @@ class Modules(Core):
             non_blocking: for the copies of ``inplace``.
             preserve_module_state: a plain leaf becomes a ``Parameter`` (of the same storage) where the module holds
                 one; tensors with a ``grad_fn``, and all of them under ``torch.func`` and ``torch.compile``, are
-                put in as they are.
+                put in as they are. With False a plain leaf takes the place of a parameter as a plain attribute, which
+                ``module.parameters()`` and ``module.state_dict()`` do not list.
             memo: kept for its name only; passing it raises.
 
         Returns:
@@ -319,8 +332,13 @@ class Modules(Core):
                     "inplace has no meaning with use_state_dict=True: load_state_dict copies in place"
                 )
             return self._load_into(module, swap_dest)
-        moves, swap = self._pair(module, copy=bool(inplace))
-        undo = _copy_back if inplace else _put_back
+        eager = not torch.compiler.is_compiling() and functorch_level() is None
+        moves, homes, swap = self._pair(module, bool(inplace), eager and not preserve_module_state)
+
+        def undo(_: Any) -> None:
+            (_copy_back if inplace else _put_back)(moves)
+            _settle(homes, undo=True)
+
         if inplace:
             with torch.no_grad():
                 for _, key, value, held in moves:
@@ -331,10 +349,9 @@ class Modules(Core):
                     for slots, key, value, _ in moves:
                         slots[key].copy_(value, non_blocking=non_blocking)
             else:
-                wrap = (
-                    preserve_module_state and not torch.compiler.is_compiling() and functorch_level() is None
-                )
+                _settle(homes)
                 made: dict[int, nn.Parameter] = {}
+                wrap = eager and preserve_module_state
                 for slots, key, value, held in moves:
                     slots[key] = _as_parameter(value, held, made) if wrap else value
             if not return_swap:
@@ -342,17 +359,24 @@ class Modules(Core):
             if swap_dest is not None:
                 swap = swap_dest.update(swap)
         except BaseException:
-            undo(moves)
+            undo(None)
             raise
-        return swap._undone_by(lambda _: _surely(undo, moves))
+        return swap._undone_by(lambda _: _surely(undo, None))
 
-    def _pair(self, module: nn.Module, copy: bool) -> tuple[list[Move], Any]:
+    def _pair(self, module: nn.Module, copy: bool, plain: bool) -> tuple[list[Move], list[Home], Any]:
         """Match leaves with the module's slots.
 
+        Args:
+            module: the module.
+            copy: the values of the slots will be overwritten.
+            plain: a leaf that is no parameter takes the place of one as a plain attribute.
+
         Returns:
-            A move for each leaf, and the collection of what the slots hold (copies if ``copy``).
+            A move for each leaf, what changes between parameter and attribute before, and the collection of what the slots
+            hold (copies if ``copy``).
         """
         moves: list[Move] = []
+        homes: list[Home] = []
         swap = dense({}, torch.Size())
         todo: list[tuple[Core, Any, Any, tuple[str, ...]]] = [(self, module, swap, ())]
         while todo:
@@ -367,12 +391,22 @@ class Modules(Core):
                 if isinstance(child, Tensor):
                     slots: Any = parameters if key in parameters else buffers
                     held = slots.get(key)
+                    lowered = held is None and slots is parameters and not isinstance(owner, Core)
+                    if lowered:  # if anything: an earlier call has made a plain attribute of it
+                        slots, held = owner.__dict__, owner.__dict__.get(key)
                     if held is None:
                         raise KeyPathError(
                             f"{show_path((*path, key))}: {type(owner).__name__} has no parameter or buffer {key!r}"
                         )
                     if copy:
                         held = held.detach().clone()
+                    elif isinstance(child, nn.Parameter):
+                        if lowered:
+                            homes.append((parameters, slots, key, held, False))
+                            slots = parameters
+                    elif plain and slots is parameters and not isinstance(owner, Core):
+                        slots = owner.__dict__
+                        homes.append((parameters, slots, key, held, True))
                     moves.append((slots, key, child, held))
                     old._set_child(key, held)
                 elif (inner := modules.get(key)) is not None:
@@ -384,7 +418,7 @@ class Modules(Core):
                     raise KeyPathError(
                         f"{show_path((*path, key))}: {type(owner).__name__} has no submodule {key!r}"
                     )
-        return moves, swap
+        return moves, homes, swap
 
     def _load_into(self: Any, module: nn.Module, swap_dest: Any) -> Any:
         state = {key: value.detach().clone() for key, value in module.state_dict().items()}
