@@ -31,6 +31,7 @@ from ._collection import (
 from ._keys import is_key, unravel_key_to_tuple
 from ._locking import refuse_if_locked
 from ._names import Names
+from ._ops.moving import put_back
 from ._ops.structure import unchanged_on_error
 from ._pytree import register
 from ._torch_private import plain_results
@@ -366,7 +367,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             return super()._map(fn)
         # Copies of parameters are parameters, which have no past.
         with torch.no_grad():
-            return self._again(self._tensordict._map(_tied(fn)))
+            return self._again(self._tensordict._map(_tied(fn)), self._tensordict._leaves())
 
     # As every other node, which is what it stays.
     _copied = Core._copied
@@ -403,19 +404,26 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         return self.clone(False)
 
     def to(self: SelfT, *args: Any, **kwargs: Any) -> Any:
-        """Return parameters on another device or of another dtype; as ``TensorDict.to``."""
-        moved = self._tensordict.to(*args, **kwargs)
-        return self if moved is self._tensordict else self._again(moved)
+        """Return parameters on another device or of another dtype, tied where they were; as ``TensorDict.to``."""
+        inner, old = self._tensordict, self._tensordict._leaves()
+        moved = inner.to(*args, **kwargs)
+        if moved is not inner:
+            return self._again(moved, old)
+        if kwargs.get("inplace"):
+            put_back(inner, self._again(inner, old)._tensordict)
+        return self
 
-    def _again(self: SelfT, inner: Any) -> Any:
-        old = iter(self._tensordict._leaves())
-        made: dict[int, Tensor] = {}
+    def _again(self: SelfT, inner: Any, old: list[Tensor]) -> Any:
+        """Return a module of what became of the leaves ``old``, each in its role; what was tied is."""
+        likes = iter(old)
+        made: dict[Any, Tensor] = {}
 
         def parameter(leaf: Tensor) -> Tensor:
-            like = next(old)
-            if id(leaf) not in made:
-                made[id(leaf)] = _like_parameter(leaf, like)
-            return made[id(leaf)]
+            like = next(likes)
+            place = id(like), leaf.dtype, leaf.device  # a filter may have let it go under one key only
+            if place not in made:
+                made[place] = _like_parameter(leaf, like)
+            return made[place]
 
         try:
             return self._around(inner._map(parameter))
