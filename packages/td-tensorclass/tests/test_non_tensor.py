@@ -6,6 +6,7 @@ import copy
 import enum
 import io
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -620,7 +621,7 @@ def values_in(module: Any) -> list[Any]:
 OLD, NEW = ("a", "b", ["c", "d"], "e"), ("f", b"7", ["g", "h"], "i")
 
 
-class TestStateDictsOfModules:
+class TestModules:
     @pytest.mark.parametrize("assign", [False, True])
     @pytest.mark.parametrize("locked", [False, True])
     def test_a_module_loads_the_values_in_its_parameters(self, assign: bool, locked: bool) -> None:
@@ -638,6 +639,49 @@ class TestStateDictsOfModules:
             assert values_in(module) == [*NEW]
             module.load_state_dict(in_a_module(*OLD).state_dict())
             assert values_in(module) == [*OLD]
+
+    @pytest.mark.parametrize("inplace", [False, True])
+    def test_the_values_in_parameters_go_to_a_module_and_come_back(self, inplace: bool) -> None:
+        module, given = in_a_module(*OLD), TensorDict.from_module(in_a_module(*NEW))
+        with given.to_module(module, inplace=inplace) as held:
+            assert values_in(module) == [*NEW]
+            assert held["params", "one"] == "a" and held.get(("params", "column")).tolist() == ["c", "d"]
+        assert values_in(module) == [*OLD]
+        held = given.to_module(module, inplace=inplace)
+        assert values_in(module) == [*NEW]
+        held.to_module(module, inplace=inplace)
+        assert values_in(module) == [*OLD]
+
+    @pytest.mark.parametrize("inplace", [False, True])
+    @pytest.mark.parametrize(
+        ("entry", "missing"),
+        [
+            ({"w": "x"}, "key ('params', 'w'): TensorDictParams has no value 'w'"),
+            (
+                {"one": torch.zeros(2)},
+                "key ('params', 'one'): TensorDictParams has no parameter or buffer 'one'",
+            ),
+            (
+                {"one": {"x": torch.zeros(2)}},
+                "key ('params', 'one'): TensorDictParams has no submodule 'one'",
+            ),
+            ({"w": {"x": torch.zeros(2)}}, "key ('params', 'w'): TensorDictParams has no submodule 'w'"),
+            ({"n": "x"}, "key ('params', 'n'): TensorDictParams has no value 'n'"),
+            ("x", "key 'params': Module has no value 'params'"),
+        ],
+    )
+    def test_what_parameters_hold_otherwise_is_refused_before_anything_changes(
+        self, entry: Any, missing: str, inplace: bool
+    ) -> None:
+        module = in_a_module(*OLD)
+        given = TensorDict({"params": {"n": {"below": "f"}}})
+        if isinstance(entry, dict):
+            given["params"].update(entry)
+        else:
+            given["params"] = entry
+        with pytest.raises(KeyPathError, match=re.escape(missing)):
+            given.to_module(module, inplace=inplace)
+        assert values_in(module) == [*OLD] and not module.params["w"].any()
 
     def test_values_that_a_state_dict_has_not_stay(self) -> None:
         module = in_a_module(*OLD)
