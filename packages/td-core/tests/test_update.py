@@ -993,6 +993,32 @@ REFUSED_VALUES: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
+SHIFTED: dict[str, Callable[[Any, Any], Any]] = {
+    "update_": lambda td, source: td[1:].update_(source),
+    "update_ from a mapping": lambda td, source: td[1:].update_(source.to_dict()),
+    "copy_": lambda td, source: td[1:].copy_(source),
+    "set_": lambda td, source: [td[1:].set_(key, source[key]) for key in ("o", ("n", "a"))],
+    "load_state_dict": lambda td, source: td[1:].load_state_dict(source.state_dict()),
+    "slice": lambda td, source: td.__setitem__(slice(1, None), source),
+    "positions": lambda td, source: td.__setitem__([1, 2, 3], source),
+    "mask": lambda td, source: td.__setitem__(torch.tensor([False, True, True, True]), source),
+    "a mapping at positions": lambda td, source: td.__setitem__([1, 2, 3], source.to_dict()),
+    "update_at_": lambda td, source: td.update_at_(source, slice(1, None)),
+    "set_at_": lambda td, source: [td.set_at_(key, source[key], slice(1, None)) for key in ("o", ("n", "a"))],
+}
+
+
+@pytest.mark.parametrize("write", SHIFTED.values(), ids=SHIFTED)
+@pytest.mark.parametrize("tail", [(), (2,)])
+def test_values_that_are_in_part_what_is_written_are_read_first(write: Any, tail: tuple[int, ...]) -> None:
+    whole = torch.arange(4.0).view(4, *[1] * len(tail)).expand(4, *tail).clone()
+    td = TensorDict({"o": torch.zeros(4, *tail), "n": {"a": whole}}, [4])
+    source = TensorDict({"o": torch.ones(3, *tail), "n": {"a": whole[:3]}}, [3])
+    write(td, source)
+    assert td["o"].view(4, -1)[:, 0].tolist() == [0, 1, 1, 1]
+    assert whole.view(4, -1)[:, 0].tolist() == [0, 0, 1, 2]
+
+
 @pytest.mark.filterwarnings("ignore:.*quantize", "ignore:.*TypedStorage")
 @pytest.mark.parametrize("kind", REFUSED_VALUES)
 def test_update_in_place_writes_nothing_where_torch_refuses_one_value(kind: str) -> None:

@@ -20,7 +20,14 @@ from .._indexing import IndexPlan, Placed
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import RARELY_SCATTERED, apart, check_fits, refuse_expanded, refuse_grad
+from .leaf_writes import (
+    RARELY_SCATTERED,
+    apart,
+    check_fits,
+    refuse_expanded,
+    refuse_grad,
+    refused_as_shared,
+)
 from .operands import copy_named, named
 
 Path = tuple[str, ...]
@@ -265,6 +272,9 @@ class IndexedWrite:
                 try:
                     target[at] = value
                 except (RuntimeError, TypeError) as error:
+                    if refused_as_shared(error):
+                        target[at] = value.clone()
+                        continue
                     raise named(
                         error, f"cannot write {show_path(self.paths[i])} at an index: {error}"
                     ) from error

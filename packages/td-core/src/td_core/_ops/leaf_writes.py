@@ -80,6 +80,43 @@ def _memory_of(leaf: Tensor) -> int:
     return id(leaf)
 
 
+def refused_as_shared(error: Exception) -> bool:
+    """Tell whether torch raised an error because what it was to write is in part the memory of an operand."""
+    return "the input tensor and the written-to tensor" in str(error)
+
+
+def shares_part(leaf: Tensor, other: Any) -> bool:
+    """Tell whether torch refuses to write into a leaf what it computes of another tensor: they are one memory in part.
+
+    >>> both = torch.zeros(3)
+    >>> shares_part(both[1:], both[:-1]), shares_part(both, both), shares_part(both[1:], both[:1])
+    (True, False, False)
+    """
+    if not isinstance(other, Tensor) or not leaf.numel() or not other.numel():
+        return False
+    if _memory_of(leaf) != _memory_of(other) or not (_is_dense(leaf) and _is_dense(other)):
+        return False
+    begin, end, first, last = *_bytes_of(leaf), *_bytes_of(other)
+    if (begin, end) == (first, last):
+        return leaf.stride() != other.stride()
+    return begin < last and first < end
+
+
+def _bytes_of(leaf: Tensor) -> tuple[int, int]:
+    begin = leaf.data_ptr()
+    return begin, begin + leaf.numel() * leaf.element_size()
+
+
+def _is_dense(leaf: Tensor) -> bool:
+    """Tell whether the elements of a leaf follow each other in memory, in whatever order of its dims."""
+    expected = 1
+    for step, size in sorted((step, size) for step, size in zip(leaf.stride(), leaf.shape) if size > 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
 def check_fits(value: Tensor | Core, shape: torch.Size, path: Path) -> None:
     """Raise StructureError unless a value can be broadcast to the shape of its entry."""
     theirs: torch.Size = value.shape  # type: ignore[union-attr]
