@@ -482,6 +482,8 @@ def test_a_module_says_what_a_state_dict_lacks():
     wrong = {**state, "p.w": torch.zeros(7)}
     with pytest.raises(RuntimeError, match=r"p.w: shape \(7,\) given, .* expected"):
         module.load_state_dict(wrong)
+    with pytest.raises(RuntimeError, match="p.w: Cannot copy out of meta tensor"):
+        module.load_state_dict({**state, "p.w": torch.zeros(3, device="meta")})
     del state["p.w"]
     with pytest.raises(RuntimeError, match='Missing key.*"p.w"'):
         module.load_state_dict(state)
@@ -543,3 +545,26 @@ def test_a_clone_ties_what_is_tied(options: dict[str, Any]) -> None:
     assert clone["x"] is clone["y"] is clone["n", "z"]
     assert clone["x"] is not weight
     assert len(list(clone.parameters())) == 1
+
+
+MOVES = {
+    "dtype": lambda params: params.to(torch.float64),
+    "device": lambda params: params.to("meta"),
+    "inplace": lambda params: params.to(torch.float64, inplace=True),
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_what_is_moved_or_cast_stays_tied(move: Any) -> None:
+    weight, ids = nn.Parameter(torch.ones(2)), Buffer(torch.arange(2))
+    moved = move(TensorDictParams(TensorDict({"x": weight, "y": ids, "n": {"x": weight, "y": ids}})))
+    assert moved["x"] is moved["n", "x"] is not weight and moved["y"] is moved["n", "y"] is not ids
+    assert [name for name, _ in moved.named_parameters()] == ["x"]
+    assert [name for name, _ in moved.named_buffers()] == ["y"]
+
+
+def test_what_is_cast_under_one_of_its_keys_is_no_longer_tied() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    params = TensorDictParams(TensorDict({"x": weight, "y": weight}))
+    cast = params.to(torch.float64, cast_filter=lambda key, leaf: key == ("x",))
+    assert [cast[key].dtype for key in "xy"] == [torch.float64, torch.float32]

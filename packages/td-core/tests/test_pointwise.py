@@ -836,3 +836,38 @@ def test_numbers_beside_integers_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match="addcmul_ in place: key 'a': result type Float can't be cast"):
         td.addcmul_(0.5, 4)
     assert td["a"].tolist() == [0, 1, 2]
+
+
+TERNARY = ["lerp_", "addcmul_", "addcdiv_"]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("name", [*BINARY_INPLACE, "add_", "sub_", *TERNARY])
+def test_operands_that_are_in_part_what_is_written_are_read_first(name: str, mixed: bool) -> None:
+    dtype = torch.float64 if mixed else torch.float32
+    whole = [torch.rand(8), torch.rand(8, 2, dtype=dtype), torch.rand(4, 4)]
+    expected = [each.clone() for each in whole]
+
+    def leaves_of(tensors: list[Tensor], shift: int) -> list[Tensor]:
+        first, second, third = tensors
+        one = torch.full((7,), 0.5)  # which is written before torch refuses the next
+        return [one, first[shift : 7 + shift], second[shift : 7 + shift], third.t() if shift else third]
+
+    def td_of(leaves: list[Tensor]) -> TensorDict:
+        return TensorDict({"o": leaves[0], "n": {"a": leaves[1], "b": leaves[2]}, "t": leaves[3]})
+
+    td = td_of(leaves_of(whole, 1))
+    others = [td_of(leaves_of(whole, 0))] * (1 + (name in TERNARY))
+    assert getattr(td, name)(*others) is td
+    for leaf, other in zip(leaves_of(expected, 1), leaves_of(expected, 0)):
+        operand = other.clone()
+        getattr(leaf, name.replace("maximum", "clamp_min").replace("minimum", "clamp_max"))(
+            *[operand] * len(others)
+        )
+    assert all(map(torch.equal, whole, expected))
+
+
+def test_a_part_of_itself_that_autograd_would_record_is_refused() -> None:
+    whole = torch.rand(8, requires_grad=True).clone()
+    with pytest.raises(RuntimeError, match="the input tensor and the written-to tensor"):
+        TensorDict({"a": whole[1:]}).add_(TensorDict({"a": whole[:-1]}))

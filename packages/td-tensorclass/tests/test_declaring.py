@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, TensorDictBase, lazy_stack, set_printoptions
+from td_core import TensorDict, TensorDictBase, TensorDictParams, lazy_stack, set_printoptions
 from td_core.errors import BatchSizeError, LockedError, StructureError
 from td_tensorclass import (
     NonTensorData,
@@ -756,6 +756,27 @@ def test_classes_of_equal_fields_are_not_joined() -> None:
             StructureError, match=r"cannot join a Leg and a Step at key \('n', 'p'\): convert"
         ):
             join(below)
+
+
+@pytest.mark.parametrize("join", [torch.stack, torch.cat])
+def test_a_class_and_a_collection_without_one_are_not_joined_in_either_order(join: Any) -> None:
+    class Slotted(TensorDict):
+        pass
+
+    leg, x = Leg(torch.ones(2), batch_size=[2]), torch.zeros(2)
+    others = (TensorDict({"x": x}, [2]), Slotted({"x": x}, [2]), TensorDictParams(TensorDict({"x": x}, [2])))
+    for other in others:
+        for pair in ([leg, other], [other, leg]):
+            with pytest.raises(StructureError, match="cannot join a .* and a .*: convert one of them"):
+                join(pair)
+            below = [TensorDict({"n": {"p": each}}, [2]) for each in pair]
+            with pytest.raises(
+                StructureError, match=r"cannot join a .* and a .* at key \('n', 'p'\): convert"
+            ):
+                join(below)
+    stack = lazy_stack([TensorDict({"x": 0.0}), TensorDict({"x": 1.0})])
+    with pytest.raises(StructureError, match="cannot join a TensorDict and a Leg"):
+        join([stack, leg])
 
 
 @pytest.mark.parametrize("locked", [False, True])

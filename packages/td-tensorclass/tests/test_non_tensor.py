@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import enum
+import io
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 from td_core import (
     LazyStackedTensorDict,
     TensorDict,
+    TensorDictParams,
     assert_close,
     lazy_stack,
     make_tensordict,
@@ -585,6 +588,117 @@ class TestStateDicts:
             "a",
             "b",
         ]
+
+
+class Captioned(TensorClass):
+    image: torch.Tensor
+    caption: Any = None
+
+
+def in_a_module(*values: Any, **others: Any) -> Any:
+    module: Any = torch.nn.Module()
+    one, below, column, field = values
+    tree = {
+        "w": torch.zeros(2),
+        "one": one,
+        "column": NonTensorStack(*column),
+        "n": {"below": below, "held": Captioned(torch.zeros(2), field, batch_size=[2])},
+    }
+    module.params = TensorDictParams(TensorDict({**tree, **others}, batch_size=[2]))
+    return module
+
+
+def values_in(module: Any) -> list[Any]:
+    params = module.params
+    return [
+        params["one"],
+        params["n", "below"],
+        params.get("column").tolist(),
+        params["n", "held"].get("caption"),
+    ]
+
+
+OLD, NEW = ("a", "b", ["c", "d"], "e"), ("f", b"7", ["g", "h"], "i")
+
+
+class TestModules:
+    @pytest.mark.parametrize("assign", [False, True])
+    @pytest.mark.parametrize("locked", [False, True])
+    def test_a_module_loads_the_values_in_its_parameters(self, assign: bool, locked: bool) -> None:
+        file = io.BytesIO()
+        torch.save(in_a_module(*NEW).state_dict(), file)
+        file.seek(0)
+        module = in_a_module(*OLD)
+        if locked:
+            module.params.lock_()
+        outer = torch.nn.Sequential(module)
+        state = torch.nn.Sequential(in_a_module(*NEW)).state_dict()
+        for each, given in ((module, torch.load(file, weights_only=True)), (outer, state)):
+            found = each.load_state_dict(given, assign=assign)
+            assert not found.missing_keys and not found.unexpected_keys
+            assert values_in(module) == [*NEW]
+            module.load_state_dict(in_a_module(*OLD).state_dict())
+            assert values_in(module) == [*OLD]
+
+    @pytest.mark.parametrize("inplace", [False, True])
+    def test_the_values_in_parameters_go_to_a_module_and_come_back(self, inplace: bool) -> None:
+        module, given = in_a_module(*OLD), TensorDict.from_module(in_a_module(*NEW))
+        with given.to_module(module, inplace=inplace) as held:
+            assert values_in(module) == [*NEW]
+            assert held["params", "one"] == "a" and held.get(("params", "column")).tolist() == ["c", "d"]
+        assert values_in(module) == [*OLD]
+        held = given.to_module(module, inplace=inplace)
+        assert values_in(module) == [*NEW]
+        held.to_module(module, inplace=inplace)
+        assert values_in(module) == [*OLD]
+
+    @pytest.mark.parametrize("inplace", [False, True])
+    @pytest.mark.parametrize(
+        ("entry", "missing"),
+        [
+            ({"w": "x"}, "key ('params', 'w'): TensorDictParams has no value 'w'"),
+            (
+                {"one": torch.zeros(2)},
+                "key ('params', 'one'): TensorDictParams has no parameter or buffer 'one'",
+            ),
+            (
+                {"one": {"x": torch.zeros(2)}},
+                "key ('params', 'one'): TensorDictParams has no submodule 'one'",
+            ),
+            ({"w": {"x": torch.zeros(2)}}, "key ('params', 'w'): TensorDictParams has no submodule 'w'"),
+            ({"n": "x"}, "key ('params', 'n'): TensorDictParams has no value 'n'"),
+            ("x", "key 'params': Module has no value 'params'"),
+        ],
+    )
+    def test_what_parameters_hold_otherwise_is_refused_before_anything_changes(
+        self, entry: Any, missing: str, inplace: bool
+    ) -> None:
+        module = in_a_module(*OLD)
+        given = TensorDict({"params": {"n": {"below": "f"}}})
+        if isinstance(entry, dict):
+            given["params"].update(entry)
+        else:
+            given["params"] = entry
+        with pytest.raises(KeyPathError, match=re.escape(missing)):
+            given.to_module(module, inplace=inplace)
+        assert values_in(module) == [*OLD] and not module.params["w"].any()
+
+    def test_values_that_a_state_dict_has_not_stay(self) -> None:
+        module = in_a_module(*OLD)
+        module.load_state_dict(dict(in_a_module(*NEW).state_dict()))
+        assert values_in(module) == [*OLD]
+
+    def test_values_of_which_a_module_has_none_are_unexpected(self) -> None:
+        module, state = in_a_module(*OLD), in_a_module(*NEW, more="j").state_dict()
+        with pytest.raises(RuntimeError, match='Unexpected key.*"params.more"'):
+            module.load_state_dict(state)
+        assert module.load_state_dict(state, strict=False).unexpected_keys == ["params.more"]
+        assert values_in(module) == [*NEW] and "more" not in module.params
+
+    def test_a_level_in_the_place_of_a_value_is_named(self) -> None:
+        module = in_a_module(*OLD, more={"x": torch.zeros(2)})
+        with pytest.raises(RuntimeError, match="params: .* key 'more' is a value on one side"):
+            module.load_state_dict(in_a_module(*NEW, more="j").state_dict(), strict=False)
 
 
 @pytest.mark.parametrize("flatten", [True, False])

@@ -124,6 +124,10 @@ class Core(ABC):
         """Return the direct entries, for one who would lose those that a lazy stack hides: KeyMismatchError there."""
         return self._children()
 
+    def _joinable(self, first: Core, plan: ShapePlan, path: tuple[str, ...]) -> dict[str, Child]:
+        """Return the direct entries, for a node of another kind to join its own with; StructureError if it cannot."""
+        return dict(self._all_children())
+
     def _write_child(self, key: str, value: Child, *, non_blocking: bool = False) -> None:
         """Copy a checked value into the existing entry ``key``, in place."""
         entry = self._children()[key]

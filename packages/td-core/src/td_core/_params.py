@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ from ._collection import (
 from ._keys import is_key, unravel_key_to_tuple
 from ._locking import refuse_if_locked
 from ._names import Names
+from ._ops.moving import put_back
 from ._ops.structure import unchanged_on_error
 from ._pytree import register
 from ._torch_private import plain_results
@@ -41,6 +43,9 @@ from .typing import NO_DEFAULT, NestedKey, NoDefault
 SelfT = TypeVar("SelfT", bound="TensorDictParams")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
+
+#: Where the metadata of a part of a module has that of the levels with values below: torch hands it its own level only.
+_VALUES = "_values"
 
 #: ``torch.nn.Buffer``, which torch has from 2.5 on.
 _TORCH_BUFFER: Any = getattr(nn, "Buffer", ())
@@ -366,7 +371,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             return super()._map(fn)
         # Copies of parameters are parameters, which have no past.
         with torch.no_grad():
-            return self._again(self._tensordict._map(_tied(fn)))
+            return self._again(self._tensordict._map(_tied(fn)), self._tensordict._leaves())
 
     # As every other node, which is what it stays.
     _copied = Core._copied
@@ -403,19 +408,26 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         return self.clone(False)
 
     def to(self: SelfT, *args: Any, **kwargs: Any) -> Any:
-        """Return parameters on another device or of another dtype; as ``TensorDict.to``."""
-        moved = self._tensordict.to(*args, **kwargs)
-        return self if moved is self._tensordict else self._again(moved)
+        """Return parameters on another device or of another dtype, tied where they were; as ``TensorDict.to``."""
+        inner, old = self._tensordict, self._tensordict._leaves()
+        moved = inner.to(*args, **kwargs)
+        if moved is not inner:
+            return self._again(moved, old)
+        if kwargs.get("inplace"):
+            put_back(inner, self._again(inner, old)._tensordict)
+        return self
 
-    def _again(self: SelfT, inner: Any) -> Any:
-        old = iter(self._tensordict._leaves())
-        made: dict[int, Tensor] = {}
+    def _again(self: SelfT, inner: Any, old: list[Tensor]) -> Any:
+        """Return a module of what became of the leaves ``old``, each in its role; what was tied is."""
+        likes = iter(old)
+        made: dict[Any, Tensor] = {}
 
         def parameter(leaf: Tensor) -> Tensor:
-            like = next(old)
-            if id(leaf) not in made:
-                made[id(leaf)] = _like_parameter(leaf, like)
-            return made[id(leaf)]
+            like = next(likes)
+            place = id(like), leaf.dtype, leaf.device  # a filter may have let it go under one key only
+            if place not in made:
+                made[place] = _like_parameter(leaf, like)
+            return made[place]
 
         try:
             return self._around(inner._map(parameter))
@@ -456,7 +468,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Copy, or with ``assign`` take, what a surrounding module's state dict holds for these parameters."""
+        """Copy, or with ``assign`` take, what a surrounding module's state dict holds for these parameters, values too."""
         for hook in self._load_state_dict_pre_hooks.values():
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         skipped = self._non_persistent_buffers_set
@@ -474,11 +486,29 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
                 node, key = _place_of(self._tensordict, name)
                 node._set_child(key, _like_parameter(given, leaf))
             else:
-                with torch.no_grad():
-                    leaf.copy_(given)
+                try:
+                    with torch.no_grad():
+                        leaf.copy_(given)
+                except RuntimeError as error:
+                    error_msgs.append(f"{prefix + name}: {error}")
         if strict:
             known = {prefix + name for name in leaves}
             unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
+        if given := local_metadata.get(_VALUES):
+            self._load_values(given, prefix, unexpected_keys if strict else [], error_msgs)
+
+    def _load_values(
+        self, given: Mapping[str, Any], prefix: str, unexpected: list[str], errors: list[str]
+    ) -> None:
+        held = TensorDictBase.state_dict(self)._metadata  # type: ignore[attr-defined]
+        unexpected += [prefix + name for name in given if name not in held]
+        state: Any = OrderedDict()
+        # A module takes what was saved on any device.
+        state._metadata = {name: {**meta, "device": None} for name, meta in given.items() if name in held}
+        try:
+            super().load_state_dict(state, strict=False)
+        except RuntimeError as error:
+            errors.append(f"{prefix.removesuffix('.')}: {error}")
 
     def state_dict(
         self, destination: Any = None, prefix: str = "", keep_vars: bool = False, flatten: bool = True
@@ -491,7 +521,13 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             entries = self._tensordict.items(include_nested=True, leaves_only=True)
             left_out = [key for key, leaf in entries if not _is_persistent(leaf)]
             source = self._around(self._tensordict.exclude(*left_out))
-        state = TensorDictBase.state_dict(source, destination, prefix, keep_vars, flatten)
+        state: Any = TensorDictBase.state_dict(source, destination, prefix, keep_vars, flatten)
+        if destination is not None and flatten:
+            levels, own = state._metadata, prefix.removesuffix(".")
+            below = {name: meta for name, meta in levels.items() if name.startswith(prefix) and name != own}
+            values = {name[len(prefix) :]: meta for name, meta in below.items() if "_non_tensor" in meta}
+            if values:
+                levels[own][_VALUES] = values
         for hook in self._state_dict_hooks.values():
             given = hook(self, state, prefix, {})
             state = state if given is None else given

@@ -648,7 +648,7 @@ class TensorDict(TensorDictBase):
         old = self._batch_size
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead or n else old
         columns: list[dict[str, Child]] = [
-            item._data.copy() if type(item) is TensorDict else dict(item._all_children()) for item in items
+            one._data.copy() if type(one) is TensorDict else one._joinable(self, plan, path) for one in items
         ]
         # The copy of the first becomes the result, entry by entry.
         target = columns[0]

@@ -379,11 +379,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     def _check_joinable(self, items: Sequence[Core], path: tuple[str, ...]) -> None:
         for item in items:
             if type(item) is not type(self):
-                where = f" at {show_path(path)}" if path else ""
-                raise StructureError(
-                    f"cannot join a {type(self).__name__} and a {type(item).__name__}{where}: convert one of them, with "
-                    "from_tensordict() or to_tensordict()"
-                )
+                raise _not_joined(self, item, path)
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         mapped = self._tensordict._map(fn)
@@ -394,6 +390,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         if plan.alike:
             self._check_joinable(items, path)
         return self._wrap(self._tensordict._join([item._inner() for item in items], plan, path))
+
+    def _joinable(self, first: Core, plan: Any, path: tuple[str, ...]) -> dict[str, Child]:
+        if plan.alike:
+            raise _not_joined(first, self, path)
+        return super()._joinable(first, plan, path)
 
     def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
         """Return a field, or the default where it is None: a tensor, a collection, or the value of non-tensor data.
@@ -579,3 +580,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 # hasattr() and getattr() with a default are traced for the plain class only.
                 raise AttributeError(f"{type(self).__name__} has no field {name!r}")
             raise self._schema.unknown([name])
+
+
+def _not_joined(one: Core, other: Core, path: tuple[str, ...]) -> StructureError:
+    where = f" at {show_path(path)}" if path else ""
+    return StructureError(
+        f"cannot join a {type(one).__name__} and a {type(other).__name__}{where}: convert one of them, with "
+        "from_tensordict() or to_tensordict()"
+    )

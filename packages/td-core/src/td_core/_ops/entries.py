@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 from torch import Tensor
 
 from .._coerce import coerce, nest
-from .._collection import Child, Core, add_level, dense, missing_key, show_path
+from .._collection import Child, Core, add_level, copy_of, dense, missing_key, show_path
 from .._keys import is_key, unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from .._names import take_names
@@ -17,6 +17,7 @@ from .._settings import SETTINGS
 from .._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, shown
 from ..errors import CycleError, KeyPathError, KeyThroughLeafError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
+from .leaf_writes import refused_as_shared
 
 SelfT = TypeVar("SelfT", bound="Entries")
 
@@ -238,7 +239,9 @@ class Entries(Core):
         try:
             node._write_child(last, value, non_blocking=non_blocking)
         except (RuntimeError, ValueError) as error:
-            raise StructureError(f"cannot write {show_path(path)} in place: {error}") from error
+            if not refused_as_shared(error):
+                raise StructureError(f"cannot write {show_path(path)} in place: {error}") from error
+            node._write_child(last, copy_of(value), non_blocking=non_blocking)
         return self
 
     def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:

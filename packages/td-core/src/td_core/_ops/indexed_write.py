@@ -20,7 +20,15 @@ from .._indexing import IndexPlan, Placed
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
 from ..errors import BatchSizeError, StructureError
-from .leaf_writes import RARELY_SCATTERED, apart, check_fits, refuse_expanded, refuse_grad
+from .leaf_writes import (
+    RARELY_SCATTERED,
+    apart,
+    check_content,
+    check_fits,
+    refuse_expanded,
+    refuse_grad,
+    refused_as_shared,
+)
 from .operands import copy_named, named
 
 Path = tuple[str, ...]
@@ -135,6 +143,8 @@ class IndexedWrite:
             raise StructureError(
                 f"cannot write {show_path(path)} at an index: its layout, {target.layout}, has no views"
             )
+        if isinstance(value, Tensor):
+            check_content(target, path, value)
         if self.basic:
             try:
                 target = target[self.index]
@@ -172,6 +182,7 @@ class IndexedWrite:
                 )
         for row, part in zip(rows, values, strict=True):
             if isinstance(part, Tensor):
+                check_content(row, path, part)
                 check_fits(part, row.shape, path)
         self.rows += zip(rows, values, strict=True)
 
@@ -265,6 +276,9 @@ class IndexedWrite:
                 try:
                     target[at] = value
                 except (RuntimeError, TypeError) as error:
+                    if refused_as_shared(error):
+                        target[at] = value.clone()
+                        continue
                     raise named(
                         error, f"cannot write {show_path(self.paths[i])} at an index: {error}"
                     ) from error

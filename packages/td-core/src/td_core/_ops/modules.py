@@ -18,7 +18,7 @@ from ..errors import KeyPathError, StructureError
 from .leaf_writes import check_copied
 from .operands import where
 
-Move = tuple[dict[str, Any], str, Tensor, Any]  # slots of a module, key, new leaf, what the slot held
+Move = tuple[dict[str, Any], str, Any, Any]  # slots of a module, key, new leaf or value, what the slot held
 #: Parameters of a module, its attributes, key, what is held, and whether that leaves the first for the second or comes back.
 Home = tuple[dict[str, Any], dict[str, Any], str, Any, bool]
 
@@ -33,9 +33,11 @@ def _slots(owner: Any) -> tuple[Any, Any, Any]:
 
 def _without_entries(owner: Any) -> Any:
     """Return a level for what the slots of a module or collection hold; a value, which has none, is its own."""
+    if isinstance(owner, Core) and owner._opaque:
+        return owner
     if not isinstance(owner, Core) or owner._stacked() is not None:
         return dense({}, torch.Size())
-    return owner if owner._opaque else owner._with_children({})
+    return owner._with_children({})
 
 
 def _put_back(moves: list[Move]) -> None:
@@ -57,7 +59,15 @@ def _settle(homes: list[Home], undo: bool = False) -> None:
 def _copy_back(moves: list[Move]) -> None:
     with torch.no_grad():
         for slots, key, _, held in reversed(moves):
-            slots[key].copy_(held)
+            _write(slots, key, held)
+
+
+def _write(slots: dict[str, Any], key: str, value: Any, non_blocking: bool = False) -> None:
+    """Copy a leaf into what a slot holds; a value, which cannot be copied into another one, takes its place."""
+    if isinstance(value, Tensor):
+        slots[key].copy_(value, non_blocking=non_blocking)
+    else:
+        slots[key] = value
 
 
 def _surely(undo: Callable[[Any], Any], state: Any) -> None:
@@ -291,7 +301,7 @@ class Modules(Core):
         preserve_module_state: bool = True,
         memo: Any = None,
     ) -> Any:
-        """Write the leaves into the parameters and buffers of a module.
+        """Write the leaves into the parameters and buffers of a module, and values where parameters in it hold values.
 
         As a context (``with params.to_module(model):``) the module gets its own back on exit, also when the body raises.
 
@@ -312,7 +322,7 @@ class Modules(Core):
             What the module held before (None if ``return_swap`` is False).
 
         Raises:
-            KeyPathError: the module has no such parameter, buffer or submodule; nothing was changed.
+            KeyPathError: the module has no such parameter, buffer, value or submodule; nothing was changed.
             StructureError: a value does not fit where it is copied; nothing was changed.
             StructureError: the module is under ``fully_shard``, which needs ``use_state_dict``; nothing was changed.
 
@@ -342,12 +352,13 @@ class Modules(Core):
         if inplace:
             with torch.no_grad():
                 for _, key, value, held in moves:
-                    check_copied(held, (key,), value)
+                    if isinstance(value, Tensor):
+                        check_copied(held, (key,), value)
         try:
             if inplace:
                 with torch.no_grad():
                     for slots, key, value, _ in moves:
-                        slots[key].copy_(value, non_blocking=non_blocking)
+                        _write(slots, key, value, non_blocking)
             else:
                 _settle(homes)
                 made: dict[int, nn.Parameter] = {}
@@ -394,7 +405,7 @@ class Modules(Core):
                     lowered = held is None and slots is parameters and not isinstance(owner, Core)
                     if lowered:  # if anything: an earlier call has made a plain attribute of it
                         slots, held = owner.__dict__, owner.__dict__.get(key)
-                    if held is None:
+                    if not isinstance(held, Tensor):
                         raise KeyPathError(
                             f"{show_path((*path, key))}: {type(owner).__name__} has no parameter or buffer {key!r}"
                         )
@@ -409,14 +420,19 @@ class Modules(Core):
                         homes.append((parameters, slots, key, held, True))
                     moves.append((slots, key, child, held))
                     old._set_child(key, held)
-                elif (inner := modules.get(key)) is not None:
-                    below = _without_entries(inner)
+                    continue
+                inner = modules.get(key)
+                below = None if isinstance(inner, Tensor) or inner is None else _without_entries(inner)
+                if below is not None and below._opaque == child._opaque:
                     old._set_child(key, below)
-                    if not below._opaque:
+                    if child._opaque:
+                        moves.append((modules, key, child, inner))
+                    else:
                         todo.append((child, inner, below, (*path, key)))
-                elif child._children():
+                elif child._opaque or child._children():
+                    what = "value" if child._opaque else "submodule"
                     raise KeyPathError(
-                        f"{show_path((*path, key))}: {type(owner).__name__} has no submodule {key!r}"
+                        f"{show_path((*path, key))}: {type(owner).__name__} has no {what} {key!r}"
                     )
         return moves, homes, swap
 

@@ -15,13 +15,22 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
-from .._foreach import PLAIN, Op, columns, foreach, odd_first, shares_grad
+from .._foreach import PLAIN, Op, columns, foreach, needs_grad, odd_first, shares_grad
 from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import shown_shape
 from ..errors import BatchSizeError, StructureError
 from .key_trees import Row, build
-from .leaf_writes import COPY, apart, check_writable, contiguous, copy_all, refuse_grad
+from .leaf_writes import (
+    COPY,
+    apart,
+    check_writable,
+    contiguous,
+    copy_all,
+    refuse_grad,
+    refused_as_shared,
+    shares_part,
+)
 
 CoreT = TypeVar("CoreT", bound=Core)
 Operand = Any  # Core | Tensor | numpy array | number
@@ -177,6 +186,8 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
             for done in odd_first(leaves):
                 this.single(*rows[done])
     except (RuntimeError, TypeError) as error:
+        if refused_as_shared(error) and not needs_grad(leaves, *operands):
+            return _go_on_apart(this, leaves, operands)
         for leaf in leaves:
             if leaf.requires_grad:
                 refuse_grad(leaf, _path_of(node, leaf))
@@ -185,6 +196,21 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
             raise
         message = f"cannot compute {name} in place: {where(node, leaves[done])}: {error}"
         raise named(error, message) from error
+
+
+def _go_on_apart(this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> None:
+    """Do the rest of an operation in place, from the leaf on that shares memory with an operand: on copies of such.
+
+    torch refuses to read what it writes at another place, and has written the leaves before.
+    """
+    rows = list(zip(leaves, *columns(leaves, operands), strict=True))
+    begun = False
+    for i in odd_first(leaves):
+        leaf, *others = rows[i]
+        shared = [shares_part(leaf, other) for other in others]
+        begun = begun or any(shared)
+        if begun:
+            this.single(leaf, *[other.clone() if twice else other for other, twice in zip(others, shared)])
 
 
 def _writable(name: str, node: Core, this: Op, leaves: list[Tensor], operands: tuple[Any, ...]) -> bool:
@@ -339,10 +365,12 @@ def copy_named(
     except (RuntimeError, TypeError) as error:
         for i, target, value in zip(order, targets, values, strict=True):
             try:
-                target.copy_(value, non_blocking)  # what was copied may be copied again
+                # What was copied may be copied again. torch refuses to read what it writes at another place.
+                target.copy_(value.clone() if shares_part(target, value) else value, non_blocking)
             except (RuntimeError, TypeError) as again:
                 raise named(again, f"cannot write {name(i)} in place: {again}") from error
-        raise
+        if not refused_as_shared(error):
+            raise
 
 
 def raise_at_leaf(

@@ -23,7 +23,7 @@ from ..typing import NestedKey
 from .entries import NOT_GIVEN, Entries
 from .indexed_write import IndexedWrite, carry_out, is_basic, settle
 from .key_trees import only, wanted_tree
-from .leaf_writes import copied_whole, refuse_grad, scattered_whole
+from .leaf_writes import copied_whole, refuse_grad, refused_as_shared, scattered_whole
 from .member_writes import member_parts
 from .operands import write_leaves
 from .update_plan import UpdatePlan, merged_at_once
@@ -255,7 +255,11 @@ class Updating(Entries):
                 value = value.to(entry.device, non_blocking=non_blocking)
             changed[index] = value
         except (RuntimeError, TypeError, ValueError) as error:
-            raise StructureError(f"cannot write {show_path(path)} at the index {index!r}: {error}") from error
+            if not refused_as_shared(error):
+                raise StructureError(
+                    f"cannot write {show_path(path)} at the index {index!r}: {error}"
+                ) from error
+            changed[index] = value.clone()
         if changed is not entry:
             # A lazy stack reads entries by stacking, so what it gave is no view of its members.
             parent._write_child(path[-1], changed)
