@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, TensorDictBase, TensorDictParams, lazy_stack, set_printoptions
+from td_core import TensorDict, TensorDictBase, TensorDictParams, decode, encode, lazy_stack, set_printoptions
+from td_core._nodes import KINDS
 from td_core.errors import BatchSizeError, LockedError, StructureError
 from td_tensorclass import (
     NonTensorData,
@@ -861,3 +862,40 @@ def test_a_field_is_emptied_in_all_members_of_a_stack_or_in_none() -> None:
     members[1].unlock_()
     stack.label = None
     assert [member.label for member in members] == [None, None]
+
+
+class ByValue(TensorClass):
+    x: Tensor
+    label: str = "none"
+
+
+def bare_class_of(cls: Any) -> Any:
+    """Return what cloudpickle makes first of a class that it pickled by value, even where that is here already."""
+    return type(cls)(
+        cls.__name__, (TensorClass,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    )
+
+
+class TestAClassThatAPickleMakes:
+    kept = ByValue(x=torch.ones(2), label="a", batch_size=[2])
+
+    def test_that_is_thrown_away_leaves_the_name_to_the_class_that_has_it(self) -> None:
+        bare_class_of(ByValue)
+        assert type(decode(encode(self.kept))) is ByValue
+        assert type(ByValue.from_dict(self.kept.to_dict(), batch_size=[2]).clone()) is ByValue
+
+    def test_takes_the_name_with_its_first_instance(self) -> None:
+        made = bare_class_of(ByValue)
+        for name, value in vars(ByValue).items():
+            if name not in {"__dict__", "__weakref__"}:
+                setattr(made, name, value)
+        try:
+            encoded = encode(self.kept)
+            assert (
+                type(decode(encoded, [ByValue])) is ByValue
+            )  # the class that a pickle brings counts, not its name
+            first = decode(encoded, [made])
+            assert type(first) is made and first.label == "a"
+            assert type(decode(encoded)) is made
+        finally:
+            KINDS.add(KINDS.of(ByValue), replace=True)

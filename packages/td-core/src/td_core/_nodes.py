@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -269,8 +269,12 @@ def _behind_parents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [rows[position] for position in order]
 
 
-def decode(encoded: Encoded) -> Any:
+def decode(encoded: Encoded, subclasses: Iterable[type] = ()) -> Any:
     """Put a tree together again; the inverse of :func:`encode`.
+
+    Args:
+        encoded: the table.
+        subclasses: classes that nodes name, where they are at hand: a name may also be that of another class.
 
     Raises:
         FormatError: a node names a kind that is not registered, or cannot be put together, or the table is inconsistent.
@@ -281,6 +285,7 @@ def decode(encoded: Encoded) -> Any:
     """
     if not encoded.nodes:
         raise FormatError("an encoded tree has at least one node; there is none")
+    given = {class_name(cls): cls for cls in subclasses}
     nodes: list[Any] = [None] * len(encoded.nodes)
     # Children stand behind their parent, so walking backwards meets every child first.
     for position in range(len(encoded.nodes) - 1, -1, -1):
@@ -304,8 +309,10 @@ def decode(encoded: Encoded) -> Any:
             raise missing or FormatError(
                 f"{shown} is of the kind {tag!r}, which no installed package provides"
             )
-        kind = KINDS[tag]
-        cls = find_subclass(kind.type, row["class"]) if "class" in row else None
+        kind = KINDS.of(given[tag]) if tag in given else KINDS[tag]
+        cls, name = None, row.get("class")
+        if "class" in row:
+            cls = given[name] if type(name) is str and name in given else find_subclass(kind.type, name)
         try:
             nodes[position] = check_node(kind.unflatten(Record(meta, groups[0], groups[1], values, cls=cls)))
         except TensorDictError:

@@ -32,10 +32,10 @@ def rebuild(
 ) -> Any:
     """Return the collection that :meth:`Pickling.__reduce_ex__` took apart.
 
-    ``classes`` are the subclasses that the nodes name; listing them makes pickle import them first.
+    ``classes`` are the subclasses that the nodes name; listing them makes pickle import them first, or make them.
     """
     leaves = leaves.tensors if isinstance(leaves, Leaves) else leaves
-    return arrived(decode(Encoded(nodes, leaves, values)), nodes, leaves)
+    return arrived(decode(Encoded(nodes, leaves, values), classes), nodes, leaves)
 
 
 def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:

@@ -236,7 +236,7 @@ def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], clas
     if isinstance(storage, Leaves):
         (data,) = storage.tensors
         leaves = _storage.Views(data).leaves(_storage.from_columns(columns))
-        result = arrived(decode(Encoded(nodes, leaves, values)), nodes, leaves)
+        result = arrived(decode(Encoded(nodes, leaves, values), classes), nodes, leaves)
     else:
         # torch.load() calls this for a file that anyone may have written.
         (data,) = storage

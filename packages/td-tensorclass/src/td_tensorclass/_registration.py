@@ -19,12 +19,18 @@ MEMBER = "_tensordict"
 
 
 def register_class(cls: Any) -> None:
-    """Register a tensorclass; one that is defined again (a notebook cell run twice) takes the place of the old one."""
+    """Register a tensorclass; one that is defined again (a notebook cell run twice) takes the place of the old one.
+
+    A pickle by value, as cloudpickle writes for a class of the main program, makes a class without fields first, even where
+    the class is there: it takes the name of one with fields when it has got its own, and the first instance.
+    """
 
     def flatten(node: Any) -> Record:
         return Record({}, members={MEMBER: node._tensordict})
 
     def unflatten(record: Record) -> Any:
+        if KINDS[tag] is before and cls._schema.names:
+            KINDS.add(kind, replace=True)
         inner = record.members[MEMBER]
         cls._check_keys(inner._children())
         node = cls._bare(inner)
@@ -68,7 +74,11 @@ def register_class(cls: Any) -> None:
         "consolidated/1": Layout(flatten_buffer, unflatten_buffer, (shown,)),
         "state_dict/2": Layout(flatten_state, unflatten, (cls.__qualname__,)),
     }
-    KINDS.add(NodeKind(tag, cls, flatten, unflatten, layouts, with_class=True), replace=True)
+    before: Any = KINDS[tag] if tag in KINDS else None  # noqa: SIM401  it is no dict
+    kind = NodeKind(tag, cls, flatten, unflatten, layouts, with_class=True)
+    KINDS.add(kind, replace=True)
+    if before is not None and before.type._schema.names and not cls._schema.names:
+        KINDS.add(before, replace=True)
 
     def tree_flatten(node: Any) -> tuple[list[Core], tuple[Any, ...]]:
         return [node._tensordict], ()
