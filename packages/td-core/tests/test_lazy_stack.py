@@ -1072,3 +1072,15 @@ def test_the_dense_form_has_the_class_of_the_members() -> None:
         dense = stack.densify(torch.jagged)
         assert type(dense) is type(LazyStackedTensorDict(rows[0]).contiguous()) is Own
         assert dense.batch_size == stack.batch_size
+
+
+def test_a_subclass_is_a_pytree_and_stays_itself() -> None:
+    class Own(LazyStackedTensorDict):
+        pass
+
+    for rows in ([{"a": 1.0}, {"a": 2.0}], [{"a": 1.0}, {"b": 2.0}]):
+        own = Own(*map(TensorDict, rows))
+        assert all(type(leaf) is Tensor for leaf in torch.utils._pytree.tree_leaves(own))
+        doubled = torch.utils._pytree.tree_map(lambda leaf: leaf * 2, own)
+        assert type(doubled) is Own
+        assert [leaf.item() for leaf in doubled._leaves()] == [2, 4]

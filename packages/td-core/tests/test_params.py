@@ -543,3 +543,13 @@ def test_a_clone_ties_what_is_tied(options: dict[str, Any]) -> None:
     assert clone["x"] is clone["y"] is clone["n", "z"]
     assert clone["x"] is not weight
     assert len(list(clone.parameters())) == 1
+
+
+def test_a_subclass_is_a_pytree_as_its_base_is():
+    class Own(TensorDictParams):
+        pass
+
+    own = Own(make()._tensordict)
+    leaves, spec = torch.utils._pytree.tree_flatten(own)
+    assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in own._leaves()]
+    assert type(torch.utils._pytree.tree_unflatten(leaves, spec)) is TensorDict

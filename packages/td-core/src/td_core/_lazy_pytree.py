@@ -16,7 +16,7 @@ from torch import Tensor
 from ._collection import Core
 from ._lazy_stack import LazyStackedTensorDict
 from ._ops.member_writes import unbind_members
-from ._pytree import leaves_below, register
+from ._pytree import leaves_below, register, register_with_subclasses
 from ._torch_private import are_followed, before_transforms, functorch_level
 from .errors import StructureError
 
@@ -84,7 +84,7 @@ def _depth(node: Any) -> int:
     return 0
 
 
-def _unflatten(children: Any, context: Whole | Members) -> Any:
+def _unflatten(cls: Any, children: Any, context: Whole | Members) -> Any:
     items = list(children)
     if isinstance(context, Whole):
         (whole,) = items
@@ -96,7 +96,7 @@ def _unflatten(children: Any, context: Whole | Members) -> Any:
             return whole
         dim = found - behind
         with before_transforms(leaves):
-            stack = LazyStackedTensorDict._of(unbind_members(whole, dim), dim)
+            stack = cls._of(unbind_members(whole, dim), dim)
         stack._empty_size = whole.batch_size
         stack._stack_dim_name = name if found == ndim else None
     else:
@@ -108,7 +108,7 @@ def _unflatten(children: Any, context: Whole | Members) -> Any:
                 "differ in keys, shapes or dtypes, nor add one: pad or cast them first, see to_padded_tensor() and to(), "
                 "or map over each member"
             )
-        stack = LazyStackedTensorDict._of(items, dim)
+        stack = cls._of(items, dim)
         stack._stack_dim_name = name
     return stack
 
@@ -121,4 +121,11 @@ def _load(dumped: tuple[Any, ...]) -> Whole | Members:
     return (Members if isinstance(dumped[-1], tuple) else Whole)(*dumped)
 
 
-register(LazyStackedTensorDict, _flatten, _unflatten, _keys, load=_load)
+def _register_stack(cls: Any) -> None:
+    def unflatten(children: Any, context: Whole | Members) -> Any:
+        return _unflatten(cls, children, context)
+
+    register(cls, _flatten, unflatten, _keys, load=_load)
+
+
+register_with_subclasses(LazyStackedTensorDict, _register_stack)
