@@ -342,6 +342,20 @@ class TestHtml:
         shown = ragged()._repr_html_()
         assert shown is not None
         assert "f32[-1] cpu" in shown
+        assert "stack_dim=0" in shown
+
+    @pytest.mark.parametrize("wrap", [lambda stack: stack, lambda stack: TensorDict({"n": stack})])
+    def test_entries_that_some_members_lack(self, wrap: Any) -> None:
+        rows = [{"a": 1, "<x>": 1.5}, {"a": 1}, {"a": 1, "y": {"z": True}}]
+        shown = wrap(lazy_stack([TensorDict(row) for row in rows]))._repr_html_()
+        assert "a: <span" in shown
+        assert shown.count("exclusive_fields of member") == 2
+        first, second = shown.split("exclusive_fields of member 0:")[1].split("exclusive_fields of member 2:")
+        assert "&lt;x&gt;: <span" in first and "f32[] cpu" in first
+        assert "y: <span" in second and "z: <span" in second and "bool[] cpu" in second
+        assert shown.count("<details") == shown.count("</details>")
+        assert shown.count("<li") == shown.count("</li>")
+        assert shown.count("<ul") == shown.count("</ul>")
 
     def test_may_be_turned_off(self) -> None:
         with set_printoptions(html=False):

@@ -460,6 +460,13 @@ class TestNode:
             "TensorDict(batch_size=[], fields={a: str, b: NoneType, c: MetaData})"
         )
 
+    def test_values_are_shown_in_notebooks(self) -> None:
+        td = TensorDict({"a": "<script>", "s": NonTensorStack("p", "q")}, batch_size=[2])
+        shown = td._repr_html_() + td.get("a")._repr_html_() + td.get("s")._repr_html_()
+        assert shown.count("NonTensorData(data=&lt;script&gt;, batch_size=torch.Size([2])") == 2
+        assert shown.count("[&#x27;p&#x27;, &#x27;q&#x27;]") == 2
+        assert "<script" not in shown
+
     @pytest.mark.parametrize(
         "copied", [copy.deepcopy, copy.copy, lambda node: pickle.loads(pickle.dumps(node))]
     )
