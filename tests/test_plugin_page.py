@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from td_core import NodeKind, TensorDict, hookimpl
+from td_core import NodeKind, TensorDict, decode, encode, hookimpl
 from td_core.plugins import hookspecs
 from td_core.testing import CollectionTests, SerializerTests, installed
 
@@ -75,6 +75,15 @@ def test_subclasses_of_a_kind_are_pytrees_whenever_they_are_defined(page: dict[s
             assert len(pytree.tree_leaves(node)) == 1
             doubled = pytree.tree_map(lambda leaf: leaf * 2, node)
             assert (type(doubled), doubled.unit, doubled["data"].tolist()) == (cls, "m", [2, 2, 2])
+
+
+def test_a_subclass_of_a_kind_comes_back_as_itself(page: dict[str, Any]):
+    class Own(page["Quantity"]):
+        pass
+
+    with installed(page["Units"]()):
+        again = decode(encode(Own({"data": torch.ones(3)}, "m", [3])))
+        assert (type(again), again.unit) == (Own, "m")
 
 
 @pytest.mark.slow
