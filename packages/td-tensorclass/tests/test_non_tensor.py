@@ -486,6 +486,16 @@ class TestNode:
         assert type(again.get("m")) is MetaData[str]
         assert again.names == ["t"]
 
+    @pytest.mark.parametrize(
+        ("copied", "same"), [(torch.clone, True), (copy.copy, True), (copy.deepcopy, False)]
+    )
+    def test_only_a_deep_copy_copies_values(self, copied: Any, same: bool) -> None:
+        value: list[Any] = [1]
+        td = TensorDict({"a": NonTensorData(value), "n": {"s": NonTensorStack(value, {"k": value})}})
+        again = copied(td)
+        assert (again["a"] is value) is (again["n", "s"][0] is value) is same
+        assert (again["n", "s"][1]["k"] is value) is same
+
 
 class TestMetaData:
     def test_one_object_stays_one(self) -> None:
