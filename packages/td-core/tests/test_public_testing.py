@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from td_core import NO_DEFAULT, NodeKind, Record, Serializer, TensorDict, TensorDictBase, hookimpl
+from td_core._names import fit_names
 from td_core._nodes import header
 from td_core.testing import CollectionTests, SerializerTests, installed
 
@@ -57,6 +58,7 @@ class Length(TensorDictBase):
         return self._device
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
+        self._names = fit_names(self._names, len(batch_size))
         self._batch_size = batch_size
 
     def _set_device(self, device: Any) -> None:
@@ -113,6 +115,10 @@ def broken(**kwargs: Any) -> dict[str, Any]:
     return {"_with_children": partialmethod(given, **kwargs)}
 
 
+def set_size_alone(self: Length, batch_size: torch.Size) -> None:
+    self._batch_size = batch_size
+
+
 def sort(node: Length) -> None:
     node._entries = dict(sorted(node._entries.items()))
 
@@ -137,6 +143,7 @@ CLASSES: list[tuple[dict[str, Any], str, str]] = [
         SIZE,
         "_set_batch_size does not store the batch size",
     ),
+    ({"_set_batch_size": set_size_alone}, SIZE, "_set_batch_size keeps names of dims that are gone"),
     ({"_change_batch_size": Length._set_batch_size}, SIZE, "DID NOT RAISE .*BatchSizeError"),
 ]
 

@@ -249,8 +249,8 @@ class CollectionTests:
 
     def test_the_batch_size_can_be_changed(self) -> None:
         """A batch size that fits the leaves is stored, unless the kind refuses to lose a dim; any other one is refused."""
-        collection = self.make()
-        size = collection.batch_size
+        collection = self.labelled()
+        size, names = collection.batch_size, collection.names
         with pytest.raises(BatchSizeError):
             collection.batch_size = (size[0] + 1, *size[1:])
         assert collection.batch_size == size
@@ -259,8 +259,13 @@ class CollectionTests:
         except BatchSizeError:
             pytest.skip("this kind keeps its dims")
         assert collection.batch_size == size[:1], "_set_batch_size does not store the batch size"
+        assert collection.names == names[:1], "_set_batch_size keeps names of dims that are gone"
         collection.batch_size = size
         assert collection.batch_size == size, "_set_batch_size does not store the batch size"
+        rest = [None] * (len(size) - 1)
+        assert collection.names == [names[0], *rest], (
+            "_set_batch_size gives new dims no place among the names"
+        )
 
     def test_children_can_be_set_and_deleted(self) -> None:
         """A new entry comes last, and is gone when it is deleted."""
