@@ -252,6 +252,8 @@ def decode(encoded: Encoded) -> Any:
     """
     if not encoded.nodes:
         raise FormatError("an encoded tree has at least one node; there is none")
+    if not isinstance(encoded.nodes, (list, tuple)):
+        raise FormatError(f"the nodes of an encoded tree are a list; got a {type(encoded.nodes).__name__}")
     nodes: list[Any] = [None] * len(encoded.nodes)
     # Children stand behind their parent, so walking backwards meets every child first.
     for position in range(len(encoded.nodes) - 1, -1, -1):
