@@ -6,6 +6,7 @@ import doctest
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from td_core import TensorDict
+from td_core import NodeKind, TensorDict, decode, encode, hookimpl
 from td_core.plugins import hookspecs
 from td_core.testing import CollectionTests, SerializerTests, installed
 
@@ -48,6 +49,41 @@ def test_the_state_of_a_kind_is_part_of_its_tree_spec(page: dict[str, Any]):
         assert (total["x"].unit, total["x"]["data"].tolist()) == ("m", [2.0, 2.0, 2.0])
         assert pytree.tree_structure(quantity("m", 3)) == pytree.tree_structure(quantity("m", 4))
         assert pytree.tree_structure(quantity("m", 3)) != pytree.tree_structure(quantity("kg", 3))
+
+
+def test_subclasses_of_a_kind_are_pytrees_whenever_they_are_defined(page: dict[str, Any]):
+    class Base(page["Quantity"]):  # a class of its own: torch forgets none
+        pass
+
+    class Early(Base):
+        pass
+
+    kind = next(iter(page["Units"]().td_node_kinds()))
+
+    class Plugin:
+        @hookimpl
+        def td_node_kinds(self) -> list[NodeKind]:
+            return [replace(kind, tag="page.Base", type=Base)]
+
+    with installed(Plugin()):
+
+        class Late(Base):
+            pass
+
+        for cls in (Base, Early, Late):
+            node = cls({"data": torch.ones(3)}, "m", [3])
+            assert len(pytree.tree_leaves(node)) == 1
+            doubled = pytree.tree_map(lambda leaf: leaf * 2, node)
+            assert (type(doubled), doubled.unit, doubled["data"].tolist()) == (cls, "m", [2, 2, 2])
+
+
+def test_a_subclass_of_a_kind_comes_back_as_itself(page: dict[str, Any]):
+    class Own(page["Quantity"]):
+        pass
+
+    with installed(page["Units"]()):
+        again = decode(encode(Own({"data": torch.ones(3)}, "m", [3])))
+        assert (type(again), again.unit) == (Own, "m")
 
 
 @pytest.mark.slow

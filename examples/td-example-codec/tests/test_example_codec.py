@@ -85,6 +85,16 @@ def test_a_masked_entry_keeps_device_names_and_lock(again: Any) -> None:
     assert not decode(encode(td["x"].clone())).is_locked
 
 
+class Doubtful(Masked):
+    """A subclass without a kind of its own."""
+
+
+@pytest.mark.parametrize("again", [lambda td: decode(encode(td)), lambda td: pickle.loads(pickle.dumps(td))])
+def test_a_subclass_comes_back_as_itself(again: Any) -> None:
+    td = TensorDict({"x": Doubtful.from_numpy(masked_array(), torch.Size([3]))}, batch_size=[3])
+    assert type(again(td)["x"]) is Doubtful
+
+
 def test_saving_and_loading_through_the_methods(tmp_path: Path) -> None:
     td = TensorDict({"x": masked_array()}, batch_size=[3])
     path = tmp_path / "x.npz"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
@@ -11,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
+from td_core import Encoded, LazyStackedTensorDict, TensorDict, decode, encode, lazy_stack
 from td_core.errors import (
     BatchSizeError,
     CollectionIndexError,
+    FormatError,
     KeyMismatchError,
     KeyPathError,
     LockedError,
@@ -453,6 +455,42 @@ def test_hooks_see_what_is_read_and_written():
     assert lazy["a"].tolist() == [[1, 1], [1, 1]]
     lazy["b"] = torch.ones(2, 3)
     assert lazy.tensordicts[0]["b"].tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize("wrap", [lambda stack: stack, lambda stack: TensorDict({"n": stack})])
+@pytest.mark.parametrize("odd", [{"a": 1.0}, {"b": 1.0}])
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        lambda td: td.clone(),
+        lambda td: pickle.loads(pickle.dumps(td)),
+        lambda td: pickle.loads(pickle.dumps(td, 2)),
+        lambda td: decode(encode(td)),
+        lambda td: torch.utils._pytree.tree_map(torch.clone, td),
+    ],
+)
+def test_copies_keep_the_hooks(copied, odd, wrap):
+    stack = LazyStackedTensorDict(*map(TensorDict, [{"a": 1.0}, odd]), hook_out=torch.exp, hook_in=torch.log)
+    again = copied(wrap(stack))
+    again = again if wrap(stack) is stack else again["n"]
+    assert again.hook_out is torch.exp and again.hook_in is torch.log
+
+
+def test_a_hook_without_a_name_is_refused_by_pickle_and_copied_in_memory():
+    stack = LazyStackedTensorDict(TensorDict({"a": 1}), hook_out=lambda value: value + 1)
+    assert copy.deepcopy(stack)["a"].tolist() == [2]
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        pickle.dumps(stack)
+
+
+@pytest.mark.parametrize("values", [{"hook_in": 3}, {"_members": list}])
+def test_what_is_no_hook_is_refused(values):
+    encoded = encode(lazy_stack([TensorDict({"a": 1})]))
+    encoded.nodes[0]["values"] = [[name, i] for i, name in enumerate(values)]
+    with pytest.raises(FormatError, match=f"a lazy stack has no {next(iter(values))} that is"):
+        decode(Encoded(encoded.nodes, encoded.leaves, list(values.values())))
 
 
 @pytest.mark.parametrize(
@@ -1072,3 +1110,15 @@ def test_the_dense_form_has_the_class_of_the_members() -> None:
         dense = stack.densify(torch.jagged)
         assert type(dense) is type(LazyStackedTensorDict(rows[0]).contiguous()) is Own
         assert dense.batch_size == stack.batch_size
+
+
+def test_a_subclass_is_a_pytree_and_stays_itself() -> None:
+    class Own(LazyStackedTensorDict):
+        pass
+
+    for rows in ([{"a": 1.0}, {"a": 2.0}], [{"a": 1.0}, {"b": 2.0}]):
+        own = Own(*map(TensorDict, rows))
+        assert all(type(leaf) is Tensor for leaf in torch.utils._pytree.tree_leaves(own))
+        doubled = torch.utils._pytree.tree_map(lambda leaf: leaf * 2, own)
+        assert type(doubled) is Own
+        assert [leaf.item() for leaf in doubled._leaves()] == [2, 4]

@@ -568,3 +568,13 @@ def test_what_is_cast_under_one_of_its_keys_is_no_longer_tied() -> None:
     params = TensorDictParams(TensorDict({"x": weight, "y": weight}))
     cast = params.to(torch.float64, cast_filter=lambda key, leaf: key == ("x",))
     assert [cast[key].dtype for key in "xy"] == [torch.float64, torch.float32]
+
+
+def test_a_subclass_is_a_pytree_as_its_base_is():
+    class Own(TensorDictParams):
+        pass
+
+    own = Own(make()._tensordict)
+    leaves, spec = torch.utils._pytree.tree_flatten(own)
+    assert [id(leaf) for leaf in leaves] == [id(leaf) for leaf in own._leaves()]
+    assert type(torch.utils._pytree.tree_unflatten(leaves, spec)) is TensorDict

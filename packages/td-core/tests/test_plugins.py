@@ -823,6 +823,14 @@ def test_a_table_that_contradicts_itself_is_refused(row: Any, meta: Any, message
         td_core.decode(td_core.Encoded([], [], []))
 
 
+@pytest.mark.parametrize("nodes", [3, {"a": 1}, "ab"])
+def test_nodes_that_are_no_list_are_refused(nodes: Any) -> None:
+    with pytest.raises(
+        FormatError, match=f"nodes of an encoded tree are a list; got a {type(nodes).__name__}"
+    ):
+        td_core.decode(td_core.Encoded(nodes, [], []))
+
+
 @pytest.mark.parametrize("entry", [None, 3, np.ones(3), [1.0], {"a": torch.ones(3)}])
 @pytest.mark.parametrize("batch_size", [[], [3]])
 def test_a_coercer_that_gives_no_entry_is_named(entry: Any, batch_size: list[int]) -> None:

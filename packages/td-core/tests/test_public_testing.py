@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from td_core import Serializer, TensorDict, hookimpl
+from td_core import NO_DEFAULT, NodeKind, Record, Serializer, TensorDict, TensorDictBase, hookimpl
+from td_core._names import fit_names
+from td_core._nodes import header
 from td_core.testing import CollectionTests, SerializerTests, installed
 
 
@@ -27,6 +34,213 @@ class LossyTests(CollectionTests):
 def test_a_kind_that_loses_an_entry_is_noticed() -> None:
     with pytest.raises(AssertionError):
         LossyTests().test_children_make_the_same_node_again()
+
+
+class Length(TensorDictBase):
+    """Numbers with a unit: a kind that keeps every promise, for those below to break one each."""
+
+    def __init__(
+        self, entries: Any, unit: str, batch_size: Any, device: Any = None, names: Any = None
+    ) -> None:
+        self._entries, self.unit = dict(entries), unit
+        self._batch_size, self._device, self._names = torch.Size(batch_size), device, names
+
+    @property
+    def batch_size(self) -> torch.Size:
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: Any) -> None:
+        self._change_batch_size(torch.Size(batch_size))
+
+    @property
+    def device(self) -> Any:
+        return self._device
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        self._names = fit_names(self._names, len(batch_size))
+        self._batch_size = batch_size
+
+    def _set_device(self, device: Any) -> None:
+        self._device = device
+
+    def _children(self) -> dict[str, Any]:
+        return self._entries
+
+    def _set_child(self, key: str, value: Any) -> None:
+        self._entries[key] = value
+
+    def _del_child(self, key: str) -> None:
+        del self._entries[key]
+
+    def _with_children(
+        self, children: Any, *, batch_size: Any = None, device: Any = NO_DEFAULT, names: Any = NO_DEFAULT
+    ) -> Any:
+        return type(self)(
+            children,
+            self.unit,
+            self._batch_size if batch_size is None else batch_size,
+            self._device if device is NO_DEFAULT else device,
+            self._names if names is NO_DEFAULT else names,
+        )
+
+
+def flatten(node: Length) -> Record:
+    return Record({**header(node), "unit": node.unit}, node._children())
+
+
+def unflatten(cls: type[Length], record: Record) -> Length:
+    said = record.meta
+    names, device = said.get("names"), said.get("device")
+    node = (record.cls or cls)(
+        record.entries,
+        said["unit"],
+        said["batch_size"],
+        None if device is None else torch.device(device),
+        None if names is None else tuple(names),
+    )
+    return node.lock_() if said.get("locked") else node
+
+
+def given(self: Length, children: Any, *, drop: str = "", change: Any = None, **kwargs: Any) -> Length:
+    """Do as ``_with_children``, but without one argument, or with a change of the result."""
+    kwargs.pop(drop, None)
+    made = Length._with_children(self, children, **kwargs)
+    if change is not None:
+        change(made)
+    return made
+
+
+def broken(**kwargs: Any) -> dict[str, Any]:
+    return {"_with_children": partialmethod(given, **kwargs)}
+
+
+def set_size_alone(self: Length, batch_size: torch.Size) -> None:
+    self._batch_size = batch_size
+
+
+def sort(node: Length) -> None:
+    node._entries = dict(sorted(node._entries.items()))
+
+
+CHILDREN, SIZE = "test_children_make_the_same_node_again", "test_the_batch_size_can_be_changed"
+#: What is wrong with a class, and the test that says so.
+CLASSES: list[tuple[dict[str, Any], str, str]] = [
+    (broken(change=lambda node: setattr(node, "_names", None)), CHILDREN, "_with_children loses the names"),
+    (broken(change=lambda node: setattr(node, "_device", None)), CHILDREN, "_with_children loses the device"),
+    (
+        broken(change=lambda node: setattr(node, "unit", "inch")),
+        CHILDREN,
+        "changes what .* holds: .*inch.* instead of",
+    ),
+    (broken(change=sort), CHILDREN, "_with_children loses the keys"),
+    (broken(drop="names"), CHILDREN, "_with_children ignores the names"),
+    (broken(drop="device"), CHILDREN, "_with_children ignores the device"),
+    (broken(drop="batch_size"), CHILDREN, "_with_children ignores the batch_size"),
+    ({"_set_device": lambda self, device: None}, CHILDREN, "_set_device does not store the device"),
+    (
+        {"_set_batch_size": lambda self, batch_size: None},
+        SIZE,
+        "_set_batch_size does not store the batch size",
+    ),
+    ({"_set_batch_size": set_size_alone}, SIZE, "_set_batch_size keeps names of dims that are gone"),
+    ({"_change_batch_size": Length._set_batch_size}, SIZE, "DID NOT RAISE .*BatchSizeError"),
+]
+
+
+@pytest.mark.parametrize(("members", "test", "message"), CLASSES, ids=[message for *_, message in CLASSES])
+def test_a_class_that_breaks_a_promise_is_noticed(members: Any, test: str, message: str) -> None:
+    with (
+        suite_of(members, unflatten) as suite,
+        pytest.raises((AssertionError, pytest.fail.Exception), match=message),
+    ):
+        getattr(suite, test)()
+
+
+#: A wrong reading of what the header says, and what the suite says of that.
+READINGS: dict[str, tuple[Any, str]] = {
+    "names": (None, "changes the names"),
+    "device": (None, "changes the device"),
+    "batch_size": ([3], "changes the batch size"),
+    "locked": (None, "changes the lock"),
+    "unit": ("inch", "changes what the kind holds: .*inch.* instead of"),
+}
+
+
+@pytest.mark.parametrize("test", ["test_encoding", "test_pickling", "test_copying"])
+@pytest.mark.parametrize("name", READINGS)
+def test_an_unflatten_that_loses_something_is_noticed(name: str, test: str) -> None:
+    value, message = READINGS[name]
+
+    def lossy(cls: type[Length], record: Record) -> Length:
+        return unflatten(cls, replace(record, meta={**record.meta, name: value}))
+
+    with suite_of({}, lossy) as suite, pytest.raises(AssertionError, match=message):
+        getattr(suite, test)(*([2] if test == "test_pickling" else []))
+
+
+def test_an_unflatten_that_sorts_or_forgets_the_class_is_noticed() -> None:
+    def sorting(cls: type[Length], record: Record) -> Length:
+        return unflatten(cls, replace(record, entries=dict(sorted(record.entries.items()))))
+
+    with (
+        suite_of({}, sorting) as suite,
+        pytest.raises(AssertionError, match="changes the keys: .*instead of"),
+    ):
+        suite.test_encoding()
+
+    def base_only(cls: type[Length], record: Record) -> Length:
+        return unflatten(cls, replace(record, cls=None))
+
+    with (
+        suite_of({}, base_only) as suite,
+        pytest.raises(AssertionError, match="gives a Broken, not record.cls"),
+    ):
+        suite.test_a_subclass_comes_back_as_itself()
+
+
+def test_an_operation_that_loses_what_the_kind_holds_is_noticed() -> None:
+    made = {"_from_dense": lambda self, made: type(self)(made._children(), "inch", made.batch_size)}
+    with (
+        suite_of(made, unflatten) as suite,
+        pytest.raises(AssertionError, match="the operation changes what"),
+    ):
+        suite.test_operations_keep_what_the_kind_holds(lambda length: length[:])
+
+
+@contextmanager
+def suite_of(members: dict[str, Any], unflatten: Any) -> Iterator[CollectionTests]:
+    """Register a class derived from ``Length`` as a kind, and return its suite."""
+    cls: Any = type("Broken", (Length,), {"__module__": __name__, **members})
+    kind = NodeKind("test.Broken", cls, flatten, partial(unflatten, cls))
+
+    class Suite(CollectionTests):
+        def make(self) -> Any:
+            return cls({"z": torch.ones(3, 2), "y": torch.ones(3, 2, 4)}, "m", [3, 2])
+
+    class Plugin:
+        @hookimpl
+        def td_node_kinds(self) -> list[NodeKind]:
+            return [kind]
+
+    with installed(Plugin()), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "Broken", cls, raising=False)
+        yield Suite()
+
+
+def run(suite: CollectionTests) -> Iterator[Any]:
+    """Run every test of a suite, with each of its parameters."""
+    for name in dir(suite):
+        if name.startswith("test_"):
+            test = getattr(suite, name)
+            marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+            for value in marks[0].args[1] if marks else [None]:
+                yield test(value) if marks else test()
+
+
+def test_a_kind_that_keeps_every_promise_passes() -> None:
+    with suite_of({}, unflatten) as suite:
+        assert len(list(run(suite))) > 80
 
 
 def test_a_suite_without_make_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from td_core import (
     LazyStackedTensorDict,
     TensorDict,
+    get_defaults_to_none,
     get_printoptions,
     lazy_stack,
     parse_tensor_dict_string,
+    set_get_defaults_to_none,
     set_printoptions,
 )
 
@@ -307,6 +310,108 @@ class TestOptions:
         thread.join()
         assert [*after, get_printoptions()["sort_keys"]] == [None, "alphabetical"]
 
+    def test_one_switch_may_be_entered_in_two_threads_at_once(self) -> None:
+        inside, both, left = threading.Event(), threading.Event(), threading.Event()
+        switches = set_printoptions(sort_keys="mine"), set_get_defaults_to_none(False)
+        after: list[Any] = []
+
+        def state() -> list[Any]:
+            return [get_printoptions()["sort_keys"], get_defaults_to_none()]
+
+        def enter_first_and_leave_first() -> None:
+            set_printoptions(sort_keys=None).set()
+            with switches[0], switches[1]:
+                inside.set()
+                assert both.wait(60)
+                after.extend(state())
+            after.extend(state())
+            left.set()
+
+        thread = threading.Thread(target=enter_first_and_leave_first)
+        thread.start()
+        assert inside.wait(60)
+        with switches[0], switches[1], switches[0]:
+            both.set()
+            assert left.wait(60)
+            assert state() == ["mine", False]
+        thread.join()
+        assert after == ["mine", False, None, True]
+        assert state() == ["alphabetical", True]
+
+    def test_switches_may_be_left_in_another_order(self) -> None:
+        outer, inner = set_printoptions(sort_keys=None), set_get_defaults_to_none(False)
+        outer.__enter__()
+        inner.__enter__()
+        outer.__exit__(None, None, None)
+        assert get_printoptions()["sort_keys"] == "alphabetical" and not get_defaults_to_none()
+        inner.__exit__(None, None, None)
+        assert get_defaults_to_none()
+
+    def test_a_decorated_generator_has_the_setting_while_it_runs(self) -> None:
+        seen: list[Any] = []
+
+        def look(*names: Any) -> None:
+            seen.append((get_printoptions()["sort_keys"], get_defaults_to_none(), *names))
+
+        @set_get_defaults_to_none(False)
+        @set_printoptions(sort_keys=None)
+        def steps(first: Any) -> Any:
+            look(first)
+            try:
+                sent = yield first
+                look(sent)
+                yield sent
+            except KeyError as error:
+                look(error)
+                yield "caught"
+            finally:
+                look("end")
+            return "result"
+
+        running = steps(1)
+        assert [next(running), running.send(2), running.throw(KeyError(3))] == [1, 2, "caught"]
+        look("outside")
+        with pytest.raises(StopIteration) as end:
+            next(running)
+        assert end.value.value == "result"
+        assert [row[:2] for row in seen] == [
+            (None, False),
+            (None, False),
+            (None, False),
+            ("alphabetical", True),
+            (None, False),
+        ]
+        seen.clear()
+        running = steps(1)
+        next(running)
+        running.close()
+        assert seen[1:] == [(None, False, "end")]
+        assert get_defaults_to_none()
+
+    def test_a_decorated_coroutine_has_the_setting_while_it_runs(self) -> None:
+        seen: list[Any] = []
+
+        async def look(name: str) -> None:
+            for _ in range(2):
+                seen.append((name, get_printoptions()["sort_keys"]))
+                await asyncio.sleep(0)
+
+        async def both() -> list[Any]:
+            decorated = set_printoptions(sort_keys=None)(look)
+            return await asyncio.gather(decorated("inside"), look("outside"))
+
+        assert asyncio.run(both()) == [None, None]
+        assert sorted(seen) == sorted([("inside", None), ("outside", "alphabetical")] * 2)
+
+    def test_an_asynchronous_generator_is_refused(self) -> None:
+        async def steps() -> Any:
+            yield
+
+        with pytest.raises(
+            TypeError, match=r"set_printoptions cannot decorate .*steps\(\), which makes async"
+        ):
+            set_printoptions(sort_keys=None)(steps)
+
     def test_set_lasts(self) -> None:
         set_printoptions(compact=False).set()
         try:
@@ -342,6 +447,20 @@ class TestHtml:
         shown = ragged()._repr_html_()
         assert shown is not None
         assert "f32[-1] cpu" in shown
+        assert "stack_dim=0" in shown
+
+    @pytest.mark.parametrize("wrap", [lambda stack: stack, lambda stack: TensorDict({"n": stack})])
+    def test_entries_that_some_members_lack(self, wrap: Any) -> None:
+        rows = [{"a": 1, "<x>": 1.5}, {"a": 1}, {"a": 1, "y": {"z": True}}]
+        shown = wrap(lazy_stack([TensorDict(row) for row in rows]))._repr_html_()
+        assert "a: <span" in shown
+        assert shown.count("exclusive_fields of member") == 2
+        first, second = shown.split("exclusive_fields of member 0:")[1].split("exclusive_fields of member 2:")
+        assert "&lt;x&gt;: <span" in first and "f32[] cpu" in first
+        assert "y: <span" in second and "z: <span" in second and "bool[] cpu" in second
+        assert shown.count("<details") == shown.count("</details>")
+        assert shown.count("<li") == shown.count("</li>")
+        assert shown.count("<ul") == shown.count("</ul>")
 
     def test_may_be_turned_off(self) -> None:
         with set_printoptions(html=False):

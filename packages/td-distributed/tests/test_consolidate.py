@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -432,6 +433,16 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
         TensorDict({"bad": object()}).consolidate(tmp_path / "td")
     assert from_consolidated(tmp_path / "td")["a"].tolist() == [1, 1]
     assert [path.name for path in tmp_path.iterdir()] == ["td"]
+
+
+def test_hooks_are_kept_in_memory_and_refused_in_a_file(tmp_path: Path) -> None:
+    stack = LazyStackedTensorDict(*[TensorDict({"a": torch.ones(2)})] * 2, hook_out=torch.exp)
+    held = stack.consolidate()
+    assert held.hook_out is pickle.loads(pickle.dumps(held)).hook_out is torch.exp
+    with pytest.raises(
+        CodecError, match=r"key 's': cannot store .* no serializer is registered for its type"
+    ):
+        TensorDict({"s": stack}).consolidate(tmp_path / "file")
 
 
 @pytest.mark.parametrize(

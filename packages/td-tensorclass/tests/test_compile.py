@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 from td_core import TensorDict
 from td_core.errors import LockedError
-from td_tensorclass import NonTensorStack, TensorClass, UnbatchedTensor
+from td_tensorclass import NonTensorStack, TensorClass, UnbatchedTensor, list_to_stack, set_list_to_stack
 
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
@@ -296,3 +296,16 @@ def test_tree_map() -> None:
     assert type(result) is Point
     assert result.s == "hi"
     assert result.x.equal(point().x + 1)
+
+
+def test_a_switch_in_a_graph_or_around_its_function() -> None:
+    def make(x: Tensor) -> Any:
+        return TensorDict({"x": x, "k": ["a", "b"]}, batch_size=[2]).get("k")
+
+    def within(x: Tensor) -> Any:
+        with set_list_to_stack(False):
+            return make(x)
+
+    for fn in (within, set_list_to_stack(False)(make)):
+        assert torch.compile(fn, backend="eager", fullgraph=True)(torch.ones(2)).data == ["a", "b"]
+    assert list_to_stack(allow_none=True) is None

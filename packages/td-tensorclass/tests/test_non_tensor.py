@@ -463,6 +463,13 @@ class TestNode:
             "TensorDict(batch_size=[], fields={a: str, b: NoneType, c: MetaData})"
         )
 
+    def test_values_are_shown_in_notebooks(self) -> None:
+        td = TensorDict({"a": "<script>", "s": NonTensorStack("p", "q")}, batch_size=[2])
+        shown = td._repr_html_() + td.get("a")._repr_html_() + td.get("s")._repr_html_()
+        assert shown.count("NonTensorData(data=&lt;script&gt;, batch_size=torch.Size([2])") == 2
+        assert shown.count("[&#x27;p&#x27;, &#x27;q&#x27;]") == 2
+        assert "<script" not in shown
+
     @pytest.mark.parametrize(
         "copied", [copy.deepcopy, copy.copy, lambda node: pickle.loads(pickle.dumps(node))]
     )
@@ -481,6 +488,16 @@ class TestNode:
         assert again["s"] == ["p", ("q",)]
         assert type(again.get("m")) is MetaData[str]
         assert again.names == ["t"]
+
+    @pytest.mark.parametrize(
+        ("copied", "same"), [(torch.clone, True), (copy.copy, True), (copy.deepcopy, False)]
+    )
+    def test_only_a_deep_copy_copies_values(self, copied: Any, same: bool) -> None:
+        value: list[Any] = [1]
+        td = TensorDict({"a": NonTensorData(value), "n": {"s": NonTensorStack(value, {"k": value})}})
+        again = copied(td)
+        assert (again["a"] is value) is (again["n", "s"][0] is value) is same
+        assert (again["n", "s"][1]["k"] is value) is same
 
 
 class TestMetaData:

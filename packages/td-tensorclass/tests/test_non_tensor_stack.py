@@ -666,3 +666,14 @@ class Labels(NonTensorStack):
 def test_what_is_joined_keeps_its_subclass() -> None:
     for joined in torch.cat([Labels("x"), Labels("y")]), torch.stack([Labels("x"), Labels("y")]):
         assert type(joined) is Labels
+
+
+def test_a_subclass_is_a_pytree_and_stays_itself() -> None:
+    class Own(NonTensorStack):
+        pass
+
+    td = TensorDict({"a": torch.ones(2), "own": Own("x", "y")}, [2])
+    doubled = torch.utils._pytree.tree_map(lambda leaf: leaf * 2, td)
+    assert doubled["a"].tolist() == [2, 2]
+    assert type(doubled.get("own")) is Own
+    assert doubled["own"] == ["x", "y"]

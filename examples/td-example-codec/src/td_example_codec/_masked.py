@@ -59,6 +59,7 @@ def flatten(node: Masked) -> Record:
 
 
 def unflatten(record: Record) -> Masked:
-    """Put a node together; the constructor checks shapes against the batch size."""
+    """Put a node together, of the subclass that was stored; the constructor checks shapes against the batch size."""
     meta = record.meta
-    return Masked(record.entries, meta["batch_size"], meta["device"], meta["names"], lock=meta["locked"])
+    cls = record.cls or Masked
+    return cls(record.entries, meta["batch_size"], meta["device"], meta["names"], lock=meta["locked"])

@@ -23,6 +23,7 @@ from ._ops.state import State
 from ._ops.structure import Structure
 from ._ops.torch_function import TorchFunctions
 from ._pickling import Pickling
+from ._pytree import register_as_its_base
 from ._repr import Printing
 from ._serializers import Saving
 from .plugins.siblings import SiblingMethods
@@ -61,6 +62,10 @@ class TensorCollection(
     __slots__ = ()
 
     __class_getitem__: Any = classmethod(GenericAlias)  # annotations such as TensorDict["obs"]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        register_as_its_base(cls)
 
     def __hash__(self) -> int:
         """Return the hash of the object's identity, as tensors do: ``==`` compares leaf by leaf."""

@@ -105,7 +105,7 @@ class Core(ABC):
 
     @abstractmethod
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        """Store a checked batch size."""
+        """Store a checked batch size; names stay with the first dims, and new dims have none."""
 
     @abstractmethod
     def _set_device(self, device: torch.device | None) -> None:

@@ -98,7 +98,12 @@ def _flatten_stack(stack: LazyStackedTensorDict) -> Record:
             meta["device"] = str(stack.device)
     if stack._locked is True:
         meta["locked"] = True
-    return Record(meta, members={str(i): member for i, member in enumerate(stack._members)})
+    hooks = {"hook_in": stack._hook_in, "hook_out": stack._hook_out}
+    return Record(
+        meta,
+        members={str(i): member for i, member in enumerate(stack._members)},
+        values={name: hook for name, hook in hooks.items() if hook is not None},
+    )
 
 
 def _unflatten_stack(record: Record) -> LazyStackedTensorDict:
@@ -111,6 +116,10 @@ def _unflatten_stack(record: Record) -> LazyStackedTensorDict:
         )
     stack: LazyStackedTensorDict = (record.cls or LazyStackedTensorDict)._of(members, dim)
     stack._stack_dim_name = said(meta, "stack_dim_name", str, _NONE)
+    for name, hook in record.values.items():
+        if name not in ("hook_in", "hook_out") or not callable(hook):
+            raise FormatError(f"a lazy stack has no {name} that is {hook!r}")
+        setattr(stack, f"_{name}", hook)
     if "batch_size" in meta and not members:
         stack._empty_size = as_batch_size(said(meta, "batch_size", list))
         if said(meta, "device", str, _NONE) is not None:
@@ -191,7 +200,7 @@ def _dense_from_buffer(record: Record) -> TensorDict:
 
 
 def _stack_to_buffer(stack: LazyStackedTensorDict) -> Record:
-    record = _flatten_stack(stack)
+    record = _flatten_stack(stack)  # with hooks that the format cannot say, so it is not used for these
     record.meta.pop("locked", None)
     record.meta = {"stack_dim_name": None, **record.meta, "is_locked": stack._locked is True}
     return record

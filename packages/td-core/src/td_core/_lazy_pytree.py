@@ -16,7 +16,7 @@ from torch import Tensor
 from ._collection import Core
 from ._lazy_stack import LazyStackedTensorDict
 from ._ops.member_writes import unbind_members
-from ._pytree import leaves_below, register
+from ._pytree import leaves_below, register, register_with_subclasses
 from ._torch_private import are_followed, before_transforms, functorch_level
 from .errors import StructureError
 
@@ -28,6 +28,7 @@ class Whole(NamedTuple):
     name: str | None
     ndim: int
     depth: int
+    hooks: tuple[Any, Any] = (None, None)
 
 
 class Members(NamedTuple):
@@ -37,10 +38,12 @@ class Members(NamedTuple):
     name: str | None
     size: int
     ndims: tuple[int, ...]
+    hooks: tuple[Any, Any] = (None, None)
 
 
 def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
     leaves = leaves_below([stack])
+    name, hooks = stack._stack_dim_name, (stack._hook_in, stack._hook_out)
     if all(isinstance(leaf, Tensor) for leaf in leaves) and _may_fit(stack._members):
         try:
             # What a transform makes itself, it refuses to take as an argument.
@@ -51,9 +54,9 @@ def _flatten(stack: LazyStackedTensorDict) -> tuple[list[Any], Whole | Members]:
         else:
             if _keeps_dtypes(whole, stack._members, leaves):
                 ndim = len(whole.batch_size)
-                return [whole], Whole(ndim - stack._stack_dim, stack._stack_dim_name, ndim, _depth(whole))
+                return [whole], Whole(ndim - stack._stack_dim, name, ndim, _depth(whole), hooks)
     ndims = tuple(getattr(leaf, "ndim", 0) for leaf in leaves)
-    return list(stack._members), Members(stack._stack_dim, stack._stack_dim_name, len(stack._members), ndims)
+    return list(stack._members), Members(stack._stack_dim, name, len(stack._members), ndims, hooks)
 
 
 def _keeps_dtypes(whole: Any, members: list[Any], leaves: list[Tensor]) -> bool:
@@ -84,11 +87,11 @@ def _depth(node: Any) -> int:
     return 0
 
 
-def _unflatten(children: Any, context: Whole | Members) -> Any:
+def _unflatten(cls: Any, children: Any, context: Whole | Members) -> Any:
     items = list(children)
     if isinstance(context, Whole):
         (whole,) = items
-        behind, name, ndim, depth = context
+        behind, name, ndim, depth, _ = context
         found = len(whole.batch_size) if isinstance(whole, Core) else 0
         leaves = [leaf for leaf in leaves_below(items) if isinstance(leaf, Tensor)]
         # Below a leaf of a Jacobian stand collections, and the dims of their leaves come behind its own.
@@ -96,11 +99,11 @@ def _unflatten(children: Any, context: Whole | Members) -> Any:
             return whole
         dim = found - behind
         with before_transforms(leaves):
-            stack = LazyStackedTensorDict._of(unbind_members(whole, dim), dim)
+            stack = cls._of(unbind_members(whole, dim), dim)
         stack._empty_size = whole.batch_size
         stack._stack_dim_name = name if found == ndim else None
     else:
-        dim, name, _, ndims = context
+        dim, name, _, ndims, _ = context
         leaves = leaves_below(items) if functorch_level() is not None else []
         if any(isinstance(leaf, Tensor) and leaf.ndim != ndim for leaf, ndim in zip(leaves, ndims)):
             raise StructureError(
@@ -108,8 +111,9 @@ def _unflatten(children: Any, context: Whole | Members) -> Any:
                 "differ in keys, shapes or dtypes, nor add one: pad or cast them first, see to_padded_tensor() and to(), "
                 "or map over each member"
             )
-        stack = LazyStackedTensorDict._of(items, dim)
+        stack = cls._of(items, dim)
         stack._stack_dim_name = name
+    stack._hook_in, stack._hook_out = context.hooks
     return stack
 
 
@@ -118,7 +122,14 @@ def _keys(context: Whole | Members) -> list[str]:
 
 
 def _load(dumped: tuple[Any, ...]) -> Whole | Members:
-    return (Members if isinstance(dumped[-1], tuple) else Whole)(*dumped)
+    return (Members if isinstance(dumped[3], tuple) else Whole)(*dumped)
 
 
-register(LazyStackedTensorDict, _flatten, _unflatten, _keys, load=_load)
+def _register_stack(cls: Any) -> None:
+    def unflatten(children: Any, context: Whole | Members) -> Any:
+        return _unflatten(cls, children, context)
+
+    register(cls, _flatten, unflatten, _keys, load=_load)
+
+
+register_with_subclasses(LazyStackedTensorDict, _register_stack)

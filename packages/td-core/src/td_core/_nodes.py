@@ -285,6 +285,8 @@ def decode(encoded: Encoded, subclasses: Iterable[type] = ()) -> Any:
     """
     if not encoded.nodes:
         raise FormatError("an encoded tree has at least one node; there is none")
+    if not isinstance(encoded.nodes, (list, tuple)):
+        raise FormatError(f"the nodes of an encoded tree are a list; got a {type(encoded.nodes).__name__}")
     given = {class_name(cls): cls for cls in subclasses}
     nodes: list[Any] = [None] * len(encoded.nodes)
     # Children stand behind their parent, so walking backwards meets every child first.

@@ -34,7 +34,7 @@ from ._locking import refuse_if_locked
 from ._names import Names
 from ._ops.moving import put_back
 from ._ops.structure import unchanged_on_error
-from ._pytree import register
+from ._pytree import register, register_with_subclasses
 from ._torch_private import plain_results
 from ._wrapper import Wrapper
 from .errors import FormatError, StructureError
@@ -675,4 +675,8 @@ def _tree_unflatten(children: Any, context: tuple[Any, ...]) -> Any:
     return next(iter(children))
 
 
-register(TensorDictParams, _tree_flatten, _tree_unflatten, lambda context: ("params",))
+def _register_params(cls: Any) -> None:
+    register(cls, _tree_flatten, _tree_unflatten, lambda context: ("params",))
+
+
+register_with_subclasses(TensorDictParams, _register_params)

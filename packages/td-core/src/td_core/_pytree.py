@@ -16,12 +16,15 @@ from torch.utils import _pytree as torch_pytree
 
 from ._collection import Core, show_path
 from ._names import Names, take_names
-from ._nodes import NodeKind, Record
+from ._nodes import KINDS, NodeKind, Record
 from ._ragged import shown_shape
 from ._torch_private import functorch_level
 from ._values import join, split
 
 Context = tuple[Any, ...]
+
+#: What registers a class, by the base from which its subclasses have it too.
+_REGISTRARS: dict[type, Callable[[Any], None]] = {}
 
 #: Under this name a node keeps what its context said of the batch size, where there is no tensor to tell it.
 _SIZES = "pytree"
@@ -38,7 +41,7 @@ def register(
     """Register a kind with torch's pytrees.
 
     Args:
-        cls: the class; its subclasses are not covered.
+        cls: the class; :func:`register_with_subclasses` covers its subclasses.
         flatten: node -> (children, context).
         unflatten: (children, context) -> node.
         keys: context -> a name for each child, for key paths.
@@ -59,6 +62,29 @@ def register(
         to_dumpable_context=lambda context: split(dump(context)),
         from_dumpable_context=lambda dumped: load(join(*dumped)),
     )
+
+
+def register_with_subclasses(base: type, registrar: Callable[[Any], None]) -> None:
+    """Register a class, the subclasses that it has and, as soon as they are defined, those to come.
+
+    Args:
+        base: the class.
+        registrar: calls :func:`register` for a class, ``base`` or one derived from it.
+    """
+    _REGISTRARS[base] = registrar
+    todo = [base]
+    while todo:
+        cls = todo.pop()
+        register_as_its_base(cls)
+        todo.extend(cls.__subclasses__())
+
+
+def register_as_its_base(cls: type) -> None:
+    """Register a class as the nearest of its bases wants it, if one does."""
+    if cls not in torch_pytree.SUPPORTED_NODES:
+        registrar = next((_REGISTRARS[base] for base in cls.__mro__ if base in _REGISTRARS), None)
+        if registrar is not None:
+            registrar(cls)
 
 
 def has_leaves(node: Core) -> bool:
@@ -216,16 +242,22 @@ class Shell:
 
 
 def register_kind(kind: NodeKind) -> None:
-    """Register the class of a kind whose package has not registered it by itself."""
-    if kind.type in torch_pytree.SUPPORTED_NODES:
-        return
+    """Register the class of a kind whose package has not registered it by itself, and its subclasses."""
+    if kind.type not in torch_pytree.SUPPORTED_NODES:
+        register_with_subclasses(kind.type, _register_as_kind)
+
+
+def _register_as_kind(cls: Any) -> None:
+    """Register a class as its kind takes it apart: the kind that it has then, for one of its own may come later."""
     # What a leaf can tell is taken off, so that it is not compared.
     bare: dict[str, Any] = {"batch_size": torch.Size(), "device": None, "names": None}
 
     def flatten(node: Any) -> tuple[list[Any], Context]:
         children = dict(node._children())
         values = list(children.values())
-        shell = Shell(node._with_children({}, **bare), kind.flatten(node._with_children(children, **bare)))
+        shell = Shell(
+            node._with_children({}, **bare), KINDS.of(cls).flatten(node._with_children(children, **bare))
+        )
         return values, (tuple(children), sizes_of(node, values), node.device, node._names, shell)
 
     def unflatten(values: Iterable[Any], context: Context) -> Any:
@@ -245,7 +277,8 @@ def register_kind(kind: NodeKind) -> None:
 
     def load(dumped: Context) -> Context:
         *rest, meta, values = dumped
-        record = Record(meta, values=values)
+        kind = KINDS.of(cls)
+        record = Record(meta, values=values, cls=None if cls is kind.type else cls)
         return (*rest, Shell(kind.unflatten(record), record))
 
-    register(kind.type, flatten, unflatten, lambda context: context[0], dump, load)
+    register(cls, flatten, unflatten, lambda context: context[0], dump, load)

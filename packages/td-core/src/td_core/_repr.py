@@ -66,7 +66,7 @@ class Printing(Core):
         return _compact(self, options) if options["compact"] else _long(self, options)
 
     def _repr_html_(self) -> str | None:
-        """Return a collapsible tree for notebooks: shapes, dtypes, devices and bytes; None where that is turned off."""
+        """Return a collapsible tree for notebooks, with the bytes of each level; None where that is turned off."""
         return _html(self) if SETTINGS.print_options["html"] else None
 
     def _print_entry(self) -> str:
@@ -390,46 +390,72 @@ _LIST = '<ul style="list-style:none;margin:0;padding-left:1.5em">'
 
 
 def _html(root: Any) -> str:
+    options, plain = SETTINGS.print_options, type(dense({}, torch.Size()))
     out = ['<div style="font-family:monospace;line-height:1.4">']
+    if root._opaque:
+        return f"{out[0]}{html.escape(repr(root))}</div>"
+    # Texts and nodes still to be printed, the next one last; a node comes with its entry and the level that has it.
     todo: list[Any] = ["</div>", (None, root, None)]
     while todo:
         piece = todo.pop()
         if isinstance(piece, str):
             out.append(piece)
             continue
-        key, node, parent = piece
-        fields = _sorted(node._print_fields(), SETTINGS.print_options)
+        field, node, parent = piece
+        name = html.escape((field and field.name) or type(node).__name__)
+        fields = _sorted(node._print_fields(), options)
         size = node.batch_size if parent is None else node.batch_size[len(parent.batch_size) :]
-        device = f" device={node.device}" if node.device is not None else ""
-        head = f"<b>{html.escape(type(node).__name__)}</b>" if key is None else f"{html.escape(key)}:"
-        count = f"{len(fields)} {'entry' if len(fields) == 1 else 'entries'}"
-        about = (
-            f"batch_size={_dims(size)}{device}"
-            if key is None
-            else f"{_dims(size) + ' ' if size else ''}{count}"
-        )
-        if key is None or parent._stacked() is None:
-            about += f", {_bytes(node)} bytes"
-        out.append(
-            f"<details{' open' if key is None else ''}><summary>{head} <span {_MUTED}>{html.escape(about)}</span>"
-            f"</summary>{_LIST}"
-        )
-        todo.append("</ul></details>")
-        for field in reversed(fields):
-            entry = field.entry
-            if isinstance(entry, Core) and not entry._opaque:
-                todo += ["</li>", (field.key, entry, node), "<li>"]
-            else:
-                text = html.escape(_html_entry(entry, node))
-                todo.append(f"<li>{html.escape(field.key)}: <span {_MUTED}>{text}</span></li>")
+        about = [f"device={node.device}"] if node.device is not None else []
+        stacked = None if node._prints_attributes else node._stacked()
+        if stacked is not None:
+            about.append(f"stack_dim={stacked[1]}")
+        if field is None:
+            head = f"<b>{name}</b>"
+            about.insert(0, f"batch_size={_dims(size)}")
+        else:
+            head = f"{html.escape(field.key)}:{'' if name == plain.__name__ else f' <b>{name}</b>'}"
+            about = [*([_dims(size)] if size else []), *about, _count(fields)]
+        if parent is None or parent._stacked() is None:
+            about.append(f"{_bytes(node)} bytes")
+        out.append(_summary(head, ", ".join(about), " open" if field is None else ""))
+        pieces = _html_fields(fields, node)
+        for i, member, keys in [] if stacked is None else _exclusive(node):
+            theirs = _sorted([_entry(key, member._stand_in(key)) for key in keys], options)
+            head = _summary(f"exclusive_fields of member {i}:", _count(theirs))
+            pieces += [f"<li>{head}", *_html_fields(theirs, member), f"{_END}</li>"]
+        todo += [_END, *reversed(pieces)]
     return "".join(out)
+
+
+_END = "</ul></details>"
+
+
+def _summary(head: str, about: str, state: str = "") -> str:
+    """Return the beginning of what can be collapsed."""
+    return f"<details{state}><summary>{head} <span {_MUTED}>{html.escape(about)}</span></summary>{_LIST}"
+
+
+def _count(fields: list[Shown]) -> str:
+    return f"{len(fields)} {'entry' if len(fields) == 1 else 'entries'}"
+
+
+def _html_fields(fields: list[Shown], node: Any) -> list[Any]:
+    pieces: list[Any] = []
+    for field in fields:
+        entry = field.entry
+        if isinstance(entry, Core) and not entry._opaque:
+            pieces += ["<li>", (field, entry, node), "</li>"]
+        else:
+            text = html.escape(_html_entry(entry, node))
+            pieces.append(f"<li>{html.escape(field.key)}: <span {_MUTED}>{text}</span></li>")
+    return pieces
 
 
 def _html_entry(entry: Any, node: Any) -> str:
     if isinstance(entry, str):
         return entry
     if isinstance(entry, Core):
-        return entry._print_entry()  # type: ignore[attr-defined, no-any-return]
+        return repr(entry)
     text = f"{short_dtype(entry.dtype)}{_tail(entry, node)} {entry.device}"
     return f"{text}, {entry.numel() * entry.element_size()} bytes" if isinstance(entry, Tensor) else text
 

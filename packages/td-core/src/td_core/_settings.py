@@ -7,10 +7,11 @@ variables, which ``torch.compile`` cannot trace.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
+import types
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import TracebackType
 from typing import Any, TypeVar
 
 __all__ = [
@@ -48,8 +49,20 @@ _TERSE = dict.fromkeys(
 )
 
 
-class _Settings(threading.local):
+class Settings(threading.local):
+    """What a module keeps for each thread.
+
+    Attributes:
+        entered: the switches that are entered, each with what it found.
+    """
+
     def __init__(self) -> None:
+        self.entered: list[tuple[Any, Any]] = []
+
+
+class _Settings(Settings):
+    def __init__(self) -> None:
+        super().__init__()
         self.print_options: dict[str, Any] = dict(_PRINT_OPTIONS)
         self.get_defaults_to_none = True
 
@@ -59,6 +72,8 @@ SETTINGS = _Settings()
 
 class Switch:
     """A context manager and decorator that changes one setting of this thread; a sibling keeps its own in ``_settings``.
+
+    What a generator or a coroutine does is changed too, and nothing that runs while it is suspended.
 
     >>> with set_printoptions(sort_keys=None):
     ...     get_printoptions()["sort_keys"] is None
@@ -70,35 +85,76 @@ class Switch:
 
     def __init__(self, value: Any) -> None:
         self._value = value
-        self._before: list[Any] = []
 
     def set(self) -> None:
         """Change the setting until it is changed again."""
         setattr(self._settings, self._name, self._value)
 
     def __enter__(self) -> None:
-        self._before.append(getattr(self._settings, self._name))
+        self._settings.entered.append((self, getattr(self._settings, self._name)))
         self.set()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        setattr(self._settings, self._name, self._before.pop())
+        entered = self._settings.entered
+        at = len(entered) - 1
+        while entered[at][0] is not self:
+            at -= 1
+        setattr(self._settings, self._name, entered.pop(at)[1])
 
     def __call__(self, fn: FnT) -> FnT:
-        """Return ``fn`` with the setting changed while it runs."""
+        """Return ``fn`` with the setting changed while it runs.
 
-        @functools.wraps(fn)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            # Not ``with self``: the function may run in several threads at once.
-            before = getattr(self._settings, self._name)
-            self.set()
+        Raises:
+            TypeError: it makes asynchronous generators.
+        """
+        if inspect.isasyncgenfunction(fn):
+            raise TypeError(
+                f"{type(self).__name__} cannot decorate {fn.__qualname__}(), which makes asynchronous generators; use it "
+                "inside, in a with block that neither awaits nor yields"
+            )
+        wrapped: Any
+        if inspect.isgeneratorfunction(fn):
+
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                return (yield from self._steps(fn(*args, **kwargs)))
+
+        elif inspect.iscoroutinefunction(fn):
+            awaitable: Any = types.coroutine(self._steps)
+
+            async def wrapped(*args: Any, **kwargs: Any) -> Any:
+                return await awaitable(fn(*args, **kwargs))
+
+        else:
+
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                return self._around(fn, *args, **kwargs)
+
+        made: FnT = functools.wraps(fn)(wrapped)  # type: ignore[assignment]
+        return made
+
+    def _around(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        # Not ``with self``, which torch.compile takes in a graph only where the switch is made in it.
+        before = getattr(self._settings, self._name)
+        self.set()
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            setattr(self._settings, self._name, before)
+
+    def _steps(self, running: Any) -> Any:
+        """Run a generator or coroutine with the setting changed in each of its steps."""
+        step, given = running.send, None
+        while True:
             try:
-                return fn(*args, **kwargs)
-            finally:
-                setattr(self._settings, self._name, before)
-
-        return wrapped  # type: ignore[return-value]
+                found = self._around(step, given)
+            except StopIteration as end:
+                return end.value
+            try:
+                step, given = running.send, (yield found)
+            except BaseException as error:  # GeneratorExit too: what it does then is a step
+                step, given = running.throw, error
 
 
 class set_printoptions(Switch):  # noqa: N801  the reference implementation's spelling
@@ -164,21 +220,23 @@ class set_get_defaults_to_none(Switch):  # noqa: N801  the reference implementat
 
     def __init__(self, set_to_none: bool = True) -> None:
         super().__init__(set_to_none)
-        self._at_call: bool | None = SETTINGS.get_defaults_to_none
+        #: What was set before the call, and in which thread: each has a list of its own.
+        self._at_call: Any = (SETTINGS.entered, SETTINGS.get_defaults_to_none)
         self.set()
 
     def __enter__(self) -> None:
+        self._undo_call()
         super().__enter__()
-        if self._at_call is not None:
-            # The call itself took effect already: leaving the block restores what was before it.
-            self._before[-1] = self._at_call
+
+    def _undo_call(self) -> None:
+        """Restore what was before the call of the class, which took effect already in the thread that made it."""
+        if self._at_call is not None and self._at_call[0] is SETTINGS.entered:
+            SETTINGS.get_defaults_to_none = self._at_call[1]
             self._at_call = None
 
     def __call__(self, fn: FnT) -> FnT:
         """Return ``fn`` with the setting changed while it runs, and only then."""
-        if self._at_call is not None:
-            SETTINGS.get_defaults_to_none = self._at_call
-            self._at_call = None
+        self._undo_call()
         return super().__call__(fn)
 
 

@@ -35,7 +35,7 @@ from ._names import Names, check_names, fit_names
 from ._ops.batch_size import as_batch_size
 from ._ops.join_levels import refuse_uneven, rows, why_not_joined
 from ._plans import ShapePlan
-from ._pytree import register_mapping
+from ._pytree import register_mapping, register_with_subclasses
 from ._traced import new_object
 from ._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, LevelKeys, stores_what_is_shown
 from .errors import KeyPathError, KeyTakenError, StructureError
@@ -171,10 +171,6 @@ class TensorDict(TensorDictBase):
                 f"the source has both the key {path[0]!r} and the nested key {path!r}; give one of them"
             )
         self._set_path(path, value, non_blocking=non_blocking)
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        register_mapping(cls)
 
     _make: Any = classmethod(_node)
 
@@ -696,5 +692,5 @@ def _twin(node: SelfT) -> SelfT:
 
 _DENSE = frozenset({TensorDict})
 
-register_mapping(TensorDict)
+register_with_subclasses(TensorDict, register_mapping)
 set_dense(partial(_node, TensorDict))

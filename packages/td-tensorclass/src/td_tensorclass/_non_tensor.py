@@ -20,6 +20,7 @@ from td_core._devices import as_device
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, check_names
 from td_core._ops.batch_size import as_batch_size
+from td_core._pytree import register_with_subclasses
 from td_core._traced import new_object
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import BatchSize, DeviceType
@@ -55,10 +56,6 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     __slots__ = ("_metadata",)
 
     _is_non_tensor: ClassVar[bool] = True
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        register_data(cls)
 
     _metadata: dict[str, Any] | None
 
@@ -283,6 +280,9 @@ class NonTensorDataBase(ValueNode, TensorCollection):
             f"{type(self).__name__}(data={value}, batch_size=torch.Size({list(self._batch_size)}), "
             f"device={self._device})"
         )
+
+
+register_with_subclasses(NonTensorDataBase, register_data)
 
 
 class NonTensorData(NonTensorDataBase):

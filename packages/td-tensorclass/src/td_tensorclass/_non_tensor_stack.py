@@ -21,6 +21,7 @@ from td_core._locking import refuse_if_locked
 from td_core._names import Names, check_names
 from td_core._ops.batch_size import as_batch_size
 from td_core._plans import coordinates
+from td_core._pytree import register_with_subclasses
 from td_core._shape_plans import Reshape, expand_plan, stack_plan, unbind_plan
 from td_core._traced import new_object
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
@@ -499,4 +500,4 @@ def spread(value: Any, size: torch.Size) -> list[Any]:
 
 
 ValueNode._stack = NonTensorStack
-register_stack(NonTensorStack)
+register_with_subclasses(NonTensorStack, register_stack)

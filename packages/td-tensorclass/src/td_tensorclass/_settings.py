@@ -5,14 +5,14 @@ A switch is a context manager, a decorator and, through ``set()``, a setting for
 
 from __future__ import annotations
 
-import threading
-
-from td_core._settings import Switch
+from td_core._settings import Settings, Switch
 
 
-class _State(threading.local):
-    list_to_stack: bool | None = None
-    capture_non_tensor_stack: bool | None = None
+class _State(Settings):
+    def __init__(self) -> None:
+        super().__init__()
+        self.list_to_stack: bool | None = None
+        self.capture_non_tensor_stack: bool | None = None
 
 
 _state = _State()

@@ -52,7 +52,8 @@ class Casting(Moving):
         """Return a copy, unlocked.
 
         Args:
-            recurse: also copy the leaves; False gives new nested collections around the same leaves.
+            recurse: also copy the leaves; False gives new nested collections around the same leaves. Either way values of
+                non-tensor data are the same objects, as in a copy of a list: ``copy.deepcopy(td)`` copies them too.
             **kwargs: ``memory_format``, as in :meth:`torch.Tensor.clone`.
 
         >>> td = TensorDict({"a": torch.zeros(2)})

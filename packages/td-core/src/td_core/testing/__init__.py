@@ -6,8 +6,14 @@ Needs the extra ``testing`` (pytest, hypothesis). Subclass :class:`CollectionTes
 
 from __future__ import annotations
 
+import pytest
+
 from ..plugins.manager import installed
-from ._collections import CollectionTests
-from ._serializers import SerializerTests
+
+# For what asserts say to be shown, as in test modules.
+pytest.register_assert_rewrite(f"{__name__}._collections", f"{__name__}._serializers")
+
+from ._collections import CollectionTests  # noqa: E402
+from ._serializers import SerializerTests  # noqa: E402
 
 __all__ = ["CollectionTests", "SerializerTests", "installed"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import json
 import pickle
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -16,8 +19,8 @@ from torch.utils import _pytree as pytree
 
 from .._collection import Core
 from .._collector import paused
-from .._nodes import KINDS, decode, encode
-from ..errors import KeyPathError, LockedError, StructureError
+from .._nodes import KINDS, Encoded, decode, encode
+from ..errors import BatchSizeError, KeyPathError, LockedError, StructureError
 
 __all__ = ["CollectionTests"]
 
@@ -92,6 +95,38 @@ RESULTS: dict[str, Callable[[Any], Any]] = {
     "lock": lambda x: x.clone().lock_(),
 }
 
+#: What is the same in a node that is made again, and how it is read.
+TOLD: dict[str, Callable[[Any], Any]] = {
+    "class": type,
+    "batch size": lambda x: x.batch_size,
+    "device": lambda x: x.device,
+    "names": lambda x: x.names,
+    "keys": lambda x: list(x.keys(include_nested=True)),
+    "lock": lambda x: x.is_locked,
+}
+
+# There and back, so that everything is as it was.
+KEEPING: dict[str, Callable[[Any], Any]] = {
+    "(-x).neg()": lambda x: (-x).neg(),
+    "x.clone()": lambda x: x.clone(),
+    "x.clone(recurse=False)": lambda x: x.clone(recurse=False),
+    "x[:]": lambda x: x[:],
+    "x.apply(torch.clone)": lambda x: x.apply(torch.clone),
+    "x.unsqueeze(0).squeeze(0)": lambda x: x.unsqueeze(0).squeeze(0),
+    "x.transpose(0, 1).transpose(0, 1)": lambda x: x.transpose(0, 1).transpose(0, 1),
+    "torch.stack([x, x]).unbind(0)[1]": lambda x: torch.stack([x, x]).unbind(0)[1],
+    "torch.cat([x, x]).chunk(2)[1]": lambda x: torch.cat([x, x]).chunk(2)[1],
+}
+
+
+#: Makes classes that have a name of their own, by which they are found.
+_NUMBERS = itertools.count()
+
+
+def _adds_nothing(namespace: dict[str, Any]) -> None:
+    # Of the same layout, so that an instance of the base can become one.
+    namespace.update(__slots__=(), __module__=__name__)
+
 
 class CollectionTests:
     """The conformance suite of a kind: subclass it and give :meth:`make`.
@@ -118,6 +153,43 @@ class CollectionTests:
         """
         raise NotImplementedError(f"{type(self).__name__} must define make()")
 
+    def state(self, collection: Any) -> Any:
+        """Return what the kind holds, to be compared with ``==``: what its ``flatten`` tells beside entries and members.
+
+        Override it to say what that leaves out.
+        """
+        record = KINDS.of(collection).flatten(collection)
+        return record.meta, dict(record.values)
+
+    def labelled(self) -> Any:
+        """Return what :meth:`make` does, with a device and a name for each dim, and :attr:`new_key` as its last key."""
+        collection = self.make()
+        leaf = next(iter(self.leaves(collection).values()))
+        if self.new_key is not None:
+            collection.set(self.new_key, leaf.new_zeros(collection.batch_size))
+        collection._set_device(leaf.device)
+        assert collection.device == leaf.device, "_set_device does not store the device"
+        names = [f"dim {number}" for number in range(collection.batch_dims)]
+        collection.names = names
+        assert collection.names == names, "the names that are set are not stored"
+        return collection
+
+    def check_same(self, again: Any, collection: Any, how: str) -> None:
+        """Assert that ``again``, made from a collection in the way that ``how`` says, is the same in all respects."""
+        for what, read in TOLD.items():
+            found, wanted = read(again), read(collection)
+            assert found == wanted, f"{how} changes the {what}: {found!r} instead of {wanted!r}"
+        self.check_state(again, collection, how)
+        self.check(again, self.leaves(collection))
+
+    def check_state(self, again: Any, collection: Any, how: str) -> None:
+        """Assert that ``again`` is of the class of the collection and holds what that does, beside entries."""
+        assert type(again) is type(collection), (
+            f"{how} gives a {type(again)!r} instead of a {type(collection)!r}"
+        )
+        found, wanted = self.state(again), self.state(collection)
+        assert found == wanted, f"{how} changes what the kind holds: {found!r} instead of {wanted!r}"
+
     def leaves(self, collection: Any) -> Leaves:
         """Return the tensor leaves by key."""
         keys = list(collection.keys(include_nested=True, leaves_only=True))
@@ -127,7 +199,7 @@ class CollectionTests:
     def check(self, result: Any, expected: Leaves, batch_size: torch.Size | None = None) -> None:
         """Assert that ``result`` has these leaves, this batch size and this kind."""
         found = self.leaves(result)
-        assert found.keys() == expected.keys()
+        assert list(found) == list(expected), f"the keys are {list(found)} instead of {list(expected)}"
         for key, leaf in expected.items():
             assert found[key].dtype == leaf.dtype, key
             torch.testing.assert_close(found[key], leaf, equal_nan=True, rtol=0, atol=0)
@@ -150,15 +222,50 @@ class CollectionTests:
         assert not collection.is_locked
 
     def test_children_make_the_same_node_again(self) -> None:
-        """``_with_children`` keeps kind, batch size, device, names and the very children."""
-        collection = self.make()
-        children = collection._children()
+        """``_with_children`` keeps all but what it is given: kind, batch size, device, names, the very children in order."""
+        collection = self.labelled()
+        children = dict(collection._children())
         assert all(isinstance(child, (Tensor, Core)) for child in children.values())
-        again = collection._with_children(dict(children))
-        assert again.batch_size == collection.batch_size
-        assert again.device == collection.device
-        assert again.names == collection.names
+        again = collection._with_children(children)
+        for what, read in TOLD.items():
+            if self.keeps_kind or what != "class":
+                assert read(again) == read(collection), f"_with_children loses the {what}: {read(again)!r}"
+        if self.keeps_kind:
+            self.check_state(again, collection, "_with_children")
         self.check(again, self.leaves(collection))
+        lead = collection.batch_size[:1]
+        bare = collection._with_children(children, batch_size=lead, device=None, names=None)
+        assert bare.batch_size == lead, "_with_children ignores the batch_size that it is given"
+        assert bare.device is None, "_with_children ignores the device that it is given, None"
+        assert bare.names == [None], "_with_children ignores the names that it is given, None"
+
+    @pytest.mark.parametrize("operation", KEEPING.values(), ids=KEEPING)
+    def test_operations_keep_what_the_kind_holds(self, operation: Callable[[Any], Any]) -> None:
+        """Results hold what ``flatten`` tells of the collection."""
+        if not self.keeps_kind:
+            pytest.skip("results may be of another kind")
+        collection = self.make()
+        self.check_state(operation(collection), collection, "the operation")
+
+    def test_the_batch_size_can_be_changed(self) -> None:
+        """A batch size that fits the leaves is stored, unless the kind refuses to lose a dim; any other one is refused."""
+        collection = self.labelled()
+        size, names = collection.batch_size, collection.names
+        with pytest.raises(BatchSizeError):
+            collection.batch_size = (size[0] + 1, *size[1:])
+        assert collection.batch_size == size
+        try:
+            collection.batch_size = size[:1]
+        except BatchSizeError:
+            pytest.skip("this kind keeps its dims")
+        assert collection.batch_size == size[:1], "_set_batch_size does not store the batch size"
+        assert collection.names == names[:1], "_set_batch_size keeps names of dims that are gone"
+        collection.batch_size = size
+        assert collection.batch_size == size, "_set_batch_size does not store the batch size"
+        rest = [None] * (len(size) - 1)
+        assert collection.names == [names[0], *rest], (
+            "_set_batch_size gives new dims no place among the names"
+        )
 
     def test_children_can_be_set_and_deleted(self) -> None:
         """A new entry comes last, and is gone when it is deleted."""
@@ -322,6 +429,7 @@ class CollectionTests:
         assert moved.device == torch.device("cpu")
         there = {key: leaf.cpu() for key, leaf in self.leaves(collection).items()}
         self.check(moved, there, collection.batch_size)
+        assert moved.clear_device_().device is None, "_set_device does not store the device"
 
     def test_applying_a_function(self) -> None:
         """``apply`` calls the function on each leaf and keeps the kind."""
@@ -361,12 +469,15 @@ class CollectionTests:
 
         What ``torch.export.save`` writes of the structure gives it too.
         """
-        collection = self.make()
+        collection = self.labelled()
         leaves, spec = pytree.tree_flatten(collection)
         assert all(isinstance(leaf, Tensor) for leaf in leaves)
         for each in (spec, pytree.treespec_loads(pytree.treespec_dumps(spec))):
             assert each == spec
-            self.check(pytree.tree_unflatten(leaves, each), self.leaves(collection), collection.batch_size)
+            again = pytree.tree_unflatten(leaves, each)
+            if self.keeps_kind:
+                self.check_same(again, collection, "a pytree")
+            self.check(again, self.leaves(collection), collection.batch_size)
         pytree.tree_unflatten(list(range(len(leaves))), spec)
         doubled = pytree.tree_map(lambda leaf: leaf * 2, collection)
         self.check(doubled, {key: leaf * 2 for key, leaf in self.leaves(collection).items()})
@@ -380,35 +491,41 @@ class CollectionTests:
         self.check(moved, expected, collection.batch_size)
 
     def test_encoding(self) -> None:
-        """``decode`` inverts ``encode``, whose header is JSON."""
-        collection = self.make()
-        encoded = encode(collection)
-        assert encoded.nodes[0]["kind"] == KINDS.of(collection).tag
-        again = decode(encoded)
-        assert type(again) is type(collection)
-        self.check(again, self.leaves(collection), collection.batch_size)
-        assert again.names == collection.names
+        """``decode`` inverts ``encode``, whose header is JSON, for a locked collection too."""
+        for collection in (self.labelled(), self.labelled().lock_(), self.make()):
+            encoded = encode(collection)
+            assert encoded.nodes[0]["kind"] == KINDS.of(collection).tag
+            nodes = json.loads(json.dumps(encoded.nodes))
+            again = decode(Encoded(nodes, encoded.leaves, encoded.values))
+            self.check_same(again, collection, "decode(encode(...))")
+
+    def test_a_subclass_comes_back_as_itself(self) -> None:
+        """``unflatten`` makes a node of ``record.cls`` where that is given."""
+        collection = self.labelled()
+        kind = KINDS.of(collection)
+        cls = types.new_class(f"Subclass{next(_NUMBERS)}", (type(collection),), exec_body=_adds_nothing)
+        if KINDS.of(cls) is not kind:
+            pytest.skip("each class is a kind of its own")
+        object.__setattr__(collection, "__class__", cls)
+        again = decode(encode(collection))
+        assert type(again) is cls, f"unflatten of {kind.tag!r} gives a {type(again).__name__}, not record.cls"
 
     @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
     def test_pickling(self, protocol: int) -> None:
         """A pickle restores kind, leaves, batch size, names and lock."""
-        collection = self.make()
-        again = pickle.loads(pickle.dumps(collection, protocol))
-        assert type(again) is type(collection)
-        self.check(again, self.leaves(collection), collection.batch_size)
-        locked = pickle.loads(pickle.dumps(collection.lock_(), protocol))
-        assert locked.is_locked
+        for collection in (self.labelled(), self.labelled().lock_()):
+            self.check_same(pickle.loads(pickle.dumps(collection, protocol)), collection, "a pickle")
 
     def test_copying(self) -> None:
-        """``copy.deepcopy`` copies the memory, ``copy.copy`` shares it."""
-        collection = self.make()
+        """``copy.deepcopy`` copies the memory and keeps the lock, ``copy.copy`` shares the memory."""
+        collection = self.labelled()
         deep = copy.deepcopy(collection)
-        assert type(deep) is type(collection)
-        self.check(deep, self.leaves(collection), collection.batch_size)
+        self.check_same(deep, collection, "copy.deepcopy")
         shared = {leaf.data_ptr() for leaf in collection._leaves()}
         assert shared.isdisjoint(leaf.data_ptr() for leaf in deep._leaves())
         shallow = copy.copy(collection)
         assert [id(leaf) for leaf in shallow._leaves()] == [id(leaf) for leaf in collection._leaves()]
+        self.check_same(copy.deepcopy(collection.lock_()), collection, "copy.deepcopy")
 
     def test_state_dict(self) -> None:
         """Another collection of the same structure takes over the values."""
