@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -232,3 +233,54 @@ def test_an_append_that_fails_gives_its_room_back(prefix: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="cannot append to key 'b'"):
         append_memmap(prefix, TensorDict({"a": torch.ones(2, dtype=torch.int64), "b": torch.arange(2)}, [2]))
     assert {(prefix / f"{key}.memmap").stat().st_size for key in "ab"} == {24}
+
+
+@pytest.mark.parametrize(
+    ("data", "part", "what"),
+    [
+        (TensorDict({"n": rows(0, 3)}, [3]), "n", r"has the batch size \[3\]"),
+        (TensorDict({"shape": torch.ones(3), "n": rows(0, 3)}, [3]), "n", r"has the batch size \[3\]"),
+        (lazy_stack([rows(0, 3), rows(3, 3)]), "1", "is put together of its members"),
+    ],
+)
+def test_a_part_that_would_not_fit_its_save_any_more_stays(
+    data: Any, part: str, what: str, prefix: Path, same: Any
+) -> None:
+    data.memmap(prefix)
+    with pytest.raises(
+        AppendError, match=rf"save/{part}: it is a part of what is saved at .*save, which {what}"
+    ):
+        append_memmap(prefix / part, rows(3, 2))
+    same(TensorDict.load_memmap(prefix), data)
+    assert td_memmap.verify(prefix).problems == []
+
+
+def test_a_part_of_a_class_stays_where_the_class_must(prefix: Path, same: Any) -> None:
+    tensorclass = pytest.importorskip("td_tensorclass").tensorclass
+
+    @tensorclass
+    class Rows:
+        a: torch.Tensor
+
+    def make(count: int) -> Any:
+        return Rows(a=torch.arange(count), batch_size=[count])
+
+    for size in ([], [2]):
+        data = TensorDict({"c": make(2)}, size)
+        data.memmap(prefix)
+        for part in "c", "c/_tensordict":
+            more = make(1) if part == "c" else TensorDict({"a": torch.arange(1)}, [1])
+            with (
+                pytest.raises(AppendError, match="append to the whole save")
+                if size
+                else contextlib.nullcontext()
+            ):
+                append_memmap(prefix / part, more)
+        assert TensorDict.load_memmap(prefix)["c"].batch_size == (2 if size else 4,)
+
+
+def test_a_save_that_only_stands_in_the_directory_of_another_one_grows(prefix: Path, same: Any) -> None:
+    TensorDict({"a": torch.ones(3)}, [3]).memmap(prefix)
+    rows(0, 3).memmap(prefix / "mine")
+    append_memmap(prefix / "mine", rows(3, 2))
+    same(TensorDict.load_memmap(prefix / "mine"), rows(0, 5))

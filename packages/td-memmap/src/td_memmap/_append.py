@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ._checksum import digest_of
 from ._commit import Staging, alone
 from ._errors import AppendError
 from ._fs import Parts, Tree
+from ._inspect import look
 from ._load import Loading, Node, Reader
 from ._manifest import file_pieces, read_manifest, verify_tree
 from ._meta import LIMIT, LeafEntry, is_view, manifest_text, parse_json, read_json
@@ -32,6 +34,8 @@ _Grown = tuple[Parts, LeafFile, int]
 
 def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None = None) -> None:
     """Append rows to a saved directory, along the first batch dim.
+
+    The directory is that of a whole save, or of a level of one below levels without batch dims.
 
     Collections that are mapped already keep their rows. Non-tensor values must be the saved ones; lazy stacks, stacks of
     values and nested tensors cannot grow. A save with checksums is read whole, to be checked and to get new ones.
@@ -55,9 +59,31 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
     path = _fs.absolute(prefix)
     if _fs.is_file(path):
         raise AppendError(f"cannot append to {path}: an archive cannot grow; unpack_memmap() it first")
+    _refuse_lone_levels(_fs.real_path(path))
     # Two processes that append must not write to the same place behind the same rows.
     with alone(path), Tree.at_path(path) as tree:
         _append(tree, rows, bool(allow_pickle))
+
+
+def _refuse_lone_levels(path: str) -> None:
+    """Raise AppendError for a level that must have as many rows as the one above has, or as the stack that it is in."""
+    above, name = os.path.split(path)
+    with contextlib.suppress(OSError, FormatError), Tree.at_path(above) as tree:
+        _, level, _, below = look(tree, ())
+        if (name,) not in below.values() or (level.sized and not level.batch_size):
+            return
+        if level.sized or name != _names.INNER:
+            what = (
+                f"has the batch size {list(level.batch_size)}"
+                if level.sized
+                else "is put together of its members"
+            )
+            raise AppendError(
+                f"cannot append to {path}: it is a part of what is saved at {above}, which {what}, and would not fit there "
+                "any more; append to the whole save"
+            )
+        # What a class wraps is where the class is.
+        _refuse_lone_levels(above)
 
 
 def _append(tree: Tree, rows: Core, allow_pickle: bool) -> None:
