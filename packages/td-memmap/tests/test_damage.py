@@ -173,7 +173,12 @@ ROWS = [
 )
 def test_wrong_metadata_is_an_error_to_all_that_read_it(change: Any, save: Path) -> None:
     edit(save / "meta.json", change)
-    packed = pack_memmap(save, save.with_name("save.tdz"))
+    packed = save.with_name("save.tdz")
+    with zipfile.ZipFile(packed, "w") as archive:
+        for file in save.rglob("*.*"):
+            archive.write(file, file.relative_to(save))
+    with pytest.raises(FormatError):
+        pack_memmap(save, save.with_name("other.tdz"))
     for place in (save, packed):
         with pytest.raises(FormatError):
             inspect(place)

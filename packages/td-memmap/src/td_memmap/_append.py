@@ -21,8 +21,7 @@ from ._checksum import digest_of
 from ._commit import Staging, alone
 from ._errors import AppendError
 from ._fs import Parts, Tree
-from ._inspect import look
-from ._load import Loading, Node, Reader
+from ._load import Loading, Node, Reader, look
 from ._manifest import file_pieces, read_manifest, verify_tree
 from ._meta import LIMIT, LeafEntry, is_view, manifest_text, parse_json, read_json
 from ._pieces import pieces

@@ -29,7 +29,7 @@ from ._commit import Staging
 from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._like import fitting, loading
-from ._load import Loading, Reader, on_one_version
+from ._load import Loading, Reader, misfits, on_one_version
 from ._mapping import elements_in, map_memory
 from ._meta import find, manifest_text
 from ._new_file import NewFile
@@ -254,6 +254,8 @@ def pack_memmap(
         sizes.pop((_names.MANIFEST,), None)
         report = reporter(progress, sum(sizes.values()), "pack")
         with _packing(_fs.absolute(archive_path), compression, level=compresslevel) as packing:
+            for *_, error in misfits(tree)[1]:
+                raise error
             for path in sorted(sizes, key=_order):
                 fd, status = tree.open(path[:-1], path[-1])
                 with _fs.closing(fd):
@@ -490,15 +492,15 @@ class _ArchiveReader(Reader):
         if not nbytes:
             return without_elements(dtype, shape)
         info = self.tree.find((*parts, name))
-        if info is None or info.file_size != nbytes:
-            found = None if info is None else info.file_size
-            raise FormatError(f"{self.tree.show(parts, name)}: the size is {found}, expected {nbytes} bytes")
+        if info is None or info.file_size < nbytes:
+            found, wanted = None if info is None else info.file_size, f"at least {nbytes} bytes"
+            raise FormatError(f"{self.tree.show(parts, name)}: the size is {found}, expected {wanted}")
         if info.compress_type != zipfile.ZIP_STORED:
             # It grows with what is really there, whatever size the archive announces.
             content = bytearray()
             for piece in self.tree.contents(info):
                 content += piece
-            return shaped(torch.frombuffer(content, dtype=dtype), shape)
+            return shaped(torch.frombuffer(content, dtype=dtype, count=nbytes // dtype.itemsize), shape)
         start = self.tree.offset(info)
         if self._whole is None:
             self._whole = self.tree.map_whole(shared=self.options.mode == "r+")
