@@ -107,6 +107,34 @@ def test_a_value_that_is_not_equal_to_itself_stays(tmp_path: Path) -> None:
         append_memmap(tmp_path / "save", td.clone().set("value", NonTensorData(0.0, batch_size=[2])))
 
 
+@pytest.mark.parametrize("saved", [None, 3, complex, {"a": {complex}}], ids=str)
+@pytest.mark.parametrize("given", [None, 3, complex, {"a": {complex}}, {"a": {float}}], ids=str)
+def test_values_that_only_pickle_stores_stay(saved: Any, given: Any, prefix: Path) -> None:
+    NonTensorData = pytest.importorskip("td_tensorclass").NonTensorData
+    old, new = (
+        TensorDict({"a": torch.ones(2), "value": NonTensorData(value, batch_size=[2])}, [2])
+        for value in (saved, given)
+    )
+    old.memmap(prefix, allow_pickle=True)
+    for allow_pickle in {True, saved in (complex, {"a": {complex}})}:
+        with (
+            contextlib.nullcontext()
+            if saved == given
+            else pytest.raises(AppendError, match="key 'value' must stay")
+        ):
+            append_memmap(prefix, new, allow_pickle=allow_pickle)
+    loaded = TensorDict.load_memmap(prefix, allow_pickle=True)
+    assert loaded["value"] == saved and (loaded.batch_size == (2,)) is (saved != given)
+
+
+@pytest.mark.parametrize("names", [None, ["b"]])
+def test_dim_names_stay(names: Any, prefix: Path) -> None:
+    TensorDict({"a": torch.ones(2), "n": {}}, [2], names=["t"]).memmap(prefix)
+    append_memmap(prefix, TensorDict({"a": torch.ones(1), "n": {}}, [1], names=names))
+    loaded = TensorDict.load_memmap(prefix)
+    assert loaded.names == loaded["n"].names == ["t"] and loaded.batch_size == (3,)
+
+
 def test_rows_of_an_empty_save(prefix: Path, same: Any) -> None:
     rows(0, 0).memmap(prefix)
     append_memmap(prefix, rows(0, 2))

@@ -36,8 +36,9 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
 
     The directory is that of a whole save, or of a level of one below levels without batch dims.
 
-    Collections that are mapped already keep their rows. Non-tensor values must be the saved ones; lazy stacks, stacks of
-    values and nested tensors cannot grow. A save with checksums is read whole, to be checked and to get new ones.
+    Collections that are mapped already keep their rows. Non-tensor values must be the saved ones, and dim names stay, as in
+    :meth:`update`; lazy stacks, stacks of values and nested tensors cannot grow. A save with checksums is read whole, to be
+    checked and to get new ones.
 
     Args:
         prefix: the directory.
@@ -166,15 +167,15 @@ def _check_values(
     tree: Tree, node: Node, meta: dict[str, Any], theirs: dict[str, Any], texts: dict[Parts, bytes]
 ) -> None:
     """Refuse rows with other values than the saved ones: in the metadata, or in the files beside it."""
+    pickled = texts.get((*_in_rows(node), _names.PICKLE))
+    if pickled != _there(tree, node, _names.PICKLE):
+        # What is pickled is not in the metadata. This call made the pickle of the rows; one that was read is loaded only
+        # where the caller allowed it.
+        meta = {**(node.values or {}), **meta}
+        theirs = {**(pickle.loads(pickled) if pickled else {}), **theirs}
     pairs = {name: (meta.get(name), theirs.get(name)) for name in {*meta, *theirs}}
     sidecar, other = _sidecars(tree, node, texts)
     pairs["types"] = (sidecar.get("values"), other.get("values"))
-    pickled = texts.get((*_in_rows(node), _names.PICKLE))
-    if pickled is not None and pickled != _there(tree, node, _names.PICKLE):
-        # This call made the pickle, of the rows; one that was read is loaded only where the caller allowed it.
-        values = node.values or {}
-        for name, value in pickle.loads(pickled).items():
-            pairs.setdefault(name, (values.get(name), value))
     for name, (mine, other) in pairs.items():
         if not _equal(mine, other) and name not in ("_metadata", "_is_non_tensor"):
             what = f"the value of {show_path(node.key)} must stay; it is {mine!r}, the rows have {other!r}"
