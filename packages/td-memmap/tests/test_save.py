@@ -1411,3 +1411,30 @@ def test_a_member_that_stands_in_a_stack_twice_is_mapped_once() -> None:
     one = TensorDict({"a": torch.ones(2)}, [2])
     stack = lazy_stack([one, one]).memmap_()
     assert stack.is_memmap() and stack["a"].tolist() == [[1.0, 1.0]] * 2
+
+
+def _set_value(node: Any) -> None:
+    node.set_("v", pytest.importorskip("td_tensorclass").NonTensorData("new"))
+
+
+@pytest.mark.parametrize(
+    "change", [_set_value, lambda node: node.make_memmap("new", ())], ids=["value", "entry"]
+)
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_level_under_two_keys_is_one_for_each_in_a_save(
+    change: Any, locked: bool, prefix: Path, same: Any
+) -> None:
+    level = TensorDict({"b": torch.ones(2), "v": pytest.importorskip("td_tensorclass").NonTensorData("old")})
+    td = TensorDict({"x": level, "n": {"y": level}})
+    if locked:
+        td.lock_()
+    assert td.memmap_(prefix)["x"] is level
+    td["x", "b"].fill_(3)
+    assert td["n", "y", "b"].tolist() == [3, 3]
+    for node in td["x"], td["n", "y"]:
+        change(node)
+        loaded = TensorDict.load_memmap(prefix)
+        same(loaded, td)
+        assert (loaded["x", "v"], loaded["n", "y", "v"]) == (td["x", "v"], td["n", "y", "v"])
+    td.unlock_()
+    assert not td["n", "y"].is_locked

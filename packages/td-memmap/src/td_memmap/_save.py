@@ -348,12 +348,32 @@ def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None
     """Return the collection around the mapped leaves: locked, on the CPU, and aware of its save."""
     if options.inplace:
         # A stack may have a member twice.
-        for node in {id(node._inner()): node for node, _ in plan.nodes}.values():
+        nodes = {id(node._inner()): node for node, _ in plan.nodes}
+        for node in nodes.values():
             _replace_leaves(node, mapped)
+        if prefix is not None and len(nodes) < len(plan.nodes):
+            _untie(tree)
         result: Any = tree
     else:
         result = tree._map(lambda leaf: mapped[id(leaf)])
     return attach(result, prefix, options.robust_key, options.allow_pickle, options.share_non_tensor)
+
+
+def _untie(tree: Core) -> None:
+    """Give each place of a save a node of its own; what is written to one of them later reaches that place alone."""
+    seen: set[int] = set()
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        record = take_apart(node)
+        for key, child in record.entries.items():
+            if isinstance(child, Core):
+                if id(child._inner()) in seen:
+                    child = snapshot(child)
+                    node._set_child(key, child)
+                seen.add(id(child._inner()))
+                todo.append(child)
+        todo.extend(record.members.values())
 
 
 def _replace_leaves(node: Core, mapped: dict[int, Tensor]) -> None:
