@@ -644,6 +644,24 @@ def test_a_text_that_was_put_there_after_the_manifest_is_not_ours(prefix: Path) 
     assert (prefix / "mine" / "meta.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("key", ["a", "shape"])
+@pytest.mark.parametrize("place", ["{key}", "l/3", "l/1/b"])
+def test_a_save_under_the_name_of_a_leaf_or_beside_the_members_of_a_stack_is_none_of_ours(
+    place: str, key: str, prefix: Path, same: Any
+) -> None:
+    stack = lazy_stack([TensorDict({"b": torch.full((2,), i)}) for i in range(3)])
+    td = TensorDict({key: torch.ones(3), "l": stack}, [3])
+    td.memmap(prefix)
+    within = prefix / place.format(key=key)
+    mine = TensorDict({"z": torch.arange(5)})
+    mine.memmap(within)
+    assert verify(prefix).problems == []
+    for other in td.clone(), TensorDict():
+        other.memmap(prefix)
+        same(TensorDict.load_memmap(prefix), other)
+        same(TensorDict.load_memmap(within), mine)
+
+
 def test_a_list_of_what_is_unfinished_makes_no_other_file_ours(prefix: Path) -> None:
     make(1).memmap(prefix)
     put_foreign(prefix)
