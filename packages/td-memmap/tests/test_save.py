@@ -1039,6 +1039,27 @@ def test_new_entries_beside_any_keys(keys: tuple[str, ...], prefix: Path) -> Non
     assert loaded["new"].tolist() == [7, 7]
 
 
+def test_a_new_level_overwrites_no_other_save(prefix: Path, same: Any) -> None:
+    mine = TensorDict({"z": torch.arange(5)})
+    mine.memmap(prefix / "mine")
+    saved = TensorDict({"a": torch.ones(2)}).memmap(prefix)
+    with pytest.raises(
+        FileTakenError, match="cannot add key 'mine': another save is in the way, .*save/mine"
+    ):
+        saved.make_memmap(("mine", "x"), ())
+    same(TensorDict.load_memmap(prefix / "mine"), mine)
+    same(TensorDict.load_memmap(prefix), saved)
+    # What a process that was killed left is not in the way, and neither is what belongs to no save.
+    (prefix / "left").mkdir()
+    (prefix / "left" / "meta.json").write_text("{")
+    (prefix / "left" / "%new-0123abcd").touch()
+    (prefix / "notes").mkdir()
+    (prefix / "notes" / "notes.txt").touch()
+    for key in "left", "notes":
+        saved.make_memmap((key, "x"), ())
+        same(TensorDict.load_memmap(prefix), saved)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_new_nested_entries_of_a_live_save(prefix: Path) -> None:
     parts = [torch.arange(6.0).view(2, 3), torch.arange(4.0).view(1, 4)]

@@ -24,6 +24,7 @@ from td_core.typing import NestedKey
 
 from . import _fs, _names
 from ._dtypes import check_dtype, storable
+from ._errors import FileTakenError
 from ._fs import Tree
 from ._load import Loading, load_directory
 from ._meta import At, describe, possible_names, read_json
@@ -57,6 +58,7 @@ def add(
     Raises:
         StructureError: the collection is not mapped or gets no entries, or the key is there already.
         KeyPathError: the key goes through a tensor, or a live save cannot hold it.
+        FileTakenError: another save stands under the name of a level that is to be made.
         BatchSizeError: the shape does not start with the batch size.
         CodecError: the content or its dtype cannot be stored.
     """
@@ -135,9 +137,15 @@ def _add_level(node: Any, name: str) -> Any:
         where = os.path.join(saved.path, stem)
         with _declaring(saved.path, name, stem, {"type": type(child).__name__}) as (tree, there):
             if there is None:
-                # A directory that no entry has was left by a process that was killed.
-                with contextlib.suppress(FileExistsError):
+                try:
                     tree.make((stem,))
+                except FileExistsError:
+                    # What has metadata and nothing else was left by a process that was killed.
+                    inside = [each for each in tree.entries((stem,)) if not each.startswith(_names.TEMPORARY)]
+                    if _names.META in inside and len(inside) > 1:
+                        raise FileTakenError(
+                            f"cannot add {show_path((name,))}: another save is in the way, {tree.show((stem,))}"
+                        ) from None
                 tree.replace((stem,), _names.META, make_plan(child).texts[-1][2])
             elif "type" in there:
                 child = load_directory(
