@@ -237,9 +237,11 @@ def _publish(tree: Tree, nodes: list[Node], metas: dict[Parts, bytes], grown: li
         if not found.ok:
             raise FormatError(str(found))
         places.append((_names.MANIFEST,))
+    tree.spare()
     with Staging(tree.path, [*metas, *sidecars, *places], alone=True) as staging:
         if staging.in_place:
             raise FormatError(f"cannot append to {tree.path}: it cannot be replaced in one step")
+        staging.tree.beside(tree)
         for node in nodes[1:]:
             staging.make(node.parts)
         for place in sidecars:

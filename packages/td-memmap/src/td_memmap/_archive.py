@@ -11,6 +11,7 @@ import os
 import struct
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -253,6 +254,7 @@ def pack_memmap(
         # The sizes and times in it are those of the directory; an archive has checksums of its own.
         sizes.pop((_names.MANIFEST,), None)
         report = reporter(progress, sum(sizes.values()), "pack")
+        tree.spare()
         with _packing(_fs.absolute(archive_path), compression, level=compresslevel) as packing:
             for *_, error in misfits(tree)[1]:
                 raise error
@@ -537,6 +539,14 @@ def refresh_archive_checksums(archive_path: str | Path) -> Path:
     return Path(archive_path)
 
 
+def _crc32(fd: int, start: int, nbytes: int) -> int:
+    """Return the CRC-32 of a part of an open file."""
+    value = 0
+    for position in range(start, start + nbytes, _fs.PIECE):
+        value = zlib.crc32(os.pread(fd, min(_fs.PIECE, start + nbytes - position), position), value)
+    return value
+
+
 def _rewrite_checksums(tree: ArchiveTree, fd: int) -> None:
     position = tree.zip.start_dir
     for info in tree.zip.infolist():
@@ -544,7 +554,7 @@ def _rewrite_checksums(tree: ArchiveTree, fd: int) -> None:
         if header[:4] != b"PK\x01\x02":
             raise FormatError(f"{tree.path}: its directory is damaged at byte {position}")
         if info.compress_type == zipfile.ZIP_STORED and not info.is_dir():
-            value = struct.pack("<I", _fs.crc32(fd, tree.offset(info), info.file_size))
+            value = struct.pack("<I", _crc32(fd, tree.offset(info), info.file_size))
             if info.flag_bits & 8:
                 # The sizes and the checksum stand behind the content, with or without a signature of their own.
                 behind = tree.offset(info) + info.file_size
