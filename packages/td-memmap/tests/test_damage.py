@@ -81,6 +81,11 @@ EDITS = {
         of_leaf(shape=[3, 1 << 61]),
         "key 'a': shape is .* expected a shape that a tensor can have",
     ),
+    "huge shape without elements": (
+        of_leaf(shape=[3, 0, 1 << 40, 1 << 40]),
+        "key 'a': shape is .* expected a shape that a tensor can have",
+    ),
+    "huge size without elements": (of_leaf(shape=[3, 0, 1 << 63]), "expected a list of sizes"),
     "negative": (of_leaf(shape=[3, -2]), "expected a list of sizes"),
     "bool size": (of_leaf(shape=[3, True]), "expected a list of sizes"),
     "float size": (of_leaf(shape=[3, 2.0]), "expected a list of sizes"),

@@ -385,6 +385,18 @@ def test_every_dtype(prefix: Path, same: Any) -> None:
     same(TensorDict.load_memmap(prefix), td)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float64])
+@pytest.mark.parametrize("shape", [(0, 1 << 60), (0, (1 << 63) - 1), (1 << 40, 0, 1 << 40), (1 << 62, 0)])
+def test_tensors_without_elements_have_any_size(
+    shape: tuple[int, ...], dtype: torch.dtype, prefix: Path, same: Any
+) -> None:
+    td = TensorDict({"a": torch.empty(shape, dtype=dtype)}, shape[:1])
+    for place in prefix, prefix.with_suffix(".tdz"):
+        td.memmap(place)
+        same(TensorDict.load_memmap(place), td)
+        assert TensorDict.load_memmap(place, device="meta")["a"].shape == shape
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors(prefix: Path) -> None:
     parts = [torch.arange(6.0).view(2, 3), torch.arange(4.0).view(1, 4)]

@@ -24,7 +24,7 @@ from ._plan import FORMAT, VERSION
 #: Longest ``meta.json`` that is read; a level of a million leaves has about 100 MB.
 LIMIT = 1 << 29
 
-_TOO_LARGE = 1 << 62
+_TOO_LARGE = 1 << 63
 _MOST_DIMS = 64
 _MOST_MEMBERS = 1 << 20
 
@@ -411,9 +411,20 @@ def check_shape(value: Any, at: At, name: str, itemsize: int = 1, *below: str) -
             raise at.damaged(name, value, "a list of sizes", *below)
         # A dim of size 0 must not hide that the others are impossible.
         nbytes *= size or 1
-    if nbytes >= _TOO_LARGE or len(value) > _MOST_DIMS:
+    if len(value) > _MOST_DIMS or (nbytes >= _TOO_LARGE and not _is_possible(value)):
         raise at.damaged(name, value, "a shape that a tensor can have", *below)
     return torch.Size(value)
+
+
+def _is_possible(shape: list[int]) -> bool:
+    """Tell whether a tensor can have a shape that no memory could hold: one without elements can."""
+    if 0 not in shape:
+        return False
+    try:
+        torch.empty(shape, device="meta")
+    except RuntimeError:
+        return False
+    return True
 
 
 def check_device(value: Any, at: At) -> torch.device:
