@@ -97,6 +97,22 @@ def test_keys_that_are_no_safe_names_grow(robust_key: bool, tmp_path: Path, same
     same(TensorDict.load_memmap(tmp_path / "save", robust_key=robust_key), torch.cat([td, td]))
 
 
+def test_leaves_without_rows_get_the_file_names_of_their_save(prefix: Path, same: Any) -> None:
+    def make(start: int, count: int) -> TensorDict:
+        values = torch.arange(start, start + count)
+        below = TensorDict({"c:d": values + 2, "e": values + 3}, [count])
+        return TensorDict({"a b": values, "a%20b": values + 1, "n%n": below}, [count])
+
+    make(0, 0).memmap(prefix, robust_key=False)
+    append_memmap(prefix, make(0, 2))
+    append_memmap(prefix, make(2, 1))
+    assert {file.relative_to(prefix).as_posix() for file in prefix.rglob("*.memmap")} == {
+        "a b.memmap", "a%20b.memmap", "n%n/c:d.memmap", "n%n/e.memmap",
+    }  # fmt: skip
+    for robust_key in (False, True):
+        same(TensorDict.load_memmap(prefix, robust_key=robust_key), make(0, 3))
+
+
 def test_a_value_that_is_not_equal_to_itself_stays(tmp_path: Path) -> None:
     NonTensorData = pytest.importorskip("td_tensorclass").NonTensorData
     td = TensorDict({"a": torch.ones(2), "value": NonTensorData(float("nan"), batch_size=[2])}, [2])

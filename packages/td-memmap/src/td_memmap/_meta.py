@@ -270,14 +270,15 @@ def _mapping(level: Level, obj: dict[str, Any], at: At, robust_key: bool, strict
     level.batch_size = check_shape(obj["shape"], at, "shape")
     level.sized = True
     meta, leaves, nodes = level.meta, level.leaves, level.nodes
+    likeliest = -1 if obj.get(_names.ROBUST_KEY) is False else 1
     for name, entry in obj.items():
         if type(entry) is not dict:
             meta[name] = entry
         elif entry.get("type") is not None:
-            nodes[name] = possible_names(name, robust_key)
+            nodes[name] = possible_names(name, robust_key)[::likeliest]
             level.keys.append(name)
         elif "dtype" in entry and "shape" in entry:
-            files = possible_names(name, robust_key)
+            files = possible_names(name, robust_key)[::likeliest]
             leaves[name] = _leaf(entry, at, name, files, level.batch_size)
             level.keys.append(name)
         elif strict:
