@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import pickle
 import subprocess
@@ -537,6 +538,31 @@ def test_parameters_are_saved_as_plain_tensors(prefix: Path) -> None:
     loaded = TensorDict.load_memmap(prefix)
     assert type(loaded) is TensorDict
     assert type(loaded["w"]) is MemoryMappedTensor
+
+
+@pytest.mark.parametrize("around", [lambda params: params, lambda params: TensorDict({"p": params})])
+@pytest.mark.parametrize("saved", [False, True])
+def test_parameters_that_are_mapped_in_place_stay_those_of_their_module(
+    saved: bool, around: Any, prefix: Path
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
+    params = TensorDict.from_module(model, as_module=True)
+    wanted = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = [*params.parameters()], [*params.buffers()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    tree = around(params)
+    assert tree.memmap_(*[prefix] * saved) is tree and tree.is_memmap()
+    after = [*params.parameters()], [*params.buffers()]
+    assert len(after[0]) == 4 and all(map(operator.is_, before[0], after[0]))
+    assert [type(leaf) for leaf in after[1]] == [type(leaf) for leaf in before[1]]
+    assert all(torch.equal(wanted[name], tensor) for name, tensor in model.state_dict().items())
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    if saved:
+        loaded = TensorDict.load_memmap(prefix)
+        loaded = loaded["p"] if tree is not params else loaded
+        assert torch.equal(loaded["1", "bias"], model[1].bias) and model[1].bias.tolist() == [-3]
+        assert torch.equal(loaded["1", "running_mean"], model[1].running_mean)
 
 
 def test_a_model_goes_to_disk_and_back(prefix: Path) -> None:

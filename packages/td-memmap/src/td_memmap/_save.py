@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from td_core._collection import Core, changed_meanwhile, same, show_path
 from td_core._devices import wait_for
@@ -349,8 +349,10 @@ def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None
     if options.inplace:
         # A stack may have a member twice.
         nodes = {id(node._inner()): node for node, _ in plan.nodes}
+        # What a module holds stays what it is to it and to optimizers.
+        kept = {id(leaf) for node, _ in plan.nodes if isinstance(node, nn.Module) for leaf in node._leaves()}
         for node in nodes.values():
-            _replace_leaves(node, mapped)
+            _replace_leaves(node, mapped, kept)
         if prefix is not None and len(nodes) < len(plan.nodes):
             _untie(tree)
         result: Any = tree
@@ -376,9 +378,12 @@ def _untie(tree: Core) -> None:
         todo.extend(record.members.values())
 
 
-def _replace_leaves(node: Core, mapped: dict[int, Tensor]) -> None:
+def _replace_leaves(node: Core, mapped: dict[int, Tensor], kept: set[int]) -> None:
     for key, child in take_apart(node).entries.items():
         if isinstance(child, Tensor):
             if id(child) not in mapped:
                 raise changed_meanwhile(node)
-            node._set_child(key, mapped[id(child)])
+            if id(child) in kept and not isinstance(child, MemoryMappedTensor) and not child.is_nested:
+                child.data = plain(mapped[id(child)])
+            else:
+                node._set_child(key, mapped[id(child)])
