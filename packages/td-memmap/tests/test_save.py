@@ -1286,6 +1286,17 @@ def test_depth(prefix: Path) -> None:
     assert torch.equal(found["x"], leaf["x"])
 
 
+def test_files_that_no_path_leads_to_are_pickled_and_saved_again(prefix: Path, same: Any) -> None:
+    td = TensorDict({"x": torch.ones(1)})
+    for _ in range(30):
+        td = TensorDict({"k" * 200: td})
+    saved = td.memmap(prefix)
+    for mapped in saved, TensorDict.load_memmap(prefix):
+        same(pickle.loads(pickle.dumps(mapped)), td)
+        mapped.memmap(prefix)
+        same(TensorDict.load_memmap(prefix), td)
+
+
 @pytest.mark.slow
 def test_a_save_copies_nothing_whole(tmp_path: Path) -> None:
     """Contiguous leaves are written as they are, others in pieces: memory grows by little."""

@@ -676,6 +676,8 @@ def status(path: str | int, dir_fd: int | None = None) -> os.stat_result | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None  # below a directory that is open there may be what no path leads to
         if error.errno == errno.ELOOP:
             raise FormatError(f"{path} is a link that leads back to itself") from error
         raise
