@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from td_core import TensorDict
+from td_core import TensorDict, lazy_stack
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._missing import UNAVAILABLE
 from td_core.errors import FormatError, MissingPluginError
@@ -360,6 +360,18 @@ def test_without_strictness_the_rest_is_loaded(save: Path) -> None:
     # What was read leniently before is no less wrong.
     with pytest.raises(FormatError, match="key 'new': the entry is"):
         TensorDict.load_memmap(save)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_stack_that_lost_a_member_is_left_out_as_a_whole(lost: int, tmp_path: Path) -> None:
+    stack = lazy_stack([TensorDict({"q": torch.full((1,), i)}) for i in range(3)])
+    stack.memmap(tmp_path / "stack")
+    TensorDict({"a": torch.ones(3), "n": {"l": stack, "b": torch.ones(3)}}, [3]).memmap(tmp_path / "save")
+    for folder in tmp_path / "stack", tmp_path / "save" / "n" / "l":
+        (folder / str(lost) / "meta.json").unlink()
+    assert set(TensorDict.load_memmap(tmp_path / "save", strict=False).keys(True, True)) == {"a", ("n", "b")}
+    with pytest.raises(FormatError, match="the root: the members is .*, expected all 3"):
+        TensorDict.load_memmap(tmp_path / "stack", strict=False)
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:

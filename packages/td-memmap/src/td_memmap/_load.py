@@ -190,7 +190,12 @@ class Reader:
             self._move()
         # Children first.
         for node in reversed(self.nodes):
-            node.place[node.name] = self._build(node)
+            try:
+                node.place[node.name] = self._build(node)
+            except (FormatError, MissingPluginError):
+                if self.options.strict or not node.key:
+                    raise
+                del node.place[node.name]
         return self.nodes[0].place[""]
 
     def read(self, *, sizes: bool = True) -> None:
@@ -535,6 +540,9 @@ class Reader:
                 if isinstance(below, Core) and below._opaque and below.device is None:
                     below._set_device(torch.device(self._device_name))
         record = Record(meta, node.entries, members, node.values or {}, node.above, level.cls)
+        if len(members) < len(level.members or ()):
+            # Without one of them it is not a part of what was saved, but something else.
+            raise self._at(node).damaged("the members", list(members)[:20], f"all {len(level.members or ())}")
         try:
             if level.kind is None:
                 return _views.rebuild(meta, members)
