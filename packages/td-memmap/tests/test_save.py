@@ -1143,6 +1143,21 @@ def test_refresh_takes_names_and_refuses_another_kind(prefix: Path) -> None:
     assert mapped["a"].shape == (2, 3)
 
 
+def test_refresh_of_a_level_that_would_not_fit_its_collection_is_refused(prefix: Path, same: Any) -> None:
+    def make(count: int, value: int) -> TensorDict:
+        return TensorDict({"n": TensorDict({"b": torch.full((count,), value)}, [count])}, [count])
+
+    mapped = make(2, 0).memmap(prefix)
+    for value in (1, 2):
+        make(2, value).memmap(prefix)
+        assert mapped["n"].memmap_refresh_()["b"].tolist() == [value] * 2
+    make(3, 3).memmap(prefix)
+    with pytest.raises(StructureError, match=r"the batch size \[3\] now, .* of \[2\], could not hold"):
+        mapped["n"].memmap_refresh_()
+    same(mapped, make(2, 2))
+    same(mapped.memmap_refresh_(), make(3, 3))
+
+
 def test_pickling_what_another_save_replaced_sends_the_elements(prefix: Path) -> None:
     mapped = TensorDict({"a": torch.zeros(3)}).memmap(prefix)
     TensorDict({"a": torch.ones(3)}).memmap(prefix)

@@ -207,7 +207,7 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
     """Read a mapped collection again from its save.
 
     Raises:
-        StructureError: it maps no save.
+        StructureError: it maps no save, or what is saved there now does not fit.
     """
     saved = _saved(data)
     if saved.path is None:
@@ -226,6 +226,12 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
         raise StructureError(
             f"cannot refresh a {type(node).__name__}: {saved.path} holds a {type(loaded).__name__} now; load_memmap() it"
         )
+    above = saved.above
+    if loaded.batch_size[: len(above)] != above:
+        raise StructureError(
+            f"cannot refresh: {saved.path} has the batch size {list(loaded.batch_size)} now, which the collection that holds "
+            f"it, of {list(above)}, could not hold; call memmap_refresh_() on that one"
+        )
     for key in list(node._children()):
         node._del_child(key)
     node._set_batch_size(loaded.batch_size)
@@ -233,4 +239,6 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
     for key, child in take_apart(loaded._inner()).entries.items():
         node._set_child(key, child)
     node._locked = False
-    return attach(data, directory(data, saved), saved.robust_key, saved.allow_pickle, saved.shared)
+    return attach(
+        data, directory(data, saved), saved.robust_key, saved.allow_pickle, saved.shared, above=above
+    )
