@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -96,6 +97,22 @@ def test_keys_that_are_no_safe_names_grow(robust_key: bool, tmp_path: Path, same
     same(TensorDict.load_memmap(tmp_path / "save", robust_key=robust_key), torch.cat([td, td]))
 
 
+def test_leaves_without_rows_get_the_file_names_of_their_save(prefix: Path, same: Any) -> None:
+    def make(start: int, count: int) -> TensorDict:
+        values = torch.arange(start, start + count)
+        below = TensorDict({"c:d": values + 2, "e": values + 3}, [count])
+        return TensorDict({"a b": values, "a%20b": values + 1, "n%n": below}, [count])
+
+    make(0, 0).memmap(prefix, robust_key=False)
+    append_memmap(prefix, make(0, 2))
+    append_memmap(prefix, make(2, 1))
+    assert {file.relative_to(prefix).as_posix() for file in prefix.rglob("*.memmap")} == {
+        "a b.memmap", "a%20b.memmap", "n%n/c:d.memmap", "n%n/e.memmap",
+    }  # fmt: skip
+    for robust_key in (False, True):
+        same(TensorDict.load_memmap(prefix, robust_key=robust_key), make(0, 3))
+
+
 def test_a_value_that_is_not_equal_to_itself_stays(tmp_path: Path) -> None:
     NonTensorData = pytest.importorskip("td_tensorclass").NonTensorData
     td = TensorDict({"a": torch.ones(2), "value": NonTensorData(float("nan"), batch_size=[2])}, [2])
@@ -104,6 +121,34 @@ def test_a_value_that_is_not_equal_to_itself_stays(tmp_path: Path) -> None:
     assert TensorDict.load_memmap(tmp_path / "save").batch_size == (4,)
     with pytest.raises(AppendError, match="the value of key 'value' must stay"):
         append_memmap(tmp_path / "save", td.clone().set("value", NonTensorData(0.0, batch_size=[2])))
+
+
+@pytest.mark.parametrize("saved", [None, 3, complex, {"a": {complex}}], ids=str)
+@pytest.mark.parametrize("given", [None, 3, complex, {"a": {complex}}, {"a": {float}}], ids=str)
+def test_values_that_only_pickle_stores_stay(saved: Any, given: Any, prefix: Path) -> None:
+    NonTensorData = pytest.importorskip("td_tensorclass").NonTensorData
+    old, new = (
+        TensorDict({"a": torch.ones(2), "value": NonTensorData(value, batch_size=[2])}, [2])
+        for value in (saved, given)
+    )
+    old.memmap(prefix, allow_pickle=True)
+    for allow_pickle in {True, saved in (complex, {"a": {complex}})}:
+        with (
+            contextlib.nullcontext()
+            if saved == given
+            else pytest.raises(AppendError, match="key 'value' must stay")
+        ):
+            append_memmap(prefix, new, allow_pickle=allow_pickle)
+    loaded = TensorDict.load_memmap(prefix, allow_pickle=True)
+    assert loaded["value"] == saved and (loaded.batch_size == (2,)) is (saved != given)
+
+
+@pytest.mark.parametrize("names", [None, ["b"]])
+def test_dim_names_stay(names: Any, prefix: Path) -> None:
+    TensorDict({"a": torch.ones(2), "n": {}}, [2], names=["t"]).memmap(prefix)
+    append_memmap(prefix, TensorDict({"a": torch.ones(1), "n": {}}, [1], names=names))
+    loaded = TensorDict.load_memmap(prefix)
+    assert loaded.names == loaded["n"].names == ["t"] and loaded.batch_size == (3,)
 
 
 def test_rows_of_an_empty_save(prefix: Path, same: Any) -> None:
@@ -232,3 +277,54 @@ def test_an_append_that_fails_gives_its_room_back(prefix: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="cannot append to key 'b'"):
         append_memmap(prefix, TensorDict({"a": torch.ones(2, dtype=torch.int64), "b": torch.arange(2)}, [2]))
     assert {(prefix / f"{key}.memmap").stat().st_size for key in "ab"} == {24}
+
+
+@pytest.mark.parametrize(
+    ("data", "part", "what"),
+    [
+        (TensorDict({"n": rows(0, 3)}, [3]), "n", r"has the batch size \[3\]"),
+        (TensorDict({"shape": torch.ones(3), "n": rows(0, 3)}, [3]), "n", r"has the batch size \[3\]"),
+        (lazy_stack([rows(0, 3), rows(3, 3)]), "1", "is put together of its members"),
+    ],
+)
+def test_a_part_that_would_not_fit_its_save_any_more_stays(
+    data: Any, part: str, what: str, prefix: Path, same: Any
+) -> None:
+    data.memmap(prefix)
+    with pytest.raises(
+        AppendError, match=rf"save/{part}: it is a part of what is saved at .*save, which {what}"
+    ):
+        append_memmap(prefix / part, rows(3, 2))
+    same(TensorDict.load_memmap(prefix), data)
+    assert td_memmap.verify(prefix).problems == []
+
+
+def test_a_part_of_a_class_stays_where_the_class_must(prefix: Path, same: Any) -> None:
+    tensorclass = pytest.importorskip("td_tensorclass").tensorclass
+
+    @tensorclass
+    class Rows:
+        a: torch.Tensor
+
+    def make(count: int) -> Any:
+        return Rows(a=torch.arange(count), batch_size=[count])
+
+    for size in ([], [2]):
+        data = TensorDict({"c": make(2)}, size)
+        data.memmap(prefix)
+        for part in "c", "c/_tensordict":
+            more = make(1) if part == "c" else TensorDict({"a": torch.arange(1)}, [1])
+            with (
+                pytest.raises(AppendError, match="append to the whole save")
+                if size
+                else contextlib.nullcontext()
+            ):
+                append_memmap(prefix / part, more)
+        assert TensorDict.load_memmap(prefix)["c"].batch_size == (2 if size else 4,)
+
+
+def test_a_save_that_only_stands_in_the_directory_of_another_one_grows(prefix: Path, same: Any) -> None:
+    TensorDict({"a": torch.ones(3)}, [3]).memmap(prefix)
+    rows(0, 3).memmap(prefix / "mine")
+    append_memmap(prefix / "mine", rows(3, 2))
+    same(TensorDict.load_memmap(prefix / "mine"), rows(0, 5))

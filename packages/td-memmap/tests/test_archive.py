@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 
 import td_memmap
-from td_core import TensorDict
+from td_core import TensorDict, lazy_stack
 from td_core.errors import CodecError, FormatError
-from td_memmap import FileTakenError
+from td_memmap import FileTakenError, pack_memmap
 from td_memmap._new_file import NewFile
 
 
@@ -212,6 +213,64 @@ def test_pack_and_unpack(nest: Any, tmp_path: Path, same: Any) -> None:
     with pytest.raises(FormatError, match="no save is at"):
         td_memmap.pack_memmap(tmp_path, tmp_path / "x.tdz")
     assert not (tmp_path / "x.tdz").exists()
+
+
+def _cut(save: Path, *files: str) -> None:
+    for file in files:
+        os.truncate(save / file, (save / file).stat().st_size - 1)
+
+
+def _batch(save: Path) -> None:
+    meta = json.loads((save / "n" / "meta.json").read_text())
+    (save / "n" / "meta.json").write_text(
+        json.dumps({**meta, "shape": [2], "i": {**meta["i"], "shape": [2]}})
+    )
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda save: _cut(save, "n/i.memmap"),
+            r"n/i.memmap: key \('n', 'i'\): the size is 23, expected at least 24",
+        ),
+        (
+            lambda save: (save / "n" / "i.memmap").unlink(),
+            r"the file of key \('n', 'i'\) is missing: .* 24 bytes are exp",
+        ),
+        (
+            lambda save: _cut(save, "s.memmap"),
+            "s.memmap: key 's': the size is 11, expected at least 12 bytes",
+        ),
+        (lambda save: (save / "n" / "meta.json").unlink(), "n/meta.json is missing"),
+        (lambda save: (save / "lazy" / "0" / "meta.json").unlink(), "lazy/0/meta.json is missing"),
+        (_batch, r"n/meta.json: key 'n': the batch size is \[2\], expected one that starts with \[3\]"),
+    ],
+)
+def test_a_damaged_directory_is_not_packed(damage: Any, message: str, tmp_path: Path) -> None:
+    strided = torch.nested.nested_tensor([torch.ones(i) for i in (0, 1, 2)])
+    lazy = lazy_stack([TensorDict({"a": torch.ones(i)}) for i in range(3)])
+    n = TensorDict({"i": torch.arange(3)}, [3])
+    save, archive = tmp_path / "save", tmp_path / "save.tdz"
+    TensorDict({"n": n, "s": strided, "lazy": lazy}, [3]).memmap(save)
+    pack_memmap(save, archive)
+    before = archive.read_bytes()
+    damage(save)
+    with pytest.raises(FormatError, match=message):
+        pack_memmap(save, archive)
+    assert archive.read_bytes() == before
+    assert not td_memmap.verify(save).ok
+
+
+@pytest.mark.parametrize("compression", [None, "deflate"])
+def test_a_longer_file_is_packed_for_its_leaf(compression: Any, tmp_path: Path, same: Any) -> None:
+    td = TensorDict({"a": torch.arange(3)})
+    td.memmap(tmp_path / "save")
+    os.truncate(tmp_path / "save" / "a.memmap", 100)
+    same(TensorDict.load_memmap(tmp_path / "save"), td)
+    pack_memmap(tmp_path / "save", tmp_path / "save.tdz", compression=compression)
+    same(TensorDict.load_memmap(tmp_path / "save.tdz"), td)
 
 
 def test_what_was_unpacked_can_be_verified(nest: Any, tmp_path: Path) -> None:

@@ -398,6 +398,69 @@ def test_a_process_that_may_open_few_more_files_saves_and_loads_many_levels(
     assert os.listdir(tmp_path) == ["save"]
 
 
+#: What is done in the directory ``here``, which has saves of ``make(1)``: ``old``, which ``mapped`` maps, and ``old.tdz``.
+WITH_FEW_FILES: dict[str, Callable[[Path, Any], Any]] = {
+    "save": lambda here, mapped: make(2).memmap(here / "new"),
+    "save over": lambda here, mapped: make(2).memmap(here / "old"),
+    "save what is mapped": lambda here, mapped: mapped.memmap(here / "old"),
+    "like": lambda here, mapped: make(2).memmap_like(here / "new"),
+    "load": lambda here, mapped: TensorDict.load_memmap(here / "old"),
+    "load a part": lambda here, mapped: TensorDict.load_memmap(here / "old", subpath="n/deep"),
+    "append": lambda here, mapped: append_memmap(here / "rows", _rows()),
+    "pack": lambda here, mapped: pack_memmap(here / "old", here / "new.tdz"),
+    "unpack": lambda here, mapped: unpack_memmap(here / "old.tdz", here / "new"),
+    "verify": lambda here, mapped: verify(here / "old"),
+    "add": lambda here, mapped: mapped.make_memmap(("n", "deep", "new"), ()),
+}
+
+
+def _rows() -> TensorDict:
+    tied = torch.arange(3)
+    return TensorDict(
+        {"a": tied, "n": TensorDict({"tied": tied, "n": TensorDict({"b": tied}, [3])}, [3])}, [3]
+    )
+
+
+@pytest.mark.parametrize("work", WITH_FEW_FILES.values(), ids=WITH_FEW_FILES)
+def test_however_few_files_a_process_may_open_it_is_done_or_nothing_is_left(
+    work: Callable[[Path, Any], Any], tmp_path: Path
+) -> None:
+    def set_up(here: Path) -> Any:
+        here.mkdir()
+        mapped = make(1, more=True).memmap(here / "old")
+        put_foreign(here / "old")
+        pack_memmap(here / "old", here / "old.tdz")
+        _rows().memmap(here / "rows")
+        return mapped
+
+    def limited(here: Path, free: int) -> None:
+        mapped = set_up(here)
+        before, hard = set(os.listdir(here)), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 40, hard))
+        taken: list[int] = []
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        for fd in taken[len(taken) - free :]:
+            os.close(fd)
+        error = None
+        try:
+            work(here, mapped)
+        except OSError as raised:
+            error = raised
+        for fd in taken[: len(taken) - free]:
+            os.close(fd)
+        assert error is None or (error.errno == errno.EMFILE and str(error.filename).startswith(str(here)))
+        assert error is None or free < 14
+        new = set(os.listdir(here)) - before
+        assert new <= (set() if error is not None else {"new", "new.tdz"})
+        assert keeps_foreign(here / "old") and verify(here / "old").ok and verify(here / "rows").ok
+
+    work(tmp_path / "warm", set_up(tmp_path / "warm"))
+    for free in range(15):
+        assert in_child(lambda here=tmp_path / str(free), free=free: limited(here, free)) == 0, free
+
+
 @pytest.mark.parametrize("archive", [False, True])
 def test_a_file_for_which_there_are_no_addresses_is_named(
     archive: bool, prefix: Path, tmp_path: Path
@@ -642,6 +705,24 @@ def test_a_text_that_was_put_there_after_the_manifest_is_not_ours(prefix: Path) 
     make(2).memmap(prefix)
     assert content(prefix) == 2
     assert (prefix / "mine" / "meta.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("key", ["a", "shape"])
+@pytest.mark.parametrize("place", ["{key}", "l/3", "l/1/b"])
+def test_a_save_under_the_name_of_a_leaf_or_beside_the_members_of_a_stack_is_none_of_ours(
+    place: str, key: str, prefix: Path, same: Any
+) -> None:
+    stack = lazy_stack([TensorDict({"b": torch.full((2,), i)}) for i in range(3)])
+    td = TensorDict({key: torch.ones(3), "l": stack}, [3])
+    td.memmap(prefix)
+    within = prefix / place.format(key=key)
+    mine = TensorDict({"z": torch.arange(5)})
+    mine.memmap(within)
+    assert verify(prefix).problems == []
+    for other in td.clone(), TensorDict():
+        other.memmap(prefix)
+        same(TensorDict.load_memmap(prefix), other)
+        same(TensorDict.load_memmap(within), mine)
 
 
 def test_a_list_of_what_is_unfinished_makes_no_other_file_ours(prefix: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from td_core import TensorDict
+from td_core import TensorDict, lazy_stack
 from td_core._lazy_stack import LazyStackedTensorDict
 from td_core._missing import UNAVAILABLE
 from td_core.errors import FormatError, MissingPluginError
@@ -81,6 +81,11 @@ EDITS = {
         of_leaf(shape=[3, 1 << 61]),
         "key 'a': shape is .* expected a shape that a tensor can have",
     ),
+    "huge shape without elements": (
+        of_leaf(shape=[3, 0, 1 << 40, 1 << 40]),
+        "key 'a': shape is .* expected a shape that a tensor can have",
+    ),
+    "huge size without elements": (of_leaf(shape=[3, 0, 1 << 63]), "expected a list of sizes"),
     "negative": (of_leaf(shape=[3, -2]), "expected a list of sizes"),
     "bool size": (of_leaf(shape=[3, True]), "expected a list of sizes"),
     "float size": (of_leaf(shape=[3, 2.0]), "expected a list of sizes"),
@@ -173,7 +178,12 @@ ROWS = [
 )
 def test_wrong_metadata_is_an_error_to_all_that_read_it(change: Any, save: Path) -> None:
     edit(save / "meta.json", change)
-    packed = pack_memmap(save, save.with_name("save.tdz"))
+    packed = save.with_name("save.tdz")
+    with zipfile.ZipFile(packed, "w") as archive:
+        for file in save.rglob("*.*"):
+            archive.write(file, file.relative_to(save))
+    with pytest.raises(FormatError):
+        pack_memmap(save, save.with_name("other.tdz"))
     for place in (save, packed):
         with pytest.raises(FormatError):
             inspect(place)
@@ -350,6 +360,18 @@ def test_without_strictness_the_rest_is_loaded(save: Path) -> None:
     # What was read leniently before is no less wrong.
     with pytest.raises(FormatError, match="key 'new': the entry is"):
         TensorDict.load_memmap(save)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_stack_that_lost_a_member_is_left_out_as_a_whole(lost: int, tmp_path: Path) -> None:
+    stack = lazy_stack([TensorDict({"q": torch.full((1,), i)}) for i in range(3)])
+    stack.memmap(tmp_path / "stack")
+    TensorDict({"a": torch.ones(3), "n": {"l": stack, "b": torch.ones(3)}}, [3]).memmap(tmp_path / "save")
+    for folder in tmp_path / "stack", tmp_path / "save" / "n" / "l":
+        (folder / str(lost) / "meta.json").unlink()
+    assert set(TensorDict.load_memmap(tmp_path / "save", strict=False).keys(True, True)) == {"a", ("n", "b")}
+    with pytest.raises(FormatError, match="the root: the members is .*, expected all 3"):
+        TensorDict.load_memmap(tmp_path / "stack", strict=False)
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import pickle
 import subprocess
@@ -385,6 +386,18 @@ def test_every_dtype(prefix: Path, same: Any) -> None:
     same(TensorDict.load_memmap(prefix), td)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float64])
+@pytest.mark.parametrize("shape", [(0, 1 << 60), (0, (1 << 63) - 1), (1 << 40, 0, 1 << 40), (1 << 62, 0)])
+def test_tensors_without_elements_have_any_size(
+    shape: tuple[int, ...], dtype: torch.dtype, prefix: Path, same: Any
+) -> None:
+    td = TensorDict({"a": torch.empty(shape, dtype=dtype)}, shape[:1])
+    for place in prefix, prefix.with_suffix(".tdz"):
+        td.memmap(place)
+        same(TensorDict.load_memmap(place), td)
+        assert TensorDict.load_memmap(place, device="meta")["a"].shape == shape
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors(prefix: Path) -> None:
     parts = [torch.arange(6.0).view(2, 3), torch.arange(4.0).view(1, 4)]
@@ -525,6 +538,31 @@ def test_parameters_are_saved_as_plain_tensors(prefix: Path) -> None:
     loaded = TensorDict.load_memmap(prefix)
     assert type(loaded) is TensorDict
     assert type(loaded["w"]) is MemoryMappedTensor
+
+
+@pytest.mark.parametrize("around", [lambda params: params, lambda params: TensorDict({"p": params})])
+@pytest.mark.parametrize("saved", [False, True])
+def test_parameters_that_are_mapped_in_place_stay_those_of_their_module(
+    saved: bool, around: Any, prefix: Path
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
+    params = TensorDict.from_module(model, as_module=True)
+    wanted = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = [*params.parameters()], [*params.buffers()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    tree = around(params)
+    assert tree.memmap_(*[prefix] * saved) is tree and tree.is_memmap()
+    after = [*params.parameters()], [*params.buffers()]
+    assert len(after[0]) == 4 and all(map(operator.is_, before[0], after[0]))
+    assert [type(leaf) for leaf in after[1]] == [type(leaf) for leaf in before[1]]
+    assert all(torch.equal(wanted[name], tensor) for name, tensor in model.state_dict().items())
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    if saved:
+        loaded = TensorDict.load_memmap(prefix)
+        loaded = loaded["p"] if tree is not params else loaded
+        assert torch.equal(loaded["1", "bias"], model[1].bias) and model[1].bias.tolist() == [-3]
+        assert torch.equal(loaded["1", "running_mean"], model[1].running_mean)
 
 
 def test_a_model_goes_to_disk_and_back(prefix: Path) -> None:
@@ -1039,6 +1077,27 @@ def test_new_entries_beside_any_keys(keys: tuple[str, ...], prefix: Path) -> Non
     assert loaded["new"].tolist() == [7, 7]
 
 
+def test_a_new_level_overwrites_no_other_save(prefix: Path, same: Any) -> None:
+    mine = TensorDict({"z": torch.arange(5)})
+    mine.memmap(prefix / "mine")
+    saved = TensorDict({"a": torch.ones(2)}).memmap(prefix)
+    with pytest.raises(
+        FileTakenError, match="cannot add key 'mine': another save is in the way, .*save/mine"
+    ):
+        saved.make_memmap(("mine", "x"), ())
+    same(TensorDict.load_memmap(prefix / "mine"), mine)
+    same(TensorDict.load_memmap(prefix), saved)
+    # What a process that was killed left is not in the way, and neither is what belongs to no save.
+    (prefix / "left").mkdir()
+    (prefix / "left" / "meta.json").write_text("{")
+    (prefix / "left" / "%new-0123abcd").touch()
+    (prefix / "notes").mkdir()
+    (prefix / "notes" / "notes.txt").touch()
+    for key in "left", "notes":
+        saved.make_memmap((key, "x"), ())
+        same(TensorDict.load_memmap(prefix), saved)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_new_nested_entries_of_a_live_save(prefix: Path) -> None:
     parts = [torch.arange(6.0).view(2, 3), torch.arange(4.0).view(1, 4)]
@@ -1082,6 +1141,21 @@ def test_refresh_takes_names_and_refuses_another_kind(prefix: Path) -> None:
     with pytest.raises(StructureError, match="holds a LazyStackedTensorDict now"):
         mapped.memmap_refresh_()
     assert mapped["a"].shape == (2, 3)
+
+
+def test_refresh_of_a_level_that_would_not_fit_its_collection_is_refused(prefix: Path, same: Any) -> None:
+    def make(count: int, value: int) -> TensorDict:
+        return TensorDict({"n": TensorDict({"b": torch.full((count,), value)}, [count])}, [count])
+
+    mapped = make(2, 0).memmap(prefix)
+    for value in (1, 2):
+        make(2, value).memmap(prefix)
+        assert mapped["n"].memmap_refresh_()["b"].tolist() == [value] * 2
+    make(3, 3).memmap(prefix)
+    with pytest.raises(StructureError, match=r"the batch size \[3\] now, .* of \[2\], could not hold"):
+        mapped["n"].memmap_refresh_()
+    same(mapped, make(2, 2))
+    same(mapped.memmap_refresh_(), make(3, 3))
 
 
 def test_pickling_what_another_save_replaced_sends_the_elements(prefix: Path) -> None:
@@ -1225,6 +1299,17 @@ def test_depth(prefix: Path) -> None:
     for _ in range(300):
         found = found._children()["n"]
     assert torch.equal(found["x"], leaf["x"])
+
+
+def test_files_that_no_path_leads_to_are_pickled_and_saved_again(prefix: Path, same: Any) -> None:
+    td = TensorDict({"x": torch.ones(1)})
+    for _ in range(30):
+        td = TensorDict({"k" * 200: td})
+    saved = td.memmap(prefix)
+    for mapped in saved, TensorDict.load_memmap(prefix):
+        same(pickle.loads(pickle.dumps(mapped)), td)
+        mapped.memmap(prefix)
+        same(TensorDict.load_memmap(prefix), td)
 
 
 @pytest.mark.slow
@@ -1411,3 +1496,30 @@ def test_a_member_that_stands_in_a_stack_twice_is_mapped_once() -> None:
     one = TensorDict({"a": torch.ones(2)}, [2])
     stack = lazy_stack([one, one]).memmap_()
     assert stack.is_memmap() and stack["a"].tolist() == [[1.0, 1.0]] * 2
+
+
+def _set_value(node: Any) -> None:
+    node.set_("v", pytest.importorskip("td_tensorclass").NonTensorData("new"))
+
+
+@pytest.mark.parametrize(
+    "change", [_set_value, lambda node: node.make_memmap("new", ())], ids=["value", "entry"]
+)
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_level_under_two_keys_is_one_for_each_in_a_save(
+    change: Any, locked: bool, prefix: Path, same: Any
+) -> None:
+    level = TensorDict({"b": torch.ones(2), "v": pytest.importorskip("td_tensorclass").NonTensorData("old")})
+    td = TensorDict({"x": level, "n": {"y": level}})
+    if locked:
+        td.lock_()
+    assert td.memmap_(prefix)["x"] is level
+    td["x", "b"].fill_(3)
+    assert td["n", "y", "b"].tolist() == [3, 3]
+    for node in td["x"], td["n", "y"]:
+        change(node)
+        loaded = TensorDict.load_memmap(prefix)
+        same(loaded, td)
+        assert (loaded["x", "v"], loaded["n", "y", "v"]) == (td["x", "v"], td["n", "y", "v"])
+    td.unlock_()
+    assert not td["n", "y"].is_locked

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ._checksum import digest_of
 from ._commit import Staging, alone
 from ._errors import AppendError
 from ._fs import Parts, Tree
-from ._load import Loading, Node, Reader
+from ._load import Loading, Node, Reader, look
 from ._manifest import file_pieces, read_manifest, verify_tree
 from ._meta import LIMIT, LeafEntry, is_view, manifest_text, parse_json, read_json
 from ._pieces import pieces
@@ -33,8 +34,11 @@ _Grown = tuple[Parts, LeafFile, int]
 def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None = None) -> None:
     """Append rows to a saved directory, along the first batch dim.
 
-    Collections that are mapped already keep their rows. Non-tensor values must be the saved ones; lazy stacks, stacks of
-    values and nested tensors cannot grow. A save with checksums is read whole, to be checked and to get new ones.
+    The directory is that of a whole save, or of a level of one below levels without batch dims.
+
+    Collections that are mapped already keep their rows. Non-tensor values must be the saved ones, and dim names stay, as in
+    :meth:`update`; lazy stacks, stacks of values and nested tensors cannot grow. A save with checksums is read whole, to be
+    checked and to get new ones.
 
     Args:
         prefix: the directory.
@@ -55,9 +59,31 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
     path = _fs.absolute(prefix)
     if _fs.is_file(path):
         raise AppendError(f"cannot append to {path}: an archive cannot grow; unpack_memmap() it first")
+    _refuse_lone_levels(_fs.real_path(path))
     # Two processes that append must not write to the same place behind the same rows.
     with alone(path), Tree.at_path(path) as tree:
         _append(tree, rows, bool(allow_pickle))
+
+
+def _refuse_lone_levels(path: str) -> None:
+    """Raise AppendError for a level that must have as many rows as the one above has, or as the stack that it is in."""
+    above, name = os.path.split(path)
+    with contextlib.suppress(OSError, FormatError), Tree.at_path(above) as tree:
+        _, level, _, below = look(tree, ())
+        if (name,) not in below.values() or (level.sized and not level.batch_size):
+            return
+        if level.sized or name != _names.INNER:
+            what = (
+                f"has the batch size {list(level.batch_size)}"
+                if level.sized
+                else "is put together of its members"
+            )
+            raise AppendError(
+                f"cannot append to {path}: it is a part of what is saved at {above}, which {what}, and would not fit there "
+                "any more; append to the whole save"
+            )
+        # What a class wraps is where the class is.
+        _refuse_lone_levels(above)
 
 
 def _append(tree: Tree, rows: Core, allow_pickle: bool) -> None:
@@ -141,15 +167,15 @@ def _check_values(
     tree: Tree, node: Node, meta: dict[str, Any], theirs: dict[str, Any], texts: dict[Parts, bytes]
 ) -> None:
     """Refuse rows with other values than the saved ones: in the metadata, or in the files beside it."""
+    pickled = texts.get((*_in_rows(node), _names.PICKLE))
+    if pickled != _there(tree, node, _names.PICKLE):
+        # What is pickled is not in the metadata. This call made the pickle of the rows; one that was read is loaded only
+        # where the caller allowed it.
+        meta = {**(node.values or {}), **meta}
+        theirs = {**(pickle.loads(pickled) if pickled else {}), **theirs}
     pairs = {name: (meta.get(name), theirs.get(name)) for name in {*meta, *theirs}}
     sidecar, other = _sidecars(tree, node, texts)
     pairs["types"] = (sidecar.get("values"), other.get("values"))
-    pickled = texts.get((*_in_rows(node), _names.PICKLE))
-    if pickled is not None and pickled != _there(tree, node, _names.PICKLE):
-        # This call made the pickle, of the rows; one that was read is loaded only where the caller allowed it.
-        values = node.values or {}
-        for name, value in pickle.loads(pickled).items():
-            pairs.setdefault(name, (values.get(name), value))
     for name, (mine, other) in pairs.items():
         if not _equal(mine, other) and name not in ("_metadata", "_is_non_tensor"):
             what = f"the value of {show_path(node.key)} must stay; it is {mine!r}, the rows have {other!r}"
@@ -211,9 +237,11 @@ def _publish(tree: Tree, nodes: list[Node], metas: dict[Parts, bytes], grown: li
         if not found.ok:
             raise FormatError(str(found))
         places.append((_names.MANIFEST,))
+    tree.spare()
     with Staging(tree.path, [*metas, *sidecars, *places], alone=True) as staging:
         if staging.in_place:
             raise FormatError(f"cannot append to {tree.path}: it cannot be replaced in one step")
+        staging.tree.beside(tree)
         for node in nodes[1:]:
             staging.make(node.parts)
         for place in sidecars:

@@ -11,6 +11,7 @@ import os
 import struct
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from ._commit import Staging
 from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._like import fitting, loading
-from ._load import Loading, Reader, on_one_version
+from ._load import Loading, Reader, misfits, on_one_version
 from ._mapping import elements_in, map_memory
 from ._meta import find, manifest_text
 from ._new_file import NewFile
@@ -253,7 +254,10 @@ def pack_memmap(
         # The sizes and times in it are those of the directory; an archive has checksums of its own.
         sizes.pop((_names.MANIFEST,), None)
         report = reporter(progress, sum(sizes.values()), "pack")
+        tree.spare()
         with _packing(_fs.absolute(archive_path), compression, level=compresslevel) as packing:
+            for *_, error in misfits(tree)[1]:
+                raise error
             for path in sorted(sizes, key=_order):
                 fd, status = tree.open(path[:-1], path[-1])
                 with _fs.closing(fd):
@@ -490,15 +494,15 @@ class _ArchiveReader(Reader):
         if not nbytes:
             return without_elements(dtype, shape)
         info = self.tree.find((*parts, name))
-        if info is None or info.file_size != nbytes:
-            found = None if info is None else info.file_size
-            raise FormatError(f"{self.tree.show(parts, name)}: the size is {found}, expected {nbytes} bytes")
+        if info is None or info.file_size < nbytes:
+            found, wanted = None if info is None else info.file_size, f"at least {nbytes} bytes"
+            raise FormatError(f"{self.tree.show(parts, name)}: the size is {found}, expected {wanted}")
         if info.compress_type != zipfile.ZIP_STORED:
             # It grows with what is really there, whatever size the archive announces.
             content = bytearray()
             for piece in self.tree.contents(info):
                 content += piece
-            return shaped(torch.frombuffer(content, dtype=dtype), shape)
+            return shaped(torch.frombuffer(content, dtype=dtype, count=nbytes // dtype.itemsize), shape)
         start = self.tree.offset(info)
         if self._whole is None:
             self._whole = self.tree.map_whole(shared=self.options.mode == "r+")
@@ -535,6 +539,14 @@ def refresh_archive_checksums(archive_path: str | Path) -> Path:
     return Path(archive_path)
 
 
+def _crc32(fd: int, start: int, nbytes: int) -> int:
+    """Return the CRC-32 of a part of an open file."""
+    value = 0
+    for position in range(start, start + nbytes, _fs.PIECE):
+        value = zlib.crc32(os.pread(fd, min(_fs.PIECE, start + nbytes - position), position), value)
+    return value
+
+
 def _rewrite_checksums(tree: ArchiveTree, fd: int) -> None:
     position = tree.zip.start_dir
     for info in tree.zip.infolist():
@@ -542,7 +554,7 @@ def _rewrite_checksums(tree: ArchiveTree, fd: int) -> None:
         if header[:4] != b"PK\x01\x02":
             raise FormatError(f"{tree.path}: its directory is damaged at byte {position}")
         if info.compress_type == zipfile.ZIP_STORED and not info.is_dir():
-            value = struct.pack("<I", _fs.crc32(fd, tree.offset(info), info.file_size))
+            value = struct.pack("<I", _crc32(fd, tree.offset(info), info.file_size))
             if info.flag_bits & 8:
                 # The sizes and the checksum stand behind the content, with or without a signature of their own.
                 behind = tree.offset(info) + info.file_size

@@ -31,6 +31,7 @@ from td_core.errors import FormatError
 from . import _fs, _names
 from ._errors import FileTakenError
 from ._fs import Parts, Tree
+from ._new_file import numbered
 from ._owned import Owned, foreign, owned
 
 _LITTER = re.compile(r"^\..*\.td-((new|old)-[0-9a-f]{8}|lock)$")
@@ -85,6 +86,7 @@ class Staging:
         self._unfinished = f"{self._litter}new-", f"{self._litter}old-"
         self._alone = alone
         self._token = self._temporary = ""
+        self._held: list[Tree] = []
         try:
             self._parent = Tree.at_path(parent)
         except FileNotFoundError:
@@ -93,12 +95,22 @@ class Staging:
         wanted = set(files)
         self._directories = {path[:depth] for path in wanted for depth in range(1, len(path))}
         try:
+            self._hold(2)
             if not self._begin_first():
                 with self._exclusive() as excluded:
                     self._begin(wanted, excluded)
         except BaseException:
             self._close()
             raise
+
+    def _hold(self, count: int) -> None:
+        """Keep so many files open in reserve: with fewer than are let go then, neither an end nor an abort can be completed."""
+        while len(self._held) < count:
+            self._held.append(self._parent.below(()))
+
+    def _let_go(self) -> None:
+        while self._held:
+            self._held.pop().close()
 
     def _exclusive(self) -> contextlib.AbstractContextManager[bool]:
         if self._alone:
@@ -112,7 +124,7 @@ class Staging:
         """
         parent = self._parent.root
         there = (_fs.is_name(name, parent) for name in (self._name, f"{self._litter}lock"))
-        if any(there) or next(_fs.numbered(parent, *self._unfinished), None) is not None:
+        if any(there) or next(numbered(parent, *self._unfinished), None) is not None:
             return False
         try:
             self.tree = self._make_temporary(next(_names.numbers()))
@@ -142,6 +154,8 @@ class Staging:
             self._begin_in_place(files)
         elif self.previous is not None:
             _fs.copy_mode(self.tree.root, self.previous.root)
+        if self.previous is not None:
+            self.tree.beside(self.previous)
 
     def _look(self) -> None:
         """Open what is at the prefix now."""
@@ -167,7 +181,13 @@ class Staging:
         self._token = token
         self._temporary = f"{self._litter}new-{self._token}"
         _fs.make_directory(self._temporary, self._parent.root)
-        tree = Tree.at_path(self._temporary, self._parent.root)
+        try:
+            tree = Tree.at_path(self._temporary, self._parent.root)
+        except OSError as error:
+            # In any other case it is no longer this one's.
+            if error.errno == errno.EMFILE:
+                self._parent.remove_directory((self._temporary,))
+            raise
         tree.path = f"{self._parent.path}/{self._temporary}"
         if not _fs.take(tree.root, without_locks=True):
             tree.close()
@@ -261,11 +281,15 @@ class Staging:
         self._look()
         mine = None
         if self.previous is not None:
+            self.tree.beside(self.previous)
             mine = owned(self.previous)
             self._carry(self.previous, mine)
             self.previous.spare()
         if self._durable:
             self.tree.sync()
+        # From here on nothing may be missing.
+        self._hold(4)
+        self._let_go()
         complete = f"{self._litter}old-{self._token}"
         _fs.rename(self._parent.root, self._temporary, complete)
         self._temporary = complete
@@ -273,6 +297,7 @@ class Staging:
         self._finished = True
         if self.previous is not None:
             _fs.follow(self.previous.root, self.tree.root)
+            self.previous.close()
         if self._durable:
             self._parent.sync()
         if replaced:
@@ -325,6 +350,7 @@ class Staging:
         """Remove a replaced save."""
         parent, name, doomed = self._parent.root, f"{self._litter}old-{token}", f"{self._litter}new-{token}"
         with Tree.at_path(self.prefix) as now:
+            now.beside(old)
             clean = _rescue_all(old, now, mine)
         if clean:
             _fs.rename(parent, name, doomed)
@@ -341,7 +367,7 @@ class Staging:
 
     def _clear_litter(self) -> None:
         parent, (_, old) = self._parent.root, self._unfinished
-        for name in _fs.numbered(parent, *self._unfinished):
+        for name in numbered(parent, *self._unfinished):
             try:
                 tree = Tree.at_path(name, parent)
             except OSError:
@@ -366,6 +392,7 @@ class Staging:
 
     def _abort(self) -> None:
         self._finished = True
+        self._let_go()
         if self.in_place:
             for path in self._files:
                 self.tree.remove_path(path)
@@ -377,6 +404,7 @@ class Staging:
             self._parent.remove_directory((self._temporary,))
 
     def _close(self) -> None:
+        self._let_go()
         for tree in (self.previous, getattr(self, "tree", None), self._parent):
             if tree is not None:
                 tree.close()
@@ -405,7 +433,7 @@ def _rescue(old: Tree, now: Tree, path: Parts) -> bool:
     """Move something from a replaced directory to the prefix; False where its name is taken."""
     try:
         now.make_way(path)
-        here, there = now.fd(path[:-1]), old.fd(path[:-1])
-        return _fs.rename_new(there, path[-1], here, path[-1])
+        with _fs.closing(old.again(path[:-1])) as there:
+            return _fs.rename_new(there, path[-1], now.fd(path[:-1]), path[-1])
     except (FileNotFoundError, NotADirectoryError, FormatError):
         return False

@@ -24,6 +24,7 @@ from td_core.typing import NestedKey
 
 from . import _fs, _names
 from ._dtypes import check_dtype, storable
+from ._errors import FileTakenError
 from ._fs import Tree
 from ._load import Loading, load_directory
 from ._meta import At, describe, possible_names, read_json
@@ -57,6 +58,7 @@ def add(
     Raises:
         StructureError: the collection is not mapped or gets no entries, or the key is there already.
         KeyPathError: the key goes through a tensor, or a live save cannot hold it.
+        FileTakenError: another save stands under the name of a level that is to be made.
         BatchSizeError: the shape does not start with the batch size.
         CodecError: the content or its dtype cannot be stored.
     """
@@ -135,9 +137,15 @@ def _add_level(node: Any, name: str) -> Any:
         where = os.path.join(saved.path, stem)
         with _declaring(saved.path, name, stem, {"type": type(child).__name__}) as (tree, there):
             if there is None:
-                # A directory that no entry has was left by a process that was killed.
-                with contextlib.suppress(FileExistsError):
+                try:
                     tree.make((stem,))
+                except FileExistsError:
+                    # What has metadata and nothing else was left by a process that was killed.
+                    inside = [each for each in tree.entries((stem,)) if not each.startswith(_names.TEMPORARY)]
+                    if _names.META in inside and len(inside) > 1:
+                        raise FileTakenError(
+                            f"cannot add {show_path((name,))}: another save is in the way, {tree.show((stem,))}"
+                        ) from None
                 tree.replace((stem,), _names.META, make_plan(child).texts[-1][2])
             elif "type" in there:
                 child = load_directory(
@@ -199,7 +207,7 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
     """Read a mapped collection again from its save.
 
     Raises:
-        StructureError: it maps no save.
+        StructureError: it maps no save, or what is saved there now does not fit.
     """
     saved = _saved(data)
     if saved.path is None:
@@ -218,6 +226,12 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
         raise StructureError(
             f"cannot refresh a {type(node).__name__}: {saved.path} holds a {type(loaded).__name__} now; load_memmap() it"
         )
+    above = saved.above
+    if loaded.batch_size[: len(above)] != above:
+        raise StructureError(
+            f"cannot refresh: {saved.path} has the batch size {list(loaded.batch_size)} now, which the collection that holds "
+            f"it, of {list(above)}, could not hold; call memmap_refresh_() on that one"
+        )
     for key in list(node._children()):
         node._del_child(key)
     node._set_batch_size(loaded.batch_size)
@@ -225,4 +239,6 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
     for key, child in take_apart(loaded._inner()).entries.items():
         node._set_child(key, child)
     node._locked = False
-    return attach(data, directory(data, saved), saved.robust_key, saved.allow_pickle, saved.shared)
+    return attach(
+        data, directory(data, saved), saved.robust_key, saved.allow_pickle, saved.shared, above=above
+    )

@@ -19,7 +19,6 @@ import stat
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,8 +35,6 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ, _WRITE = os.O_RDONLY | _FILE, os.O_RDWR | _FILE
 _FD_DIRECTORY = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
 _OPEN_DIRECTORIES = 128
-#: So many processes may build at one prefix at once, all but the last end well, and the last be killed.
-_GAP = 4
 #: Bytes that are read at once.
 PIECE = 16 << 20
 #: Errors of opening a file for writing that still let it be read.
@@ -90,14 +87,6 @@ def read_pieces(fd: int) -> Iterator[bytes]:
     """Iterate over the content of an open file."""
     while piece := os.read(fd, PIECE):
         yield piece
-
-
-def crc32(fd: int, start: int, nbytes: int) -> int:
-    """Return the CRC-32 of a part of an open file."""
-    value = 0
-    for position in range(start, start + nbytes, PIECE):
-        value = zlib.crc32(os.pread(fd, min(PIECE, start + nbytes - position), position), value)
-    return value
 
 
 def set_size(fd: int, nbytes: int) -> None:
@@ -188,6 +177,7 @@ class Tree:
         self.root = fd
         self.path = path
         self._open: dict[Parts, int] = {}
+        self._others: tuple[Tree, ...] = ()
 
     @classmethod
     def at_path(cls, path: str, dir_fd: int | None = None) -> Tree:
@@ -208,6 +198,7 @@ class Tree:
     def close(self) -> None:
         """Close every directory that this tree holds open."""
         self.spare()
+        self._others = ()
         root, self.root = self.root, -1
         if root >= 0:
             os.close(root)
@@ -215,12 +206,20 @@ class Tree:
     # An interrupt may come where no caller can catch it.
     __del__ = close
 
-    def spare(self, parts: Parts = ()) -> bool:
-        """Close the directories that are open only to save time; tell whether there were more than lead to ``parts``."""
-        more = len(self._open) > len(parts)
-        while self._open:
-            os.close(self._open.popitem()[1])
-        return more
+    def spare(self, kept: int = -1) -> bool:
+        """Close the directories that are open only to save time, but for the one that is in use; tell whether there were any."""
+        found = False
+        for tree in (self, *self._others):
+            for parts in [parts for parts, fd in tree._open.items() if fd != kept]:
+                os.close(tree._open.pop(parts))
+                found = True
+        return found
+
+    def beside(self, *others: Tree) -> None:
+        """Let this tree and others, which are used in turns, spare what the others hold open too."""
+        trees = (self, *others)
+        for tree in trees:
+            tree._others = trees
 
     def show(self, parts: Parts, name: str = "") -> str:
         """Return a path for messages."""
@@ -245,8 +244,8 @@ class Tree:
         try:
             below = os.open(parts[-1], _DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
         except OSError as error:
-            if error.errno == errno.EMFILE and self.spare(parts):
-                return self.fd(parts)
+            if error.errno == errno.EMFILE and self.spare(fd):
+                return self._step(fd, parts)
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise FormatError(
                     f"{self.show(parts)} is a file or a link where a directory should be"
@@ -282,7 +281,7 @@ class Tree:
                 raise FormatError(f"{self.show(parts, name)} is a link that leaves {self.path}") from error
             if error.errno in (errno.EISDIR, errno.ENXIO):
                 raise FormatError(f"{self.show(parts, name)} is not a regular file") from error
-            if error.errno == errno.EMFILE and self.spare(parts):
+            if error.errno == errno.EMFILE and self.spare(self.fd(parts)):
                 return self.open(parts, name, writable)
             raise OSError(error.errno, os.strerror(error.errno or 0), self.show(parts, name)) from error
         try:
@@ -323,8 +322,8 @@ class Tree:
             with os.scandir(self.fd(parts)) as listing:
                 return {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing}
         except OSError as error:
-            if error.errno != errno.EMFILE or not self.spare(parts):
-                raise
+            if error.errno != errno.EMFILE or not self.spare(self.fd(parts)):
+                raise named(error, "cannot list it", self.show(parts)) from error
             return self.entries(parts)
 
     def stat(self, parts: Parts, name: str) -> os.stat_result | None:
@@ -352,7 +351,19 @@ class Tree:
 
     def below(self, parts: Parts) -> Tree:
         """Return a directory below as a tree of its own, of the same version whatever happens to this one."""
-        return Tree(os.dup(self.fd(parts)), self.show(parts))
+        tree = Tree(self.again(parts), self.show(parts))
+        self.spare()
+        return tree
+
+    def again(self, parts: Parts) -> int:
+        """Open a directory below once more; the caller closes it."""
+        fd = self.fd(parts)
+        try:
+            return os.dup(fd)
+        except OSError as error:
+            if error.errno != errno.EMFILE or not self.spare(fd):
+                raise named(error, "cannot open it", self.show(parts)) from error
+            return self.again(parts)
 
     def replaced(self) -> bool:
         """Tell whether the path no longer names the directory that was opened."""
@@ -376,8 +387,8 @@ class Tree:
         try:
             return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666, dir_fd=self.fd(parts))
         except OSError as error:
-            if error.errno != errno.EMFILE or not self.spare(parts):
-                raise
+            if error.errno != errno.EMFILE or not self.spare(self.fd(parts)):
+                raise OSError(error.errno, os.strerror(error.errno or 0), self.show(parts, name)) from error
             return self.create(parts, name)
 
     def write(self, parts: Parts, name: str, data: Any, *, sync: bool = False) -> None:
@@ -411,7 +422,7 @@ class Tree:
     def link(self, source: Tree, old: Parts, new: Parts) -> None:
         """Give the file at a path of another tree a path here; both are the same file."""
         # To open the other directory may close this one: both can be of one tree.
-        with closing(os.dup(source.fd(old[:-1]))) as there:
+        with closing(source.again(old[:-1])) as there:
             here = self.fd(new[:-1])
             os.link(old[-1], new[-1], src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
 
@@ -665,6 +676,8 @@ def status(path: str | int, dir_fd: int | None = None) -> os.stat_result | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None  # below a directory that is open there may be what no path leads to
         if error.errno == errno.ELOOP:
             raise FormatError(f"{path} is a link that leads back to itself") from error
         raise
@@ -682,18 +695,3 @@ def is_name(name: str, dir_fd: int) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def numbered(dir_fd: int, *starts: str) -> Iterator[str]:
-    """Yield the names in an open directory that are one of ``starts`` and a number.
-
-    Each was made with the lowest number that was free, so after a gap there are no more: to list the directory would take
-    the longer, the more saves stand in it.
-    """
-    gap = 0
-    for number in _names.numbers():
-        found = [start + number for start in starts if is_name(start + number, dir_fd)]
-        yield from found
-        gap = 0 if found else gap + 1
-        if gap == _GAP:
-            return

@@ -7,16 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from td_core.errors import FormatError
-
 from . import _fs, _names
 from ._archive import ArchiveTree
 from ._fs import Parts
 from ._listing import printable, show_size
-from ._load import members_of, on_one_version, unlisted
-from ._meta import At, Level, describe, read_json
+from ._load import look, on_one_version
 
 
 @dataclass(slots=True)
@@ -125,40 +120,6 @@ def _inspect(files: Any, name: str) -> Tree:
         if above is not None:
             above.nbytes += node.nbytes
     return nodes[0][0]
-
-
-def look(files: Any, parts: Parts) -> tuple[dict[str, Any], Level, dict[str, bool], dict[str, Parts]]:
-    """Return the metadata of a node as it stands there and checked, the names beside it, and the nodes below.
-
-    No class is needed for it, and nothing is unpickled.
-
-    Raises:
-        FileNotFoundError: the root has no metadata.
-        FormatError: the metadata is damaged.
-    """
-    at = At(files.show(parts, _names.META), parts)
-    try:
-        meta = read_json(files, parts, _names.META)
-    except FileNotFoundError:
-        if files.stat(parts, _names.OLD_META) is not None:
-            raise FormatError(
-                f"{files.path} was written by a release before 0.3, whose metadata is pickled; load it and save it again"
-            ) from None
-        if not parts:
-            raise
-        raise FormatError(f"{at.file} is missing") from None
-    level = describe(meta, at, torch.Size(), robust_key=True, strict=False)
-    listing = files.entries(parts)
-    if not level.sized and not level.general:
-        level.members = level.members or members_of(listing, at)
-    below = {}
-    for name, names in level.nodes.items():
-        below[name] = (*parts, next((each for each in names if each in listing), names[0]))
-    below.update({name: (*parts, name) for name in level.members or ()})
-    if level.sized and level.version == 0 and not level.nodes:
-        for name in unlisted(files, parts):
-            below[name] = (*parts, name)
-    return meta, level, listing, below
 
 
 def _one(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:

@@ -33,8 +33,8 @@ from ._errors import PickleRefusedError
 from ._fs import Parts, Tree
 from ._legacy import load_legacy
 from ._limits import check_mappings
-from ._meta import LIMIT, At, LeafEntry, Level, check_shape, find, read_json, read_level
-from ._plan import FORMAT
+from ._meta import LIMIT, At, LeafEntry, Level, check_shape, describe, find, read_json, read_level
+from ._plan import FORMAT, KeyPath
 from ._progress import Progress, reporter
 from ._shapes import element_count, jagged, without_elements
 from ._tensor import MemoryMappedTensor, Place, map_file, plain
@@ -190,7 +190,12 @@ class Reader:
             self._move()
         # Children first.
         for node in reversed(self.nodes):
-            node.place[node.name] = self._build(node)
+            try:
+                node.place[node.name] = self._build(node)
+            except (FormatError, MissingPluginError):
+                if self.options.strict or not node.key:
+                    raise
+                del node.place[node.name]
         return self.nodes[0].place[""]
 
     def read(self, *, sizes: bool = True) -> None:
@@ -450,14 +455,21 @@ class Reader:
                 entry = self.find_leaf(node, key, entry)
                 name = entry.files[0] + ".memmap"
                 return self.map_file(parts, name, entry.dtype, entry.shape, entry.nbytes)
-        entry = self.find_leaf(node, key, entry)
+        entry, table = self.check_leaf(node, key, entry)
         if entry.jagged is not None:
             return self._map_jagged(node, entry)
+        return self.map_file(parts, entry.files[0] + ".memmap", entry.dtype, table)
+
+    def check_leaf(self, node: Node, key: str, entry: LeafEntry) -> tuple[LeafEntry, Any]:
+        """Check all files of a leaf; return what is known of it then, and its shape or table of component shapes."""
+        entry = self.find_leaf(node, key, entry)
+        if not entry.nested:
+            return entry, entry.shape
         table = self._table(node, key, entry)
         nbytes = element_count(table) * entry.dtype.itemsize
         if nbytes:
             self._check_file(node, (*node.key, key), entry, ".memmap", nbytes)
-        return self.map_file(parts, entry.files[0] + ".memmap", entry.dtype, table, nbytes)
+        return entry, table
 
     def _table(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
         """Return the component shapes of a strided nested leaf."""
@@ -528,6 +540,9 @@ class Reader:
                 if isinstance(below, Core) and below._opaque and below.device is None:
                     below._set_device(torch.device(self._device_name))
         record = Record(meta, node.entries, members, node.values or {}, node.above, level.cls)
+        if len(members) < len(level.members or ()):
+            # Without one of them it is not a part of what was saved, but something else.
+            raise self._at(node).damaged("the members", list(members)[:20], f"all {len(level.members or ())}")
         try:
             if level.kind is None:
                 return _views.rebuild(meta, members)
@@ -571,3 +586,70 @@ def members_of(listing: dict[str, bool], at: At) -> list[str]:
         if number != expected:
             raise at.damaged("the members", numbers[:20], f"a member {expected}: its directory is missing")
     return [*named, *map(str, numbers)]
+
+
+def look(files: Any, parts: Parts) -> tuple[dict[str, Any], Level, dict[str, bool], dict[str, Parts]]:
+    """Return the metadata of a node as it stands there and checked, the names beside it, and the nodes below.
+
+    No class is needed for it, and nothing is unpickled.
+
+    Raises:
+        FileNotFoundError: the root has no metadata.
+        FormatError: the metadata is damaged.
+    """
+    at = At(files.show(parts, _names.META), parts)
+    try:
+        meta = read_json(files, parts, _names.META)
+    except FileNotFoundError:
+        if files.stat(parts, _names.OLD_META) is not None:
+            raise FormatError(
+                f"{files.path} was written by a release before 0.3, whose metadata is pickled; load it and save it again"
+            ) from None
+        if not parts:
+            raise
+        raise FormatError(f"{at.file} is missing") from None
+    level = describe(meta, at, torch.Size(), robust_key=True, strict=False)
+    listing = files.entries(parts)
+    if not level.sized and not level.general:
+        level.members = level.members or members_of(listing, at)
+    below = {}
+    for name, names in level.nodes.items():
+        below[name] = (*parts, next((each for each in names if each in listing), names[0]))
+    below.update({name: (*parts, name) for name in level.members or ()})
+    if level.sized and level.version == 0 and not level.nodes:
+        for name in unlisted(files, parts):
+            below[name] = (*parts, name)
+    return meta, level, listing, below
+
+
+def misfits(tree: Any) -> tuple[int, list[tuple[Parts, LeafEntry, FormatError]]]:
+    """Check a save by its metadata alone; no class is needed for it, and nothing is unpickled.
+
+    Returns:
+        The number of its files; and each leaf that lacks a file or has one that is too short: its directory, what is known
+        of it, and the error.
+
+    Raises:
+        FormatError: the metadata is damaged.
+    """
+    reader = Reader(tree, Loading())
+    found, files = [], 0
+    todo: list[tuple[Parts, KeyPath, torch.Size]] = [((), (), torch.Size())]
+    while todo:
+        parts, path, above = todo.pop()
+        _, level, _, below = look(tree, parts)
+        size = level.batch_size if level.sized else above
+        if size[: len(above)] != above:
+            at = At(tree.show(parts, _names.META), path)
+            raise at.damaged("the batch size", list(size), f"one that starts with {list(above)}")
+        for key, place in below.items():
+            # What the members of a stack have to fit is known when it is put together.
+            todo.append((place, (*path, key), size if level.sized or key == _names.INNER else torch.Size()))
+        files += 1 + len(level.leaves)
+        node = Node(parts, path, size, {}, "")
+        for key, entry in level.leaves.items():
+            try:
+                reader.check_leaf(node, key, entry)
+            except FormatError as error:
+                found.append((parts, entry, error))
+    return files, found

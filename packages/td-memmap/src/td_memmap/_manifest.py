@@ -13,9 +13,8 @@ from . import _fs, _names
 from ._archive import ArchiveTree
 from ._checksum import digest_of, named
 from ._fs import Parts, Tree
-from ._inspect import look
 from ._listing import printable
-from ._load import Loading, Node, Reader, on_one_version
+from ._load import misfits, on_one_version
 from ._meta import read_json
 from ._progress import Progress, reporter
 
@@ -198,23 +197,12 @@ def _unreadable(tree: Any, known: list[Problem]) -> list[Problem]:
 
 def _verify_levels(tree: Any) -> Report:
     """Check a save by its metadata alone: whether every leaf has its file, which is long enough."""
-    reader = Reader(tree, Loading())
+    files, found = misfits(tree)
     problems = []
-    files = 0
-    todo: list[Parts] = [()]
-    while todo:
-        parts = todo.pop()
-        _, level, _, below = look(tree, parts)
-        todo.extend(below.values())
-        files += 1 + len(level.leaves)
-        node = Node(parts, parts, level.batch_size, {}, "")
-        for key, entry in level.leaves.items():
-            try:
-                reader.find_leaf(node, key, entry)
-            except FormatError as error:
-                there = any(tree.stat(parts, stem + ".memmap") for stem in entry.files)
-                path = "/".join((*parts, entry.files[0] + ".memmap"))
-                problems.append(Problem(path, "damaged" if there else "missing", str(error)))
+    for parts, entry, error in found:
+        there = any(tree.stat(parts, stem + ".memmap") for stem in entry.files)
+        path = "/".join((*parts, entry.files[0] + ".memmap"))
+        problems.append(Problem(path, "damaged" if there else "missing", str(error)))
     return Report(tree.path, files, 0, problems)
 
 

@@ -24,7 +24,7 @@ from ._plan import FORMAT, VERSION
 #: Longest ``meta.json`` that is read; a level of a million leaves has about 100 MB.
 LIMIT = 1 << 29
 
-_TOO_LARGE = 1 << 62
+_TOO_LARGE = 1 << 63
 _MOST_DIMS = 64
 _MOST_MEMBERS = 1 << 20
 
@@ -270,14 +270,15 @@ def _mapping(level: Level, obj: dict[str, Any], at: At, robust_key: bool, strict
     level.batch_size = check_shape(obj["shape"], at, "shape")
     level.sized = True
     meta, leaves, nodes = level.meta, level.leaves, level.nodes
+    likeliest = -1 if obj.get(_names.ROBUST_KEY) is False else 1
     for name, entry in obj.items():
         if type(entry) is not dict:
             meta[name] = entry
         elif entry.get("type") is not None:
-            nodes[name] = possible_names(name, robust_key)
+            nodes[name] = possible_names(name, robust_key)[::likeliest]
             level.keys.append(name)
         elif "dtype" in entry and "shape" in entry:
-            files = possible_names(name, robust_key)
+            files = possible_names(name, robust_key)[::likeliest]
             leaves[name] = _leaf(entry, at, name, files, level.batch_size)
             level.keys.append(name)
         elif strict:
@@ -411,9 +412,20 @@ def check_shape(value: Any, at: At, name: str, itemsize: int = 1, *below: str) -
             raise at.damaged(name, value, "a list of sizes", *below)
         # A dim of size 0 must not hide that the others are impossible.
         nbytes *= size or 1
-    if nbytes >= _TOO_LARGE or len(value) > _MOST_DIMS:
+    if len(value) > _MOST_DIMS or (nbytes >= _TOO_LARGE and not _is_possible(value)):
         raise at.damaged(name, value, "a shape that a tensor can have", *below)
     return torch.Size(value)
+
+
+def _is_possible(shape: list[int]) -> bool:
+    """Tell whether a tensor can have a shape that no memory could hold: one without elements can."""
+    if 0 not in shape:
+        return False
+    try:
+        torch.empty(shape, device="meta")
+    except RuntimeError:
+        return False
+    return True
 
 
 def check_device(value: Any, at: At) -> torch.device:

@@ -97,7 +97,9 @@ def memmap_(
 ) -> Any:
     """Write every leaf to a file under ``prefix``, map it in place, and lock the collection.
 
-    The arguments are those of :meth:`memmap`.
+    The arguments are those of :meth:`memmap`. A level or value that stands under two keys is one of its own under each from
+    then on, as in the save. The leaves of a :class:`TensorDictParams` stay the objects that they are, and have
+    their elements in the files.
 
     >>> td = TensorDict({"a": torch.arange(3)})
     >>> td.memmap_() is td, td.is_memmap(), td["a"]

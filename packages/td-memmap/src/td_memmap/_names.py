@@ -35,6 +35,9 @@ SIDECARS = (VALUES, PICKLE, STACK_PICKLE, JSON_TYPES)
 INNER = "_tensordict"
 SOURCE = "_source"
 
+#: What says False in the ``meta.json`` of a level whose keys stand in file names as they are.
+ROBUST_KEY = "_robust_key"
+
 #: Names in the ``meta.json`` of a level that describe the level itself.
 RESERVED = frozenset({"shape", "device", "_type", "_class", "_format_version", "_names"})
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 
 from td_core.errors import FormatError
 
 from . import _fs, _names
 from ._fs import Tree
+
+#: So many processes may build at one prefix at once, all but the last end well, and the last be killed.
+_GAP = 4
 
 
 class NewFile:
@@ -51,7 +55,7 @@ class NewFile:
         folder, start = os.path.split(self._start)
         # What cannot be opened or removed is not ours.
         with contextlib.suppress(OSError), Tree.at_path(folder) as tree:
-            for name in _fs.numbered(tree.root, start):
+            for name in numbered(tree.root, start):
                 with contextlib.suppress(OSError, FormatError):
                     fd, _ = tree.open((), name)
                     with _fs.closing(fd):
@@ -81,3 +85,18 @@ class NewFile:
             _fs.close(self.fd)
         if isinstance(error, OSError) and error.filename is None:
             raise _fs.named(error, "cannot write it", self.path) from error
+
+
+def numbered(dir_fd: int, *starts: str) -> Iterator[str]:
+    """Yield the names in an open directory that are one of ``starts`` and a number.
+
+    Each was made with the lowest number that was free, so after a gap there are no more: to list the directory would take
+    the longer, the more saves stand in it.
+    """
+    gap = 0
+    for number in _names.numbers():
+        found = [start + number for start in starts if _fs.is_name(start + number, dir_fd)]
+        yield from found
+        gap = 0 if found else gap + 1
+        if gap == _GAP:
+            return

@@ -67,19 +67,17 @@ def owned(tree: Tree) -> Owned:
         result.directories.add(parts)
         listing = tree.entries(parts)
         meta = _read(tree, parts, _names.META)
-        stems = _stems(meta)
+        leaves, levels = _stems(meta)
         result.files.update((*parts, name) for name in _FIXED if name in listing)
         mapping = (isinstance(meta.get("shape"), list) and not is_view(meta)) or "entries" in meta
         for name, is_directory in listing.items():
             if not is_directory:
                 cut = (name.removesuffix(ending) for ending in _LEAF_ENDINGS if name.endswith(ending))
-                if not stems.isdisjoint(cut) or _LITTER.fullmatch(name):
+                if not leaves.isdisjoint(cut) or _LITTER.fullmatch(name):
                     result.files.add((*parts, name))
                 continue
-            fixed = name in (_names.INNER, _names.SOURCE) or name.isdigit()
-            if (name in stems or (fixed and not mapping)) and tree.stat(
-                (*parts, name), _names.META
-            ) is not None:
+            known = name in levels or (not mapping and _is_member(name, meta.get("_members")))
+            if known and tree.stat((*parts, name), _names.META) is not None:
                 todo.append((*parts, name))
     _add_recorded(tree, result)
     return result
@@ -106,20 +104,28 @@ def _add_recorded(tree: Tree, result: Owned) -> None:
             result.add(path)
 
 
-def _stems(meta: dict[str, Any]) -> set[str]:
-    """Return the names, without endings, that the entries of a level may have."""
-    stems: set[str] = set()
+def _is_member(name: str, count: Any) -> bool:
+    """Tell whether a directory is that of a member; releases of the reference do not say how many there are."""
+    if name.isascii() and name.isdigit():
+        return type(count) is not int or int(name) < count
+    return name in (_names.INNER, _names.SOURCE)
+
+
+def _stems(meta: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """Return the names, without endings, that the leaves of a level may have, and those of the directories below it."""
+    leaves: set[str] = set()
+    levels: set[str] = set()
     for key, entry in meta.items():
         if isinstance(entry, dict) and ("dtype" in entry or "type" in entry):
-            stems.update((_names.encode_key(key), key))
+            (leaves if entry.get("type") is None else levels).update((_names.encode_key(key), key))
     entries = meta.get("entries")
     for row in entries if isinstance(entries, list) else ():
         if isinstance(row, list) and len(row) == 2 and isinstance(row[1], dict):
-            stems.add(str(row[1].get("file")))
+            (leaves if row[1].get("type") is None else levels).add(str(row[1].get("file")))
     members = meta.get("members")
     if isinstance(members, list):
-        stems.update(name for name in members if isinstance(name, str))
-    return stems
+        levels.update(name for name in members if isinstance(name, str))
+    return leaves, levels
 
 
 def foreign(tree: Tree, mine: Owned, others: Collection[Parts] = ()) -> tuple[list[Parts], list[Parts]]:

@@ -218,6 +218,9 @@ class _Planner:
                 level[name] = value.plain
                 if value.types is not None:
                     types[name] = {"plain": value.plain, "types": value.types}
+        if not self.robust_key and any(_names.encode_key(name) != name for name in record.entries):
+            # A leaf without elements has no file that would show it.
+            meta[_names.ROBUST_KEY] = False
         for name, item in meta.items():
             level.setdefault(name, item)
         for name, child in record.members.items():

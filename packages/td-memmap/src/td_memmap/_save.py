@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from td_core._collection import Core, changed_meanwhile, same, show_path
 from td_core._devices import wait_for
@@ -348,17 +348,42 @@ def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None
     """Return the collection around the mapped leaves: locked, on the CPU, and aware of its save."""
     if options.inplace:
         # A stack may have a member twice.
-        for node in {id(node._inner()): node for node, _ in plan.nodes}.values():
-            _replace_leaves(node, mapped)
+        nodes = {id(node._inner()): node for node, _ in plan.nodes}
+        # What a module holds stays what it is to it and to optimizers.
+        kept = {id(leaf) for node, _ in plan.nodes if isinstance(node, nn.Module) for leaf in node._leaves()}
+        for node in nodes.values():
+            _replace_leaves(node, mapped, kept)
+        if prefix is not None and len(nodes) < len(plan.nodes):
+            _untie(tree)
         result: Any = tree
     else:
         result = tree._map(lambda leaf: mapped[id(leaf)])
     return attach(result, prefix, options.robust_key, options.allow_pickle, options.share_non_tensor)
 
 
-def _replace_leaves(node: Core, mapped: dict[int, Tensor]) -> None:
+def _untie(tree: Core) -> None:
+    """Give each place of a save a node of its own; what is written to one of them later reaches that place alone."""
+    seen: set[int] = set()
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        record = take_apart(node)
+        for key, child in record.entries.items():
+            if isinstance(child, Core):
+                if id(child._inner()) in seen:
+                    child = snapshot(child)
+                    node._set_child(key, child)
+                seen.add(id(child._inner()))
+                todo.append(child)
+        todo.extend(record.members.values())
+
+
+def _replace_leaves(node: Core, mapped: dict[int, Tensor], kept: set[int]) -> None:
     for key, child in take_apart(node).entries.items():
         if isinstance(child, Tensor):
             if id(child) not in mapped:
                 raise changed_meanwhile(node)
-            node._set_child(key, mapped[id(child)])
+            if id(child) in kept and not isinstance(child, MemoryMappedTensor) and not child.is_nested:
+                child.data = plain(mapped[id(child)])
+            else:
+                node._set_child(key, mapped[id(child)])

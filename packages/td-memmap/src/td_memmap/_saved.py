@@ -148,10 +148,11 @@ def attach(
     allow_pickle: bool = False,
     shared: bool = False,
     as_saved: bool = True,
+    above: torch.Size = torch.Size(),
 ) -> Any:
     """Lock a mapped collection and tell every node of it where it is saved, and whether it is as it was saved."""
     lock(result, ATTACHED)
-    todo: list[tuple[Any, str | None, torch.Size]] = [(result, prefix, torch.Size())]
+    todo: list[tuple[Any, str | None, torch.Size]] = [(result, prefix, above)]
     while todo:
         node, path, above = todo.pop()
         inner = node._inner()
