@@ -43,8 +43,7 @@ class LazyStackedTensorDict(TensorDictBase):
         *tensordicts: the members, with the same number of batch dims.
         stack_dim: where the new dim stands in the batch size.
         hook_out: applied to each stacked entry that is read. Copies, pickles and results on members keep it.
-        hook_in: applied to each value that is written; kept likewise. No file or message holds hooks: saving as memmap
-            leaves them out, what else stores values refuses one that no :class:`LeafSerializer` is registered for.
+        hook_in: applied to each value that is written; kept likewise. ``memmap`` leaves hooks out, other formats refuse them.
         batch_size: checked against what the members give; for an empty stack, that of the members to come, or its own,
             which is 0 at ``stack_dim``.
         device: moves every member there; for an empty stack, its device.
