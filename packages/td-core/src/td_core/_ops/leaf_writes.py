@@ -268,17 +268,14 @@ def scattered_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
 
 def _may_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> bool:
     """Tell whether torch writes each value at the positions of a plan, or refuses where the careful way does not."""
+    if not PLAIN.issuperset(map(type, values)):
+        return False
     lead, n = plan.lead, plan.n
     both = [*values, *targets]  # asked in one call
     # Of leaves that share their batch dims, and passed before, the first says whether the plan is such a one again.
     if _SCATTERED.of(both) is not None and values[0].shape == (*lead, *targets[0].shape[n:]):
         return True
-    if (
-        not PLAIN.issuperset(map(type, values))
-        or not contiguous(targets)
-        or any(map(_REQUIRES_GRAD, targets))
-        or any(map(Tensor.is_inference, targets))
-    ):
+    if not contiguous(targets) or any(map(_REQUIRES_GRAD, targets)) or any(map(Tensor.is_inference, targets)):
         return False
     try:
         looks = {(value.shape, leaf.shape, leaf.dtype) for value, leaf in zip(values, targets)}
