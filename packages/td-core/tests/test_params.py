@@ -482,6 +482,8 @@ def test_a_module_says_what_a_state_dict_lacks():
     wrong = {**state, "p.w": torch.zeros(7)}
     with pytest.raises(RuntimeError, match=r"p.w: shape \(7,\) given, .* expected"):
         module.load_state_dict(wrong)
+    with pytest.raises(RuntimeError, match="p.w: Cannot copy out of meta tensor"):
+        module.load_state_dict({**state, "p.w": torch.zeros(3, device="meta")})
     del state["p.w"]
     with pytest.raises(RuntimeError, match='Missing key.*"p.w"'):
         module.load_state_dict(state)

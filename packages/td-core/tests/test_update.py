@@ -1026,3 +1026,46 @@ def test_update_in_place_writes_nothing_where_torch_refuses_one_value(kind: str)
     with pytest.raises(StructureError, match="cannot write key 'a' in place"):
         td.update_({"c": torch.zeros(3), "a": REFUSED_VALUES[kind]()})
     assert td["c"].tolist() == td["a"].tolist() == [1, 1, 1]
+
+
+REFUSING: dict[str, Callable[[Any, Any], Any]] = {
+    "update_ from a collection": lambda td, values: td.update_(TensorDict(values, [3])),
+    "slice": lambda td, values: td.__setitem__(slice(None), values),
+    "slice of a collection": lambda td, values: td.__setitem__(slice(0, 3), TensorDict(values, [3])),
+    "positions": lambda td, values: td.__setitem__([0, 1, 2], values),
+    "positions of a collection": lambda td, values: td.__setitem__([0, 1, 2], TensorDict(values, [3])),
+    "mask": lambda td, values: td.__setitem__(torch.ones(3, dtype=torch.bool), values),
+    "update_at_": lambda td, values: td.update_at_(values, slice(None)),
+    "update_at_ at positions": lambda td, values: td.update_at_(values, [0, 1, 2]),
+    "load_state_dict": lambda td, values: td.load_state_dict(TensorDict(values, [3]).state_dict()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize", "ignore:.*TypedStorage")
+@pytest.mark.parametrize("write", REFUSING.values(), ids=REFUSING)
+@pytest.mark.parametrize("kind", REFUSED_VALUES)
+def test_nothing_is_written_where_torch_refuses_one_value(kind: str, write: Any) -> None:
+    for _ in range(2):
+        td = TensorDict({"c": torch.ones(3), "a": torch.ones(3)}, [3])
+        with pytest.raises(StructureError, match="cannot write key 'a' in place"):
+            write(td, {"c": torch.zeros(3), "a": REFUSED_VALUES[kind]()})
+        assert td["c"].tolist() == td["a"].tolist() == [1, 1, 1]
+        # Leaves that were written before are no reason to trust a value.
+        write(td, {"c": torch.zeros(3), "a": torch.zeros(3)})
+        assert td["c"].tolist() == td["a"].tolist() == [0, 0, 0]
+
+
+def test_positions_of_leaves_that_were_written_before_are_checked() -> None:
+    for _ in range(3):
+        td = TensorDict({"a": torch.zeros(4, 2), "b": torch.zeros(4, 2, 2)}, [4])
+        td[[0, 1]] = TensorDict({"a": torch.ones(2, 2), "b": torch.ones(2, 2, 2)}, [2])
+        assert td["b"].sum((1, 2)).tolist() == [4, 4, 0, 0]
+        wide = TensorDict({"a": torch.zeros(4, 2), "b": torch.zeros(4, 2, 2)}, [4, 2])
+        wide[[0, 1]] = TensorDict({"a": torch.ones(2, 2), "b": torch.ones(2, 2, 2)}, [2, 2])
+        assert wide["b"].sum((1, 2)).tolist() == [4, 4, 0, 0]
+        wide[[[0, 1], [2, 3]], [[0], [1]]] = TensorDict(
+            {"a": torch.ones(2, 2), "b": torch.ones(2, 2, 2)}, [2, 2]
+        )
+        assert wide["a"].tolist() == [[1, 1], [1, 1], [0, 1], [0, 1]]
+        with pytest.raises((StructureError, BatchSizeError)):
+            td[[0, 1, 2]] = TensorDict({"a": torch.ones(2, 2), "b": torch.ones(2, 2, 2)}, [2])

@@ -486,8 +486,11 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
                 node, key = _place_of(self._tensordict, name)
                 node._set_child(key, _like_parameter(given, leaf))
             else:
-                with torch.no_grad():
-                    leaf.copy_(given)
+                try:
+                    with torch.no_grad():
+                        leaf.copy_(given)
+                except RuntimeError as error:
+                    error_msgs.append(f"{prefix + name}: {error}")
         if strict:
             known = {prefix + name for name in leaves}
             unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]

@@ -23,6 +23,7 @@ from ..errors import BatchSizeError, StructureError
 from .leaf_writes import (
     RARELY_SCATTERED,
     apart,
+    check_content,
     check_fits,
     refuse_expanded,
     refuse_grad,
@@ -142,6 +143,8 @@ class IndexedWrite:
             raise StructureError(
                 f"cannot write {show_path(path)} at an index: its layout, {target.layout}, has no views"
             )
+        if isinstance(value, Tensor):
+            check_content(target, path, value)
         if self.basic:
             try:
                 target = target[self.index]
@@ -179,6 +182,7 @@ class IndexedWrite:
                 )
         for row, part in zip(rows, values, strict=True):
             if isinstance(part, Tensor):
+                check_content(row, path, part)
                 check_fits(part, row.shape, path)
         self.rows += zip(rows, values, strict=True)
 

@@ -28,6 +28,9 @@ RARELY_SCATTERED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 #: Leaves that a fused call may copy into, and those that it may while autograd records nothing.
 _FUSED, _FUSED_UNRECORDED = KnownLooks(), KnownLooks()
 
+#: Values and leaves that they may be written into at positions.
+_SCATTERED = KnownLooks()
+
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 _NO_DISPATCH = Tensor.__torch_dispatch__
@@ -136,19 +139,25 @@ def check_writable(target: Tensor, path: Path, value: Tensor | None = None) -> N
     """Raise StructureError where torch would refuse to write into an entry, or to copy this value into it."""
     refuse_grad(target, path)
     refuse_expanded(target, path)
-    if value is not None and (value.layout is not target.layout or value.is_nested != target.is_nested):
+    if value is not None:
+        check_content(target, path, value)
+
+
+def check_content(target: Tensor, path: Path, value: Tensor) -> None:
+    """Raise StructureError where torch takes no elements of a value for those of an entry, whatever its shape."""
+    if value.layout is not target.layout or value.is_nested != target.is_nested:
         raise StructureError(
             f"cannot write {show_path(path)} in place: it is {_form(target)}, the value {_form(value)}; "
             "use set() to replace it"
         )
+    if (value.is_meta and not target.is_meta) or (value.is_quantized and not target.is_quantized):
+        what = "on the meta device, and has no content" if value.is_meta else "quantized"
+        raise StructureError(f"cannot write {show_path(path)} in place: the value is {what}")
 
 
 def check_copied(target: Tensor, path: Path, value: Tensor) -> None:
     """Raise StructureError where torch would refuse to copy this value, which it may broadcast, into an entry."""
     check_writable(target, path, value)
-    if (value.is_meta and not target.is_meta) or (value.is_quantized and not target.is_quantized):
-        what = "on the meta device, and has no content" if value.is_meta else "quantized"
-        raise StructureError(f"cannot write {show_path(path)} in place: the value is {what}")
     if not target.is_nested:
         check_fits(value, target.shape, path)
     # The ragged sizes of two nested tensors are equal only where they share their offsets.
@@ -245,27 +254,45 @@ def copied_whole(
 def scattered_whole(target: Core, source: Any, plan: IndexPlan) -> bool:
     """Write all leaves at positions or a mask; False, with nothing written, where that takes more care."""
     targets, values = _beside(target, source)
-    lead, n = plan.lead, plan.n
-    if (
-        torch.compiler.is_compiling()
-        or not PLAIN.issuperset(map(type, values))
-        or not contiguous(targets)
-        or any(map(_REQUIRES_GRAD, targets))
-        or any(map(Tensor.is_inference, targets))
-        or not targets
-    ):
+    if torch.compiler.is_compiling() or not targets or not _may_scatter(targets, values, plan):
         return False
     plan.check_range()
     place = Placed(plan.index)
     try:
-        looks = {(value.shape, leaf.shape, leaf.dtype) for value, leaf in zip(values, targets)}
-        if any(theirs != (*lead, *mine[n:]) or dtype in RARELY_SCATTERED for theirs, mine, dtype in looks):
-            return False
         for leaf, value in zip(targets, values):
             leaf[place.on(leaf)] = value
     except RuntimeError:
         return False  # torch moves and casts nothing that it scatters: the careful way does, and writes all of them
     return True
+
+
+def _may_scatter(targets: list[Tensor], values: list[Any], plan: IndexPlan) -> bool:
+    """Tell whether torch writes each value at the positions of a plan, or refuses where the careful way does not."""
+    if not PLAIN.issuperset(map(type, values)):
+        return False
+    lead, n = plan.lead, plan.n
+    both = [*values, *targets]  # asked in one call
+    # Of leaves that share their batch dims, and passed before, the first says whether the plan is such a one again.
+    if _SCATTERED.of(both) is not None and values[0].shape == (*lead, *targets[0].shape[n:]):
+        return True
+    if not contiguous(targets) or any(map(_REQUIRES_GRAD, targets)) or any(map(Tensor.is_inference, targets)):
+        return False
+    try:
+        looks = {(value.shape, leaf.shape, leaf.dtype) for value, leaf in zip(values, targets)}
+        if any(theirs != (*lead, *mine[n:]) or dtype in RARELY_SCATTERED for theirs, mine, dtype in looks):
+            return False
+    except RuntimeError:
+        return False  # a nested tensor of strided layout has no shape
+    if any(map(_is_odd, values)):
+        return False
+    if functorch_level() is None:
+        _SCATTERED.add(both)
+    return True
+
+
+def _is_odd(value: Tensor) -> bool:
+    """Tell whether torch copies a value only into leaves of its own form."""
+    return value.layout is not torch.strided or value.is_meta or value.is_quantized
 
 
 def _beside(target: Core, source: Any) -> tuple[list[Tensor], list[Any]]:
@@ -343,7 +370,7 @@ def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
         if not PLAIN.issuperset(map(type, values)) or not all(map(Tensor.is_same_size, targets, values)):
             return False
         # torch would refuse them one by one, with those before written.
-        if any(value.layout is not torch.strided or value.is_meta or value.is_quantized for value in values):
+        if any(map(_is_odd, values)):
             return False
     except (RuntimeError, ValueError):
         return False  # a nested tensor beside one that is not
