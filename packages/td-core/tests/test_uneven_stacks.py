@@ -280,6 +280,27 @@ def test_parts_are_joined_again_where_some_are_empty():
     assert [list(member["n"].keys()) for member in again.tensordicts] == [["b", "1"], ["b", "2"]]
 
 
+@pytest.mark.parametrize("below", [False, True])
+@pytest.mark.parametrize(
+    ("move", "names"),
+    [
+        (lambda td: td.flatten(1, 2), ["x", None]),
+        (lambda td: td.unflatten(1, (2, 1)), ["x", None, None, "z"]),
+        (lambda td: td.flatten(0, 1).unflatten(0, (2, 2)), [None, None, "z"]),
+        (lambda td: td[:, torch.zeros(2, dtype=torch.bool)].unflatten(2, (3, 1)), ["x", "y", None, None]),
+        (lambda td: td.gather(0, torch.zeros(2, 2, 3, dtype=torch.int64)), ["x", "y", "z"]),
+    ],
+)
+def test_elements_that_are_put_side_by_side_keep_the_names_of_dims_that_stay(move, names, below):
+    unlike = [TensorDict({"a": torch.zeros(2, 3, i), "n": {"b": torch.zeros(2, 3)}}, [2, 3]) for i in (1, 2)]
+    stack = lazy_stack(unlike, 1)
+    td = TensorDict({"s": stack}, [2, 2, 3], names=["x", "y", "z"])
+    stack = td["s"]
+    moved = move(td)["s"] if below else move(stack)
+    assert moved.names == moved.get("n").names == names
+    assert stack.names == ["x", "y", "z"] and stack.tensordicts[0].names == ["x", "z"]
+
+
 def test_an_empty_selection_keeps_names():
     stack = with_keys_of_their_own()
     stack.names = ["x", "y"]

@@ -514,11 +514,8 @@ class LazyStackedTensorDict(TensorDictBase):
         )
         if not members:
             result._empty_size = plan.resized(self.batch_size)
-        if (
-            self._stack_dim_name is not None
-            and self._stack_dim < plan.n
-            and self._stack_dim not in plan.dims()
-        ):
+        at, name = self._stack_dim, self._stack_dim_name
+        if name is not None and at < plan.n and at not in plan.dims():
             result._stack_dim_name = None
         return result
 
@@ -526,8 +523,12 @@ class LazyStackedTensorDict(TensorDictBase):
         """Return the result of a plan on members that cannot be stacked: their elements, side by side."""
         old = self.batch_size[: plan.n]
         if 0 in plan.lead:
-            return nothing_of(self, plan.resized(self.batch_size))
-        return self._built(plan.leaf(torch.arange(old.numel(), device="cpu").view(old)).tolist(), old)
+            result = nothing_of(self, plan.resized(self.batch_size))
+        else:
+            result = self._built(plan.leaf(torch.arange(old.numel(), device="cpu").view(old)).tolist(), old)
+        if (names := plan.renamed(self._names)) is not None:
+            result._set_names(names)
+        return result
 
     def _built(self, positions: Any, size: torch.Size) -> Any:
         """Return the elements at some positions, in nested lists, of a batch of ``size``, side by side."""
