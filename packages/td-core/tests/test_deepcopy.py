@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -12,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import TensorDict
+from td_core import LazyStackedTensorDict, TensorDict
 
 
 def with_grad() -> Tensor:
@@ -115,3 +117,38 @@ def test_leaves_share_memory_with_what_is_copied_beside_them(order: tuple[str, .
 def test_a_leaf_in_the_memo_is_taken_from_there() -> None:
     leaf, other = torch.zeros(2), torch.ones(2)
     assert deepcopy(TensorDict({"a": leaf}), {id(leaf): other})["a"] is other
+
+
+def saved(td: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(td, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": deepcopy,
+    "pickle": lambda td: pickle.loads(pickle.dumps(td)),
+    "torch.save": saved,
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("order", [*permutations(["near", "far", "stack"])])
+def test_a_level_that_stands_in_several_places_stays_one(copied: Any, order: tuple[str, ...]) -> None:
+    one = TensorDict({"x": torch.zeros(2), "below": {"y": torch.ones(2)}}, [2])
+    above = TensorDict({"one": one, "below": one["below"]}, [2])
+    places = {
+        "near": above,
+        "far": TensorDict({"above": above, "one": one}, [2]),
+        "stack": LazyStackedTensorDict(one, one, stack_dim=1),
+    }
+    td = TensorDict({key: places[key] for key in order}, [2])
+    again = copied(td)
+    shared = again["near"]["one"]
+    assert shared is not one and shared is again["far"]["one"]
+    assert again["far"]["above"] is again["near"] and again["near"]["below"] is shared["below"]
+    assert all(member is shared for member in again.get("stack").tensordicts)
+    assert list(again.keys()) == list(order) and list(shared.keys()) == ["x", "below"]
+    shared["new"] = torch.ones(2)
+    assert "new" in again["far", "above", "one"].keys() and "new" not in one.keys()

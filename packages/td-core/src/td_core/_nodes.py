@@ -9,8 +9,10 @@ functions. N kinds and M transports need N + M pieces of code.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -191,12 +193,13 @@ class Encoded:
     values: list[Any]
 
 
-def encode(tree: Core, subclasses: list[type] | None = None) -> Encoded:
+def encode(tree: Core, subclasses: list[type] | None = None, *, shared: bool = False) -> Encoded:
     """Take a tree apart into a flat table, however deep it is.
 
     Args:
         tree: any collection.
         subclasses: gets the classes that have to be imported before the tree can be put together.
+        shared: a node that stands in several places has one row, else one for each.
 
     Raises:
         PluginError: a node has no registered kind, or its ``flatten`` gives no :class:`Record`.
@@ -205,6 +208,8 @@ def encode(tree: Core, subclasses: list[type] | None = None) -> Encoded:
     leaves: list[Tensor] = []
     values: list[Any] = []
     todo: list[tuple[int, Core]] = [(0, tree)]
+    known: dict[int, tuple[int, Core]] = {}  # with the node, which keeps its id while it lives
+    ordered = True
     while todo:
         position, node = todo.pop()
         kind = KINDS.of(node)
@@ -229,7 +234,11 @@ def encode(tree: Core, subclasses: list[type] | None = None) -> Encoded:
                 if isinstance(child, Tensor):
                     place.append([key, [len(leaves)]])
                     leaves.append(child)
+                elif shared and id(child) in known:
+                    place.append([key, known[id(child)][0]])
+                    ordered = ordered and known[id(child)][0] > position
                 else:
+                    known[id(child)] = len(nodes), child
                     place.append([key, len(nodes)])
                     todo.append((len(nodes), child))
                     nodes.append({})
@@ -237,7 +246,27 @@ def encode(tree: Core, subclasses: list[type] | None = None) -> Encoded:
             row["values"].append([name, len(values)])
             values.append(value)
         nodes[position] = row
-    return Encoded(nodes, leaves, values)
+    return Encoded(nodes if ordered else _behind_parents(nodes), leaves, values)
+
+
+def _behind_parents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of nodes in an order in which each stands behind all that refer to it."""
+    below = [
+        [ref for group in ("entries", "members") for _, ref in row[group] if isinstance(ref, int)]
+        for row in rows
+    ]
+    waiting = Counter(chain.from_iterable(below))
+    order = [0]
+    for position in order:
+        for ref in below[position]:
+            waiting[ref] -= 1
+            if not waiting[ref]:
+                order.append(ref)
+    places = {old: new for new, old in enumerate(order)}
+    for row in rows:
+        for group in ("entries", "members"):
+            row[group] = [[key, places[ref] if isinstance(ref, int) else ref] for key, ref in row[group]]
+    return [rows[position] for position in order]
 
 
 def decode(encoded: Encoded) -> Any:

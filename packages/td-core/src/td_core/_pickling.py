@@ -44,7 +44,7 @@ def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
     The files of :func:`torch.save`, which pickles with protocol 2, hold tensors as torch writes them.
     """
     subclasses: list[type] = []
-    encoded = encode(node, subclasses)
+    encoded = encode(node, subclasses, shared=True)
     leaves = Leaves(encoded.leaves) if protocol > 2 else _apart(encoded.leaves)
     return encoded.nodes, leaves, encoded.values, tuple(subclasses)
 
@@ -123,7 +123,7 @@ class Pickling(Core):
 
     def __getstate__(self) -> tuple[Any, ...]:
         """Return what ``__setstate__`` takes: the encoded tree."""
-        encoded = encode(self)
+        encoded = encode(self, shared=True)
         return encoded.nodes, encoded.leaves, encoded.values
 
     def __setstate__(self, state: Any) -> None:
@@ -139,7 +139,7 @@ class Pickling(Core):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a copy with leaves and values of its own; what occurs twice stays one."""
-        encoded = encode(self)
+        encoded = encode(self, shared=True)
         copy_plain(encoded.leaves, memo)
         leaves: list[Tensor] = []
         try:
