@@ -35,6 +35,7 @@ from td_core import (
 from td_core._coerce import COERCERS
 from td_core._missing import UNAVAILABLE
 from td_core._nodes import KINDS
+from td_core._pytree import Shell
 from td_core._serializers import SERIALIZERS
 from td_core._value_types import VALUES
 from td_core.errors import FormatError, MissingPluginError, PluginError
@@ -864,3 +865,14 @@ def test_a_kind_that_gives_something_else_is_named(
     wrong = NodeKind("test.Foreign", Foreign, flatten, unflatten or str)
     with installed(plugin(td_node_kinds=[wrong])), pytest.raises(error, match=message):
         td_core.decode(td_core.encode(TensorDict({"x": Foreign()})))
+
+
+def test_tree_specs_of_kinds_that_hold_arrays_are_compared() -> None:
+    def shell(*values: Any) -> Shell:
+        named = {str(i): np.array(value) for i, value in enumerate(values)}
+        return Shell(TensorDict(), Record({}, values=named))
+
+    assert shell([1, 2], ["a"]) == shell([1, 2], ["a"])
+    for others in ([1, 3], ["a"]), ([1, 2],), ([1.0, 2.0], ["a"]):
+        assert shell([1, 2], ["a"]) != shell(*others)
+    assert shell([1, 2]) != [1, 2]

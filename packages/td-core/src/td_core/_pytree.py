@@ -19,7 +19,7 @@ from ._names import Names, take_names
 from ._nodes import NodeKind, Record
 from ._ragged import shown_shape
 from ._torch_private import functorch_level
-from ._values import join, split
+from ._values import join, same_value, split
 
 Context = tuple[Any, ...]
 
@@ -209,7 +209,9 @@ class Shell:
         self.values = record.values
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shell) and (self.meta, self.values) == (other.meta, other.values)
+        if not isinstance(other, Shell):
+            return False
+        return self.meta == other.meta and same_value(dict(self.values), dict(other.values))
 
     # A header is JSON, which has no hash.
     __hash__ = None  # type: ignore[assignment]

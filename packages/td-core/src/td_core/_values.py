@@ -18,11 +18,14 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
+
 from ._missing import missing_writer
 from ._value_types import VALUES
 from .errors import CodecError, FormatError, MissingPluginError
 
-__all__ = ["MAX_DEPTH", "join", "join_at", "readable", "split", "split_at"]
+__all__ = ["MAX_DEPTH", "join", "join_at", "readable", "same_value", "split", "split_at"]
 
 #: Deepest nesting of a value, each conversion to a simpler value counting as a level. Python's own json gives
 #: up at about a thousand levels, and a sidecar has two for each.
@@ -237,3 +240,25 @@ def _show(path: Path) -> str:
 
 def _brief(value: Any) -> str:
     return reprlib.repr(value)
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Tell whether two values are one object, or equal values of one type.
+
+    >>> same_value("a", "a"), same_value(1, True), same_value([1.0], [1])
+    (True, False, False)
+    """
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
+    if isinstance(a, (np.ndarray, np.generic)):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_value(value, b[key]) for key, value in a.items())
+    # A comparison may give anything; that of NaN gives False.
+    return (a == b) is True or (isinstance(a, float) and a != a and b != b)

@@ -21,13 +21,13 @@ from td_core._locking import refuse_if_locked
 from td_core._names import Names, check_names
 from td_core._ops.batch_size import as_batch_size
 from td_core._traced import new_object
+from td_core._values import same_value
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import BatchSize, DeviceType
 
 from ._opaque import ValueNode, nested
 from ._settings import capture_non_tensor_stack
 from ._trees import register_data
-from ._values import same_value
 
 SelfT = TypeVar("SelfT", bound="NonTensorDataBase")
 

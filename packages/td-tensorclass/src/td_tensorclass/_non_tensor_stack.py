@@ -23,6 +23,7 @@ from td_core._ops.batch_size import as_batch_size
 from td_core._plans import coordinates
 from td_core._shape_plans import Reshape, expand_plan, stack_plan, unbind_plan
 from td_core._traced import new_object
+from td_core._values import same_value
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
@@ -31,7 +32,6 @@ from ._non_tensor import NonTensorData, NonTensorDataBase
 from ._opaque import ValueNode, nested, side_by_side
 from ._settings import list_to_stack
 from ._trees import register_stack
-from ._values import same_value
 
 SelfT = TypeVar("SelfT", bound="NonTensorStack")
 

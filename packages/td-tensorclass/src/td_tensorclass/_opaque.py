@@ -16,11 +16,12 @@ from td_core._names import Names, fit_names
 from td_core._ops.batch_size import as_batch_size
 from td_core._ragged import merged_shape
 from td_core._shape_plans import Join, stack_plan
+from td_core._values import same_value
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
 
 from ._arrangement import positions
-from ._values import equal_values, same_value
+from ._values import equal_values
 
 NodeT = TypeVar("NodeT", bound="OpaqueNode")
 SelfT = TypeVar("SelfT", bound="ValueNode")

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from td_core._pytree import names_for, register
-
-from ._values import same_value
+from td_core._values import same_value
 
 _CONSTANTS = (str, int, bool, type(None))
 

@@ -18,13 +18,13 @@ from td_core._names import Names
 from td_core._ops.batch_size import as_batch_size
 from td_core._repr import short_dtype
 from td_core._traced import new_object
+from td_core._values import same_value
 from td_core._views import SHOWN
 from td_core.errors import StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
 
 from ._opaque import OpaqueNode, differing
 from ._trees import register_held
-from ._values import same_value
 
 SelfT = TypeVar("SelfT", bound="UnbatchedNode")
 

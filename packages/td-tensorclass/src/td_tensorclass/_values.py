@@ -1,4 +1,4 @@
-"""When two Python values are the same one."""
+"""When two Python values are equal."""
 
 from __future__ import annotations
 
@@ -7,27 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-
-def same_value(a: Any, b: Any) -> bool:
-    """Tell whether two values are one object, or equal values of one type.
-
-    >>> same_value("a", "a"), same_value(1, True), same_value([1.0], [1])
-    (True, False, False)
-    """
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
-    if isinstance(a, (np.ndarray, np.generic)):
-        return a.dtype == b.dtype and np.array_equal(a, b)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same_value(value, b[key]) for key, value in a.items())
-    # A comparison may give anything; that of NaN gives False.
-    return (a == b) is True or (isinstance(a, float) and a != a and b != b)
+from td_core._values import same_value
 
 
 def equal_values(a: Any, b: Any) -> bool:
