@@ -48,12 +48,27 @@ def _put_back(moves: list[Move]) -> None:
 
 def _settle(homes: list[Home], undo: bool = False) -> None:
     """Make plain attributes of parameters, whose places stay, or parameters of such attributes."""
-    for parameters, attributes, key, held, lowered in homes:
-        if lowered is not undo:
+    for parameters, attributes, key, held, lowers in homes:
+        if lowers is not undo:
             parameters[key], attributes[key] = None, held
         else:
             attributes.pop(key, None)
             parameters[key] = held
+
+
+def _place(
+    owner: nn.Module, key: str, leaf: Tensor, copy: bool, plain: bool, homes: list[Home]
+) -> tuple[dict[str, Any], Any]:
+    """Return where a leaf goes in the place of a parameter, which a plain attribute may have taken, and what is held there."""
+    parameters, attributes = owner._parameters, owner.__dict__
+    held: Any = parameters[key]
+    lowered = held is None  # by an earlier call, if there ever was a parameter
+    if lowered:
+        held = attributes.get(key)
+    lowers = lowered if copy else (lowered or plain) and not isinstance(leaf, nn.Parameter)
+    if lowers is not lowered:
+        homes.append((parameters, attributes, key, held, lowers))
+    return attributes if lowers else parameters, held
 
 
 def _copy_back(moves: list[Move]) -> None:
@@ -402,22 +417,15 @@ class Modules(Core):
                 if isinstance(child, Tensor):
                     slots: Any = parameters if key in parameters else buffers
                     held = slots.get(key)
-                    lowered = held is None and slots is parameters and not isinstance(owner, Core)
-                    if lowered:  # if anything: an earlier call has made a plain attribute of it
-                        slots, held = owner.__dict__, owner.__dict__.get(key)
-                    if not isinstance(held, Tensor):
+                    if (plain or held is None) and slots is parameters and not isinstance(owner, Core):
+                        slots, held = _place(owner, key, child, copy, plain, homes)
+                    # What a collection holds may be a level or a value.
+                    if held is None or (modules is parameters and not isinstance(held, Tensor)):
                         raise KeyPathError(
                             f"{show_path((*path, key))}: {type(owner).__name__} has no parameter or buffer {key!r}"
                         )
                     if copy:
                         held = held.detach().clone()
-                    elif isinstance(child, nn.Parameter):
-                        if lowered:
-                            homes.append((parameters, slots, key, held, False))
-                            slots = parameters
-                    elif plain and slots is parameters and not isinstance(owner, Core):
-                        slots = owner.__dict__
-                        homes.append((parameters, slots, key, held, True))
                     moves.append((slots, key, child, held))
                     old._set_child(key, held)
                     continue
