@@ -80,6 +80,14 @@ def test_a_ragged_entry_says_its_shapes_and_how_to_read_it():
     assert [part.shape for part in ragged().get("a", as_list=True)] == [(1,), (2,), (3,)]
 
 
+@pytest.mark.parametrize("view", [TensorDict.values, TensorDict.items])
+def test_a_walk_that_stops_before_a_ragged_entry_does_not_read_it(view):
+    walk = iter(view(TensorDict({"x": torch.zeros(1), "s": ragged()}), True))
+    next(walk), next(walk)
+    with pytest.raises(StructureError, match="cannot stack key 'a'"):
+        next(walk)
+
+
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("path", [("a",), ("s", "a")])
 def test_entries_of_stacks_of_stacks_are_read_in_every_form(path, dim):
