@@ -82,6 +82,35 @@ def test_a_ragged_entry_says_its_shapes_and_how_to_read_it():
     assert [part.shape for part in ragged().get("a", as_list=True)] == [(1,), (2,), (3,)]
 
 
+@pytest.mark.parametrize("view", [TensorDict.values, TensorDict.items])
+def test_a_walk_that_stops_before_a_ragged_entry_does_not_read_it(view):
+    walk = iter(view(TensorDict({"x": torch.zeros(1), "s": ragged()}), True))
+    next(walk), next(walk)
+    with pytest.raises(StructureError, match="cannot stack key 'a'"):
+        next(walk)
+
+
+@pytest.mark.parametrize("keys", [None, [("s", "a"), ("s", "only0"), ("s", "only1"), ("s", "only2")]])
+@pytest.mark.parametrize("source", [lambda: {"s": ragged()}, lambda: TensorDict({"s": ragged()}, [3])])
+def test_a_dense_level_becomes_a_stack_when_it_is_updated_from_one(source, keys):
+    td = TensorDict({"s": {"a": torch.zeros(3), "b": torch.arange(3)}}, [3])
+    level = td["s"]
+    assert td.update(source(), keys_to_update=keys) is td
+    assert isinstance(td["s"], LazyStackedTensorDict) and list(level.keys()) == ["a", "b"]
+    assert [list(member.keys()) for member in td["s"].tensordicts] == [
+        ["a", "b", f"only{i}"] for i in range(3)
+    ]
+    assert [member["a"].shape for member in td["s"].tensordicts] == [(1,), (2,), (3,)]
+    assert td["s", "b"].tolist() == [0, 1, 2]
+
+
+def test_an_update_in_place_from_a_stack_keeps_the_dense_level():
+    td = TensorDict({"s": {"a": torch.zeros(2)}}, [2])
+    leaf = td["s", "a"]
+    td.update({"s": lazy_stack([TensorDict({"a": torch.tensor(i)}) for i in range(2)])}, inplace=True)
+    assert td["s", "a"] is leaf and leaf.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("path", [("a",), ("s", "a")])
 def test_entries_of_stacks_of_stacks_are_read_in_every_form(path, dim):

@@ -16,6 +16,7 @@ from torch import Tensor
 from ._collection import Child, Core
 from ._foreach import PLAIN
 from ._keys import unravel_key, unravel_key_to_tuple
+from .errors import StructureError
 
 IsLeaf = Callable[[type], bool]
 
@@ -311,7 +312,10 @@ class CollectionValues(_Walk):
     def __iter__(self) -> Iterator[Any]:
         if self._plain:
             nested, leaves_only, _, _ = self._how
-            return iter(_listed_values(self._node, nested, leaves_only))
+            try:
+                return iter(_listed_values(self._node, nested, leaves_only))
+            except StructureError:
+                pass  # a ragged entry of a lazy stack: who stops before it does not read it
         return (child for _, child in self._walk(values=True))
 
     def __contains__(self, value: object) -> bool:
@@ -326,7 +330,10 @@ class CollectionItems(_Walk):
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         if self._plain:
             nested, leaves_only, _, _ = self._how
-            return iter(_listed_items(self._node, nested, leaves_only))
+            try:
+                return iter(_listed_items(self._node, nested, leaves_only))
+            except StructureError:
+                pass  # a ragged entry of a lazy stack: who stops before it does not read it
         return self._walk(values=True)
 
     def __contains__(self, pair: object) -> bool:

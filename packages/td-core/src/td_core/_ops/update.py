@@ -55,7 +55,8 @@ class Updating(Entries):
     ) -> SelfT:
         """Store the entries of another collection or mapping; levels that both have are merged.
 
-        Everything is checked before anything is stored.
+        Everything is checked before anything is stored. A dense level that is merged with a lazy stack becomes one, unless
+        it is written in place.
 
         Args:
             input_dict_or_td: where the entries come from.

@@ -1,6 +1,6 @@
 """The plan of an update: every value is checked and listed first, then all are stored.
 
-Levels that both sides have are merged; a lazy stack is updated member by member.
+Levels that both sides have are merged; a lazy stack is updated member by member, and so is a level updated from one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .._collection import (
     add_level,
     changed_meanwhile,
     has_lazy_stack,
+    lazy_stack_of,
     lined_up,
     missing_key,
     show_path,
@@ -53,6 +54,7 @@ class UpdatePlan:
     resize: bool
     strict: bool = False
     stores: list[tuple[Core, str, Child]] = field(default_factory=list, init=False)
+    stacks: list[tuple[Core, str, Child]] = field(default_factory=list, init=False)
     copies: list[tuple[Any, str, Any, Path]] = field(default_factory=list, init=False)
     sizes: list[tuple[Core, torch.Size]] = field(default_factory=list, init=False)
     refills: list[tuple[Any, list[Any]]] = field(default_factory=list, init=False)
@@ -119,6 +121,7 @@ class UpdatePlan:
     def _read_entry(self, node: Any, key: str, value: Any, below: Any, at: Path, size: torch.Size) -> Any:
         """List what is to be done with one entry, or return the level that it is to be merged into."""
         path = (*at, key)
+        stores = self.stores
         try:
             current = node._stand_in(key)
         except KeyError:
@@ -139,8 +142,11 @@ class UpdatePlan:
                 found = node._get_child(key)
                 if isinstance(found, Tensor):
                     raise changed_meanwhile(node)
-                return found
-            if below is not None:
+                if self.inplace or not self._becomes_stack(found, value):
+                    return found
+                value = self._stack_of(found, value if below is None else only(value, below))
+                stores = self.stacks
+            elif below is not None:
                 value = only(value, below)
                 if not list(value.keys()):
                     return None
@@ -160,8 +166,27 @@ class UpdatePlan:
                 entry = take_names(entry, node._names, show_path(path))
         if self.clone:
             entry = entry.clone() if isinstance(entry, Tensor) else entry._copied()
-        self.stores.append((node, key, entry))
+        stores.append((node, key, entry))
         return None
+
+    def _becomes_stack(self, found: Any, value: Any) -> bool:
+        stacked = value._stacked() if isinstance(value, Core) else None
+        return (
+            stacked is not None
+            and found._stacked() is None
+            and not found._declares
+            and found.batch_size == value.batch_size
+        )
+
+    def _stack_of(self, found: Any, value: Any) -> Any:
+        """Return a dense level as a lazy stack, updated from one: a dense one would not hold what the members do not share."""
+        members, dim = value._stacked()
+        parts = found.unbind(dim)
+        for part, member in zip(parts, members, strict=True):
+            plan = UpdatePlan(part, self.clone, False, self.non_blocking, self.is_leaf, False)
+            plan.read(member, None)
+            plan.apply()
+        return lazy_stack_of(parts, dim)
 
     def _whole(self, value: Any) -> bool:
         return self.is_leaf is not None and type(value) is not _Through and self.is_leaf(type(value))
@@ -247,6 +272,8 @@ class UpdatePlan:
                 store._set_child(key, value)
             else:
                 add_level(store, key, value)
+        for store, key, value in self.stacks:
+            store._set_child(key, value)
         copy_named(targets, values, lambda i: show_path(paths[i]), self.non_blocking)
 
 
