@@ -130,6 +130,8 @@ MOVES: dict[str, Callable[[Any, int], Any]] = {
     "split": lambda x, dim: x.split(2, dim)[-1],
     "unbind": lambda x, dim: x.unbind(dim)[0],
     "unflatten": lambda x, dim: x.unflatten(dim, (-1, 1)),
+    "unflatten in two": lambda x, dim: x.unflatten(dim, (2, -1)),
+    "flatten": lambda x, dim: x.flatten(0, dim),
     "stack": lambda x, dim: torch.stack([x, x], dim),
     "cat": lambda x, dim: torch.cat([x, x], dim),
 }
@@ -184,3 +186,24 @@ def test_every_element_goes_where_that_of_a_tensor_goes(data: st.DataObject) -> 
         check(result, expected)
         check(td, model)
         td, model = result, expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_dims_keep_their_names_as_those_of_a_dense_collection_do(data: st.DataObject) -> None:
+    draw = data.draw
+    batch = tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=3)))
+    names = [name if draw(st.booleans()) else None for name in "xyz"[: len(batch)]]
+    td, _ = arranged(draw, batch, draw(specs()), iter(range(10_000)))
+    if below := draw(st.booleans()):
+        td = TensorDict({"below": td}, batch)
+    td.names = names
+    dense = TensorDict({"a": torch.zeros(batch, device=DEVICE)}, batch, names=names)
+    for name in draw(st.lists(st.sampled_from([*MOVES, *MAPS]), min_size=1, max_size=4)):
+        dim = draw(st.integers(0, max(dense.ndim - 1, 0)))
+        try:
+            dense, td = [MOVES[name](x, dim) if name in MOVES else MAPS[name][0](x) for x in (dense, td)]
+        except (TensorDictError, RuntimeError, IndexError, TypeError):
+            return
+        assert td.names == dense.names, name
+        assert not below or td["below"].names == dense.names, name
