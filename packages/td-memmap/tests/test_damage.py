@@ -374,6 +374,13 @@ def test_a_stack_that_lost_a_member_is_left_out_as_a_whole(lost: int, tmp_path: 
         TensorDict.load_memmap(tmp_path / "stack", strict=False)
 
 
+def test_a_level_that_something_else_was_saved_over_is_left_out(tmp_path: Path) -> None:
+    TensorDict({"a": torch.ones(3), "n": TensorDict({"b": torch.ones(3)}, [3])}, [3]).memmap(tmp_path)
+    TensorDict({"c": torch.ones(2)}).memmap(tmp_path / "n")
+    refused(tmp_path, r"key 'n': the batch size is \[\], expected one that starts with \[3\]")
+    assert list(TensorDict.load_memmap(tmp_path, strict=False).keys()) == ["a"]
+
+
 def test_nothing_is_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         TensorDict.load_memmap(tmp_path / "nowhere")

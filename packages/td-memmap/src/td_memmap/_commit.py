@@ -86,7 +86,7 @@ class Staging:
         self._unfinished = f"{self._litter}new-", f"{self._litter}old-"
         self._alone = alone
         self._token = self._temporary = ""
-        self._held: list[Tree] = []
+        self._held: list[int] = []
         try:
             self._parent = Tree.at_path(parent)
         except FileNotFoundError:
@@ -106,11 +106,11 @@ class Staging:
     def _hold(self, count: int) -> None:
         """Keep so many files open in reserve: with fewer than are let go then, neither an end nor an abort can be completed."""
         while len(self._held) < count:
-            self._held.append(self._parent.below(()))
+            self._held.append(self._parent.again(()))
 
     def _let_go(self) -> None:
         while self._held:
-            self._held.pop().close()
+            _fs.close(self._held.pop())
 
     def _exclusive(self) -> contextlib.AbstractContextManager[bool]:
         if self._alone:

@@ -197,8 +197,9 @@ class Tree:
 
     def close(self) -> None:
         """Close every directory that this tree holds open."""
-        self.spare()
         self._others = ()
+        if self._open:
+            self.spare()
         root, self.root = self.root, -1
         if root >= 0:
             os.close(root)

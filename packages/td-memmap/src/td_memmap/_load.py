@@ -539,6 +539,8 @@ class Reader:
                 below = node.entries.get(key)
                 if isinstance(below, Core) and below._opaque and below.device is None:
                     below._set_device(torch.device(self._device_name))
+        if level.nodes and level.sized and level.batch_size:
+            self._check_nested(node)
         record = Record(meta, node.entries, members, node.values or {}, node.above, level.cls)
         if len(members) < len(level.members or ()):
             # Without one of them it is not a part of what was saved, but something else.
@@ -547,22 +549,23 @@ class Reader:
             if level.kind is None:
                 return _views.rebuild(meta, members)
             unflatten = level.kind.unflatten if level.general else level.kind.layouts[FORMAT].unflatten
-            result = check_node(unflatten(record))
+            return check_node(unflatten(record))
         except MissingPluginError:
             raise
         except _MISFITS as error:
             what = f"{error} is missing" if type(error) is KeyError else error
             raise FormatError(f"{self._at(node)} cannot be put together: {what}") from error
-        if level.nodes and level.sized and level.batch_size:
-            self._check_nested(node)
-        return result
 
     def _check_nested(self, node: Node) -> None:
         size = node.level.batch_size
-        for key, entry in node.entries.items():
-            if not isinstance(entry, Tensor) and entry.batch_size[: len(size)] != size:
+        for key in node.level.nodes:
+            entry = node.entries.get(key)
+            if entry is None or entry.batch_size[: len(size)] == size:
+                continue
+            if self.options.strict:
                 wanted = f"one that starts with {list(size)}"
                 raise self._at(node).damaged("the batch size", list(entry.batch_size), wanted, key)
+            del node.entries[key]
 
 
 def unlisted(tree: Any, parts: Parts) -> list[str]:
