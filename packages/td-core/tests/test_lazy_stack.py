@@ -104,6 +104,16 @@ def test_a_dense_level_becomes_a_stack_when_it_is_updated_from_one(source, keys)
     assert td["s", "b"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("how", [{}, {"inplace": True}, {"keys_to_update": ["only1"]}], ids=str)
+def test_an_update_of_a_dense_collection_from_a_stack_loses_nothing_that_it_hides(how):
+    source = lazy_stack([TensorDict({"b": torch.tensor(i), f"only{i}": torch.zeros(1)}) for i in range(3)])
+    td = TensorDict({"b": torch.zeros(3)}, [3])
+    with pytest.raises(KeyMismatchError, match="'only1'"):
+        td.update(source, **how)
+    assert td["b"].tolist() == [0, 0, 0]
+    assert td.update(source, keys_to_update=["b"])["b"].tolist() == [0, 1, 2]
+
+
 def test_an_update_in_place_from_a_stack_keeps_the_dense_level():
     td = TensorDict({"s": {"a": torch.zeros(2)}}, [2])
     leaf = td["s", "a"]

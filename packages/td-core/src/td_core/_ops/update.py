@@ -73,6 +73,7 @@ class Updating(Entries):
         Raises:
             BatchSizeError: the leading dims of a value do not match.
             LockedError: the collection is locked, and an entry would be new or replaced.
+            KeyMismatchError: a dense collection would lose what not all members of a lazy stack have.
 
         >>> td = TensorDict({"a": 1, "b": {"c": 2}})
         >>> td.update({"b": {"d": 3}})
