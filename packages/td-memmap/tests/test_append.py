@@ -205,6 +205,8 @@ def test_what_cannot_grow(tmp_path: Path) -> None:
         append_memmap(tmp_path / "save.tdz", rows(0, 2))
     with pytest.raises(FileNotFoundError):
         append_memmap(tmp_path / "nowhere", rows(0, 2))
+    with pytest.raises(TypeError, match="takes a collection of rows; got dict"):
+        append_memmap(tmp_path / "nowhere", {"a": torch.ones(2)})  # type: ignore[arg-type]
 
 
 def test_a_failure_leaves_the_save_as_it_was(

@@ -50,12 +50,15 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
         FormatError: the save is damaged.
         FileNotFoundError: nothing is saved there.
         OSError: there is no room; the save is as before.
+        TypeError: ``rows`` is no collection.
 
     >>> _ = TensorDict({"a": torch.arange(2)}, batch_size=[2]).memmap("save")
     >>> append_memmap("save", TensorDict({"a": torch.tensor([7])}, batch_size=[1]))
     >>> TensorDict.load_memmap("save")["a"]
     MemoryMappedTensor([0, 1, 7])
     """
+    if not isinstance(rows, Core):
+        raise TypeError(f"append_memmap takes a collection of rows; got {type(rows).__name__}")
     path = _fs.absolute(prefix)
     if _fs.is_file(path):
         raise AppendError(f"cannot append to {path}: an archive cannot grow; unpack_memmap() it first")
