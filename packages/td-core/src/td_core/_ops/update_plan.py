@@ -92,9 +92,8 @@ class UpdatePlan:
                     self._check_resize(node, source, theirs, at)
                     size = theirs
                 trusted = device is None and theirs == size
-                if wanted is not None and source._stacked() is not None:
-                    source = only(source, wanted)
-                items = source._all_children()
+                hides = wanted is not None and source._stacked() is not None
+                items = (only(source, wanted) if hides else source)._all_children()
             if not self.inplace:
                 refuse_if_locked(node, f"update {show_path(at)}")
                 node._check_keys(items if wanted is None else {key: None for key in items if key in wanted})
