@@ -240,13 +240,25 @@ class TestInPlace:
             walk(td, fn)
         assert caught.value.__notes__ == ["at key ('b', 'x')"]
 
-    def test_out_is_written_and_returned(self, td: Any) -> None:
-        out = dense().exclude("a").zero_()
+    @pytest.mark.parametrize("locked", [False, True])
+    def test_out_gets_the_results_and_keeps_its_leaves_only_where_it_is_locked(
+        self, td: Any, locked: bool
+    ) -> None:
+        out = dense().zero_() if locked else dense().exclude("a").zero_()
         leaf = out["b", "c"]
+        if locked:
+            out.lock_()
         assert td.apply(lambda leaf: leaf + 1, out=out) is out
-        assert out["b", "c"] is leaf
-        assert leaf.tolist() == [2.0] * 3
-        assert keys(out) == ["b", ("b", "c"), ("b", "d"), "a"]
+        assert (out["b", "c"] is leaf) is locked
+        assert out["b", "c"].tolist() == [2.0] * 3
+        assert leaf.tolist() == [2.0 * locked] * 3
+        assert set(keys(out)) == {"b", ("b", "c"), ("b", "d"), "a"}
+
+    def test_what_shares_leaves_with_out_is_left_alone(self, td: Any) -> None:
+        shared = td.copy()
+        before = td.clone()
+        assert td.apply(lambda leaf: leaf + 1, out=td) is td
+        assert (shared == before).all() and (td == before.apply(lambda leaf: leaf + 1)).all()
 
 
 def test_ragged_members() -> None:

@@ -138,11 +138,16 @@ def test_where_pads_missing_entries() -> None:
         make().where(MASK, more)
 
 
-def test_where_writes_into_out() -> None:
+@pytest.mark.parametrize("locked", [False, True])
+def test_where_writes_into_out(locked: bool) -> None:
     out = make(-1.0)
     leaf = out["x"]
+    if locked:
+        out.lock_()
     assert make().where(MASK, make(100.0), out=out) is out
-    assert torch.equal(leaf, make().where(MASK, make(100.0))["x"])
+    assert torch.equal(out["x"], make().where(MASK, make(100.0))["x"])
+    # What shares the leaves with an unlocked ``out`` keeps its values.
+    assert torch.equal(leaf, out["x"] if locked else make(-1.0)["x"])
     with pytest.raises(BatchSizeError, match=r"out= has batch size \[2\], the result has \[2, 3\]"):
         make().where(MASK, 0, out=TensorDict(batch_size=[2]))
     grown = TensorDict(batch_size=[2])

@@ -385,10 +385,10 @@ def _joined(items: list[Any], plan: Join, out: Any) -> Any:
     return result if out is None else written(out, result.batch_size, result)
 
 
-def written(out: Any, batch_size: torch.Size, result: Any) -> Any:
-    """Write a result into ``out=``, in place where it has the entry, and return that."""
+def written(out: Any, batch_size: torch.Size, result: Any, *, inplace: bool = True) -> Any:
+    """Write a result into ``out=``, in place where it has the entry (or only where it is locked), and return that."""
     if not isinstance(out, Core):
         raise TypeError(f"out= of collections is a collection; got a {type(out).__name__}")
     if out.batch_size != batch_size:
         raise BatchSizeError(f"out= has batch size {list(out.batch_size)}, the result has {list(batch_size)}")
-    return out.update(result, inplace=True)  # type: ignore[attr-defined]
+    return out.update(result, inplace=inplace or out.is_locked)  # type: ignore[attr-defined]

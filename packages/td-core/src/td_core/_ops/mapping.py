@@ -69,7 +69,7 @@ class LeafMapping(Core):
             propagate_lock: lock the result if this collection is locked.
             call_on_nested: call ``fn`` on sub-collections too, instead of on their leaves.
             is_leaf: class -> whether ``fn`` is called on entries of it.
-            out: written with the results, and returned.
+            out: gets the results, as its entries or copied into them where it is locked, and is returned.
             **constructor_kwargs: ``named=True`` makes this :meth:`named_apply`, with its ``nested_keys``; no others exist.
 
         Raises:
@@ -184,7 +184,7 @@ class _Walk:
         if names is not NO_DEFAULT and names is not None:
             result._set_names(check_names(names, len(result.batch_size)))
         if out is not None:
-            return out.update(result, inplace=True)
+            return out.update(result, inplace=out.is_locked)
         if propagate_lock and root._locked:
             result.lock_()
         return result

@@ -112,7 +112,7 @@ class Selecting(Shaping):
         Args:
             condition: bool; its dims are the first batch dims, or of size one.
             other: a collection of the same batch size, a number, or a tensor that broadcasts with every leaf.
-            out: a collection to write into.
+            out: a collection that gets the result: as its entries, or copied into them where it is locked.
             pad: stands in for the entries that one of the collections lacks; without it they must not.
             update_batch_size: give ``out`` the batch size of the result.
 
@@ -146,7 +146,7 @@ class Selecting(Shaping):
             return result
         if update_batch_size and out.batch_size != size:
             return out.update(result, update_batch_size=True)
-        return written(out, size, result)
+        return written(out, size, result, inplace=False)
 
     def pad(
         self: SelfT, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
