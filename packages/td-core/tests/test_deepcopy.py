@@ -7,6 +7,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, decode, encode
 
 
 def with_grad() -> Tensor:
@@ -152,3 +153,47 @@ def test_a_level_that_stands_in_several_places_stays_one(copied: Any, order: tup
     assert list(again.keys()) == list(order) and list(shared.keys()) == ["x", "below"]
     shared["new"] = torch.ones(2)
     assert "new" in again["far", "above", "one"].keys() and "new" not in one.keys()
+
+
+class Twice(TensorDict):
+    """Its name is that of another class too, as where a notebook cell ran twice."""
+
+
+First = Twice
+
+
+class Twice(TensorDict):  # type: ignore[no-redef]
+    """The class that the module has."""
+
+
+def through_its_state(td: Any) -> Any:
+    made = type(td).__new__(type(td))
+    made.__setstate__(td.__getstate__())
+    return made
+
+
+def reduced(td: Any) -> Any:
+    rebuild, arguments = td.__reduce_ex__(4)[:2]
+    return rebuild(*arguments)
+
+
+@pytest.mark.parametrize("copied", [deepcopy, reduced, through_its_state])
+@pytest.mark.parametrize("order", [*permutations((First, Twice))])
+def test_a_copy_is_of_the_class_and_not_of_one_of_the_same_name(copied: Any, order: tuple[Any, ...]) -> None:
+    one, other = (cls({"x": torch.ones(2)}, batch_size=[2]) for cls in order)
+    shared = TensorDict({"other": other})
+    root = TensorDict({"shared": shared, "n": {"again": shared, "deep": {"one": one}}})
+    root["last"] = other
+    for each in (one, other):
+        assert type(copied(each)) is type(each)
+    found = copied(root)
+    assert [type(found["shared", "other"]), type(found["n", "deep", "one"])] == [type(other), type(one)]
+    assert type(found["last"]) is type(other) and found["n", "again"] is found["shared"]
+
+
+def test_a_class_that_is_known_by_name_only_is_the_one_that_its_module_has() -> None:
+    encoded = encode(First({}))
+    assert type(decode(encoded)) is First
+    assert type(decode(replace(encoded, classes={}))) is Twice
+    made = [type("Gone", (Twice,), {"__module__": __name__}) for _ in range(2)]
+    assert type(decode(replace(encode(made[0]({})), classes={}))) is made[1]

@@ -722,3 +722,13 @@ def test_any_tree_comes_back(structure: dict[str, Any], locked: bool) -> None:
     back = from_buffer(storage_of(result))
     same(back, tree)
     assert back.is_locked == locked
+
+
+def test_a_class_of_the_same_name_takes_no_place() -> None:
+    one, other = (type("Twice", (TensorDict,), {"__module__": __name__}) for _ in range(2))
+    td = TensorDict({"a": one({"x": torch.ones(2)}), "b": other({"x": torch.ones(2)})})
+    consolidated = td.consolidate()
+    rebuild, arguments = consolidated.__reduce_ex__(4)[:2]
+    saved, given = consolidated.__reduce_ex__(2)[:2]
+    for each in (consolidated, rebuild(*arguments), saved(*given), consolidated.to("meta")):
+        assert [type(each["a"]), type(each["b"])] == [one, other]

@@ -530,6 +530,12 @@ def test_a_subclass_comes_back(prefix: Path) -> None:
         TensorDict.load_memmap(prefix)
 
 
+def test_a_class_that_was_defined_again_is_the_last_one(prefix: Path) -> None:
+    one, other = (type("Twice", (TensorDict,), {"__module__": __name__}) for _ in range(2))
+    one({"a": torch.ones(2)}).memmap(prefix)
+    assert type(TensorDict.load_memmap(prefix)) is other
+
+
 def test_parameters_are_saved_as_plain_tensors(prefix: Path) -> None:
     params = TensorDictParams(TensorDict({"w": torch.ones(2)}))
     saved = params.memmap(prefix)

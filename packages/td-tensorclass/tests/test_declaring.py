@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from dataclasses import FrozenInstanceError, InitVar, dataclass, field
+from copy import deepcopy
+from dataclasses import FrozenInstanceError, InitVar, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Optional, Protocol, TypedDict, TypeVar, Union
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from td_core import TensorDict, TensorDictBase, TensorDictParams, decode, encode, lazy_stack, set_printoptions
 from td_core._nodes import KINDS
-from td_core.errors import BatchSizeError, LockedError, StructureError
+from td_core.errors import BatchSizeError, FormatError, LockedError, StructureError
 from td_tensorclass import (
     NonTensorData,
     NonTensorStack,
@@ -881,7 +882,7 @@ class TestAClassThatAPickleMakes:
 
     def test_that_is_thrown_away_leaves_the_name_to_the_class_that_has_it(self) -> None:
         bare_class_of(ByValue)
-        assert type(decode(encode(self.kept))) is ByValue
+        assert type(decode(replace(encode(self.kept), classes={}))) is ByValue
         assert type(ByValue.from_dict(self.kept.to_dict(), batch_size=[2]).clone()) is ByValue
 
     def test_takes_the_name_with_its_first_instance(self) -> None:
@@ -891,11 +892,41 @@ class TestAClassThatAPickleMakes:
                 setattr(made, name, value)
         try:
             encoded = encode(self.kept)
-            assert (
-                type(decode(encoded, [ByValue])) is ByValue
-            )  # the class that a pickle brings counts, not its name
-            first = decode(encoded, [made])
+            assert type(decode(encoded)) is ByValue  # the class that a pickle brings counts, not its name
+            first = decode(replace(encoded, classes={0: made}))
             assert type(first) is made and first.label == "a"
-            assert type(decode(encoded)) is made
+            assert type(decode(replace(encoded, classes={}))) is made
         finally:
             KINDS.add(KINDS.of(ByValue), replace=True)
+
+    def test_counts_more_than_the_name_under_which_it_was_written(self) -> None:
+        class Local(TensorClass):
+            x: Tensor
+
+        node = Local(x=torch.ones(2), batch_size=[2])
+        encoded = encode(TensorDict({"a": node}))
+        for row in (
+            encoded.nodes
+        ):  # cloudpickle leaves the function out of the name, another process has no such kind
+            row["kind"] = row["kind"].replace("<locals>.Local", "gone")
+        assert type(decode(encoded)["a"]) is Local
+        with pytest.raises(FormatError, match="gone', which no installed package provides"):
+            decode(replace(encoded, classes={}))
+
+    def test_is_kept_by_what_takes_a_collection_apart(self) -> None:
+        made = [dataclass_again() for _ in range(2)]
+        td = TensorDict({str(i): cls(x=torch.ones(2), batch_size=[2]) for i, cls in enumerate(made)})
+        for copied in (deepcopy(td), pickle_like(td), decode(encode(td))):
+            assert [type(copied["0"]), type(copied["1"])] == made
+
+
+def dataclass_again() -> Any:
+    class Again(TensorClass):
+        x: Tensor
+
+    return Again
+
+
+def pickle_like(td: Any) -> Any:
+    rebuild, arguments = td.__reduce_ex__(4)[:2]
+    return rebuild(*arguments)

@@ -9,10 +9,12 @@ functions. N kinds and M transports need N + M pieces of code.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -182,6 +184,8 @@ class Encoded:
 
     ``nodes`` is JSON: each is ``{"kind", "meta", "entries", "members", "values"}``; an entry is ``[key, i]`` with ``i``
     the position of a later node, or ``[key, [j]]`` with ``j`` the position of a leaf; a value is ``[name, position]``.
+    ``classes`` has the class of each node that names one, by position, where it is at hand: it counts more than a name, which
+    may be that of several, or another one where a pickle made the class.
 
     >>> encoded = encode(TensorDict({"a": 1, "n": {"b": 2}}))
     >>> [node["entries"] for node in encoded.nodes], len(encoded.leaves)
@@ -191,14 +195,14 @@ class Encoded:
     nodes: list[dict[str, Any]]
     leaves: list[Tensor]
     values: list[Any]
+    classes: Mapping[int, type] = field(default_factory=dict)
 
 
-def encode(tree: Core, subclasses: list[type] | None = None, *, shared: bool = False) -> Encoded:
+def encode(tree: Core, *, shared: bool = False) -> Encoded:
     """Take a tree apart into a flat table, however deep it is.
 
     Args:
         tree: any collection.
-        subclasses: gets the classes that have to be imported before the tree can be put together.
         shared: a node that stands in several places has one row, else one for each.
 
     Raises:
@@ -207,6 +211,7 @@ def encode(tree: Core, subclasses: list[type] | None = None, *, shared: bool = F
     nodes: list[dict[str, Any]] = [{}]
     leaves: list[Tensor] = []
     values: list[Any] = []
+    classes: dict[int, type] = {}
     todo: list[tuple[int, Core]] = [(0, tree)]
     known: dict[int, tuple[int, Core]] = {}  # with the node, which keeps its id while it lives
     ordered = True
@@ -227,8 +232,8 @@ def encode(tree: Core, subclasses: list[type] | None = None, *, shared: bool = F
             row["from"] = KINDS.providers[kind.tag]
         if type(node) is not kind.type:
             row["class"] = class_name(type(node))
-        if subclasses is not None and (kind.with_class or type(node) is not kind.type):
-            subclasses.append(type(node))
+        if kind.with_class or type(node) is not kind.type:
+            classes[position] = type(node)
         for place, group in ((row["entries"], record.entries), (row["members"], record.members)):
             for key, child in dict(group).items():
                 if isinstance(child, Tensor):
@@ -246,11 +251,15 @@ def encode(tree: Core, subclasses: list[type] | None = None, *, shared: bool = F
             row["values"].append([name, len(values)])
             values.append(value)
         nodes[position] = row
-    return Encoded(nodes if ordered else _behind_parents(nodes), leaves, values)
+    if ordered:
+        return Encoded(nodes, leaves, values, classes)
+    order = _behind_parents(nodes)
+    classes = {new: classes[old] for new, old in enumerate(order) if old in classes}
+    return Encoded([nodes[position] for position in order], leaves, values, classes)
 
 
-def _behind_parents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of nodes in an order in which each stands behind all that refer to it."""
+def _behind_parents(rows: list[dict[str, Any]]) -> list[int]:
+    """Return an order of nodes in which each stands behind all that refer to it, and make the rows refer to that."""
     below = [
         [ref for group in ("entries", "members") for _, ref in row[group] if isinstance(ref, int)]
         for row in rows
@@ -266,15 +275,11 @@ def _behind_parents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         for group in ("entries", "members"):
             row[group] = [[key, places[ref] if isinstance(ref, int) else ref] for key, ref in row[group]]
-    return [rows[position] for position in order]
+    return order
 
 
-def decode(encoded: Encoded, subclasses: Iterable[type] = ()) -> Any:
+def decode(encoded: Encoded) -> Any:
     """Put a tree together again; the inverse of :func:`encode`.
-
-    Args:
-        encoded: the table.
-        subclasses: classes that nodes name, where they are at hand: a name may also be that of another class.
 
     Raises:
         FormatError: a node names a kind that is not registered, or cannot be put together, or the table is inconsistent.
@@ -287,7 +292,6 @@ def decode(encoded: Encoded, subclasses: Iterable[type] = ()) -> Any:
         raise FormatError("an encoded tree has at least one node; there is none")
     if not isinstance(encoded.nodes, (list, tuple)):
         raise FormatError(f"the nodes of an encoded tree are a list; got a {type(encoded.nodes).__name__}")
-    given = {class_name(cls): cls for cls in subclasses}
     nodes: list[Any] = [None] * len(encoded.nodes)
     # Children stand behind their parent, so walking backwards meets every child first.
     for position in range(len(encoded.nodes) - 1, -1, -1):
@@ -305,16 +309,16 @@ def decode(encoded: Encoded, subclasses: Iterable[type] = ()) -> Any:
             _check_row(row, [*groups, values])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"node {position} of the encoded tree is damaged: {error!r}") from error
-        if type(tag) is not str or tag not in KINDS:
+        cls: Any = encoded.classes.get(position)
+        if cls is None and (type(tag) is not str or tag not in KINDS):
             shown = _shown(encoded.nodes, position)
             missing = missing_writer(f"{shown}, of the kind {tag!r},", row.get("from"))
             raise missing or FormatError(
                 f"{shown} is of the kind {tag!r}, which no installed package provides"
             )
-        kind = KINDS.of(given[tag]) if tag in given else KINDS[tag]
-        cls, name = None, row.get("class")
-        if "class" in row:
-            cls = given[name] if type(name) is str and name in given else find_subclass(kind.type, name)
+        kind = KINDS[tag] if cls is None else KINDS.of(cls)
+        if cls is None and "class" in row:
+            cls = find_subclass(kind.type, row["class"])
         try:
             nodes[position] = check_node(kind.unflatten(Record(meta, groups[0], groups[1], values, cls=cls)))
         except TensorDictError:
@@ -377,14 +381,28 @@ def module_name(cls: type) -> str:
 
 
 def find_subclass(base: type, name: Any) -> type | None:
-    """Return the subclass whose name :func:`class_name` or ``str`` writes so, if it is defined; nothing is imported."""
+    """Return the subclass whose name :func:`class_name` or ``str`` writes so, if it is defined; nothing is imported.
+
+    Of several, as where a notebook cell ran twice, it is that which its module has, or the one that was defined last.
+    """
+    found: list[Any] = []
     todo: list[Any] = [base]
     while todo:
-        for cls in todo.pop().__subclasses__():
-            if name in (class_name(cls), f"<class '{module_name(cls)}.{cls.__qualname__}'>"):
-                return cls  # type: ignore[no-any-return]
-            todo.append(cls)
-    return None
+        below = todo.pop().__subclasses__()
+        todo += below
+        found += (
+            cls
+            for cls in below
+            if name in (class_name(cls), f"<class '{module_name(cls)}.{cls.__qualname__}'>")
+        )
+    return next(filter(_is_in_its_module, found), found[-1] if found else None)
+
+
+def _is_in_its_module(cls: type) -> bool:
+    try:
+        return attrgetter(cls.__qualname__)(sys.modules[cls.__module__]) is cls
+    except (KeyError, AttributeError):
+        return False
 
 
 def path_to(rows: list[dict[str, Any]], at: int | list[int]) -> tuple[str, ...]:

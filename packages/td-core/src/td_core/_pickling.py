@@ -28,14 +28,14 @@ _DEEP = frozenset({torch.strided, torch.jagged, torch.sparse_coo})
 
 
 def rebuild(
-    nodes: list[dict[str, Any]], leaves: list[Tensor], values: list[Any], classes: tuple[type, ...]
+    nodes: list[dict[str, Any]], leaves: list[Tensor], values: list[Any], classes: dict[int, type]
 ) -> Any:
     """Return the collection that :meth:`Pickling.__reduce_ex__` took apart.
 
-    ``classes`` are the subclasses that the nodes name; listing them makes pickle import them first, or make them.
+    ``classes`` are those of nodes that name one; listing them makes pickle import them first, or make them.
     """
     leaves = leaves.tensors if isinstance(leaves, Leaves) else leaves
-    return arrived(decode(Encoded(nodes, leaves, values), classes), nodes, leaves)
+    return arrived(decode(Encoded(nodes, leaves, values, classes)), nodes, leaves)
 
 
 def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
@@ -43,10 +43,9 @@ def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
 
     The files of :func:`torch.save`, which pickles with protocol 2, hold tensors as torch writes them.
     """
-    subclasses: list[type] = []
-    encoded = encode(node, subclasses, shared=True)
+    encoded = encode(node, shared=True)
     leaves = Leaves(encoded.leaves) if protocol > 2 else _apart(encoded.leaves)
-    return encoded.nodes, leaves, encoded.values, tuple(subclasses)
+    return encoded.nodes, leaves, encoded.values, encoded.classes
 
 
 def _apart(leaves: list[Tensor]) -> list[Tensor]:
@@ -124,7 +123,7 @@ class Pickling(Core):
     def __getstate__(self) -> tuple[Any, ...]:
         """Return what ``__setstate__`` takes: the encoded tree."""
         encoded = encode(self, shared=True)
-        return encoded.nodes, encoded.leaves, encoded.values
+        return encoded.nodes, encoded.leaves, encoded.values, encoded.classes
 
     def __setstate__(self, state: Any) -> None:
         """Become the collection that ``__getstate__`` took apart."""
@@ -149,7 +148,7 @@ class Pickling(Core):
             note_key(error, path_to(encoded.nodes, [len(leaves)]))
             raise
         values = deepcopy(encoded.values, memo)
-        memo[id(self)] = copied = decode(Encoded(encoded.nodes, leaves, values))
+        memo[id(self)] = copied = decode(Encoded(encoded.nodes, leaves, values, encoded.classes))
         return copied
 
     def __copy__(self: SelfT) -> SelfT:

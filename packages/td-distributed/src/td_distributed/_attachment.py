@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,6 @@ class Taken:
 
     Attributes:
         encoded: the tree.
-        classes: those that have to be imported before the tree can be put together.
         loses_grad: whether a leaf requires grad, and would not as a view on the storage; parameters of a module would.
         layout: where its leaves lie in the storage; None if one of them does not.
         planned: whether that is the layout on the wire of the reference; None before someone looked.
@@ -49,14 +49,12 @@ class Taken:
     """
 
     __slots__ = (
-        "_addresses", "_leaves", "_rows", "_same_looks", "classes", "encoded", "layout", "loses_grad",
+        "_addresses", "_leaves", "_rows", "_same_looks", "encoded", "layout", "loses_grad",
         "planned", "received", "schema", "sent", "spare",
     )  # fmt: skip
 
     def __init__(self, node: Any, find: Callable[[Sequence[Tensor]], Layout | None]) -> None:
-        classes: list[type] = []
-        self.encoded = encode(node, classes)
-        self.classes = tuple(classes)
+        self.encoded = encode(node)
         self.layout = find(self.encoded.leaves)
         self.planned: bool | None = None
         self.sent: Any = None
@@ -84,7 +82,11 @@ class Taken:
     def _viewed(self) -> list[Tensor]:
         """Return what the leaves would be as views on a storage."""
         plain = [leaf.detach() for leaf in self.encoded.leaves]
-        return encode(decode(Encoded(self.encoded.nodes, plain, self.encoded.values))).leaves
+        return encode(self.together(plain)).leaves
+
+    def together(self, leaves: list[Tensor]) -> Any:
+        """Return the tree with other leaves."""
+        return decode(replace(self.encoded, leaves=leaves))
 
     def holds(self, root: Any) -> bool:
         """Tell whether this collection is still what was taken apart, for less than taking it apart costs."""
@@ -171,7 +173,7 @@ class Consolidated(Attachment):
             return None
         storage = move(self.storage)
         leaves = _storage.Views(storage).leaves(taken.layout)
-        result = decode(Encoded(taken.encoded.nodes, leaves, taken.encoded.values))
+        result = taken.together(leaves)
         return attach(result, Consolidated(storage), node._locked)
 
     def cloned(self, node: Any) -> Any:
@@ -223,10 +225,10 @@ class Consolidated(Attachment):
             )
         # torch.save asks for protocol 2, and writes tensors itself.
         storage = [self.storage] if protocol <= 2 else Leaves([self.storage], in_place=True)
-        return rebuild, (taken.schema, storage, taken.encoded.values, taken.classes)
+        return rebuild, (taken.schema, storage, taken.encoded.values, taken.encoded.classes)
 
 
-def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], classes: tuple[type, ...]) -> Any:
+def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], classes: dict[int, type]) -> Any:
     """Return the consolidated collection that :meth:`Consolidated.pickled` took apart.
 
     Raises:
@@ -236,14 +238,14 @@ def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], clas
     if isinstance(storage, Leaves):
         (data,) = storage.tensors
         leaves = _storage.Views(data).leaves(_storage.from_columns(columns))
-        result = arrived(decode(Encoded(nodes, leaves, values), classes), nodes, leaves)
+        result = arrived(decode(Encoded(nodes, leaves, values, classes)), nodes, leaves)
     else:
         # torch.load() calls this for a file that anyone may have written.
         (data,) = storage
         with _file.damaged("the pickle"):
             layout = _storage.from_columns(columns)
             _paths.check_tree(nodes, len(layout.leaves), len(values))
-            result = _file.assembled(nodes, layout, values, data)
+            result = _file.assembled(nodes, layout, values, data, classes)
     return attach(result, Consolidated(data))
 
 

@@ -8,6 +8,7 @@ so nothing stale is. Writing a leaf in place writes the storage.
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from td_core._collection import ATTACHED
 from td_core._devices import as_device, wait_for
 from td_core._labels import relabel
 from td_core._locking import refuse_if_locked_below
-from td_core._nodes import Encoded
 from td_core._ops.moving import put_back
 from td_core.errors import StructureError
 from td_core.typing import DeviceType
@@ -117,7 +117,7 @@ def consolidate(
             storage[layout.nbytes :] = vector(trailer)
         if path is not None:
             _file.write(path, layout.nbytes, [(0, body)], trailer)
-    result = decode(Encoded(encoded.nodes, _storage.together(layout, pieces), encoded.values))
+    result = decode(replace(encoded, leaves=_storage.together(layout, pieces)))
     if device is not None:
         relabel(result, where)
     if inplace:

@@ -13,7 +13,7 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -206,7 +206,13 @@ def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor]:
     return tree, storage
 
 
-def assembled(nodes: list[dict[str, Any]], layout: Layout, values: list[Any], storage: Tensor) -> Any:
+def assembled(
+    nodes: list[dict[str, Any]],
+    layout: Layout,
+    values: list[Any],
+    storage: Tensor,
+    classes: Mapping[int, type] | None = None,
+) -> Any:
     """Return the collection of a table that came from outside and is a tree.
 
     Raises:
@@ -215,7 +221,7 @@ def assembled(nodes: list[dict[str, Any]], layout: Layout, values: list[Any], st
     """
     _storage.check(layout, len(storage))
     leaves = list(map(_storage.check_rows, Views(storage).leaves(layout)))
-    tree = arrived(decode(Encoded(nodes, leaves, values)), nodes, leaves)
+    tree = arrived(decode(Encoded(nodes, leaves, values, classes or {})), nodes, leaves)
     _check_shapes(tree)
     return tree
 
