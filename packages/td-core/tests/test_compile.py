@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from td_core import LazyStackedTensorDict, TensorDict, assert_close, pad_sequence
+from td_core import LazyStackedTensorDict, NestedKey, TensorDict, assert_close, pad_sequence
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +35,9 @@ PROGRAMS = {
     "set nested": lambda td: td.clone().set(("n", "new", "z"), td["a"] * 2),
     "setitem by key": lambda td: setitem(td.clone(), ("n", "b"), td["n", "b"] * 3),
     "contains": lambda td: td["a"] if ("n", "b") in td.keys(include_nested=True) else td["n", "b"],
+    "what is a key": lambda td: [
+        td[key] if isinstance(key, NestedKey) else key for key in ("a", ("n", "b"), ["a"], 1)
+    ],
     "keys": lambda td: [td[key] for key in td.keys(include_nested=True, leaves_only=True)],
     "items": lambda td: {key: value + 1 for key, value in td.items(include_nested=True, leaves_only=True)},
     "pop": lambda td: td.clone().pop("a"),

@@ -42,6 +42,10 @@ else:
                     return False
             return True
 
+        def __subclasscheck__(cls, other: type) -> bool:
+            # All that torch.compile asks about a string or a tuple.
+            return issubclass(other, (str, tuple)) or other is cls
+
     class NestedKey(metaclass=_Keys):
         """A key: a string, or a non-empty, possibly nested tuple of strings.
 
