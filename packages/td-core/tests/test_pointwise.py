@@ -836,3 +836,16 @@ def test_numbers_beside_integers_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match="addcmul_ in place: key 'a': result type Float can't be cast"):
         td.addcmul_(0.5, 4)
     assert td["a"].tolist() == [0, 1, 2]
+
+
+def test_leaves_of_a_collection_without_batch_dims_stand_beside_the_dims_behind_the_batch() -> None:
+    td = TensorDict({"a": torch.ones(2, 3), "b": {"c": torch.ones(2, 1, 4)}}, [2])
+    for c in (torch.tensor(4.0), torch.full((4,), 4.0)):
+        other = TensorDict({"a": torch.tensor(2.0), "b": {"c": c}})
+        for result in (td * other, other * td):
+            assert result.batch_size == (2,)
+            assert torch.equal(result["a"], torch.full((2, 3), 2.0))
+            assert torch.equal(result["b", "c"], torch.full((2, 1, 4), 4.0))
+        written = td.clone().mul_(other)
+        assert torch.equal(written["a"], torch.full((2, 3), 2.0))
+        assert torch.equal(written["b", "c"], torch.full((2, 1, 4), 4.0))
