@@ -871,3 +871,16 @@ def test_a_part_of_itself_that_autograd_would_record_is_refused() -> None:
     whole = torch.rand(8, requires_grad=True).clone()
     with pytest.raises(RuntimeError, match="the input tensor and the written-to tensor"):
         TensorDict({"a": whole[1:]}).add_(TensorDict({"a": whole[:-1]}))
+
+
+def test_leaves_of_a_collection_without_batch_dims_stand_beside_the_dims_behind_the_batch() -> None:
+    td = TensorDict({"a": torch.ones(2, 3), "b": {"c": torch.ones(2, 1, 4)}}, [2])
+    for c in (torch.tensor(4.0), torch.full((4,), 4.0)):
+        other = TensorDict({"a": torch.tensor(2.0), "b": {"c": c}})
+        for result in (td * other, other * td):
+            assert result.batch_size == (2,)
+            assert torch.equal(result["a"], torch.full((2, 3), 2.0))
+            assert torch.equal(result["b", "c"], torch.full((2, 1, 4), 4.0))
+        written = td.clone().mul_(other)
+        assert torch.equal(written["a"], torch.full((2, 3), 2.0))
+        assert torch.equal(written["b", "c"], torch.full((2, 1, 4), 4.0))

@@ -14,8 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+<<<<<<< HEAD
 from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
 from .._foreach import PLAIN, Op, columns, foreach, needs_grad, odd_first, shares_grad
+=======
+from .._collection import (
+    Core,
+    Walked,
+    changed_meanwhile,
+    check_same_keys,
+    has_lazy_stack,
+    lined_up,
+    show_path,
+)
+from .._foreach import PLAIN, Op, columns, foreach, odd_first, shares_grad
+>>>>>>> lazy
 from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import shown_shape
@@ -67,8 +80,13 @@ def combine(
                 node, other = [
                     item if item.batch_size == size else item.expand(size) for item in (node, other)
                 ]
-            operand = []
-            levels = node._collect_both(other, leaves, operand, foreign)
+                operand = []
+                levels = node._collect_both(other, leaves, operand, foreign)
+                if not has_lazy_stack(node):
+                    leaves, operand = _beside_each_other(leaves, operand, len(size))
+            else:
+                operand = []
+                levels = node._collect_both(other, leaves, operand, foreign)
         else:
             if isinstance(other, np.ndarray):
                 other = _beside(node, other)
@@ -94,6 +112,14 @@ def combine(
         return node._with_leaves(foreach(this, leaves, operand, plain=plain), levels)
     except LEAF_ERRORS as error:
         raise_at_leaf(error, name, node, this.single, leaves, operand)
+
+
+def _beside_each_other(leaves: list[Tensor], operand: list[Any], ndim: int) -> tuple[list[Tensor], list[Any]]:
+    """Return leaves with as many dims as what stands beside them: those behind the batch dims broadcast, too."""
+    return (
+        [lined_up(leaf, value.ndim, ndim) for leaf, value in zip(leaves, operand)],
+        [lined_up(value, leaf.ndim, ndim) for leaf, value in zip(leaves, operand)],
+    )
 
 
 def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
@@ -129,7 +155,9 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
                 f"cannot compute {name} in place: an operand of batch size {list(shape)} does not fit into {list(size)}"
             )
         if not is_tensor:
-            other = other.expand(size)
+            leaves: list[Tensor] = []
+            operand = _operand_leaves(node, other.expand(size), leaves)
+            return operand if has_lazy_stack(node) else _beside_each_other(leaves, operand, len(size))[1]
     if is_tensor and not shape:
         operand = [other] * len(node._leaves())
     elif is_tensor:
