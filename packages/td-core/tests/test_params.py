@@ -410,6 +410,20 @@ def test_a_lazy_stack_cannot_be_parameters(no_convert):
     assert "stack" not in params and "stack" not in params["n"]
 
 
+def test_a_parameter_takes_the_place_of_another_as_in_a_module():
+    holder = in_a_module()
+    for name, key in (("w", "w"), ("n.m.b", ("n", "m", "b"))):
+        assert getattr(holder.p, name) is holder.p[key]
+        new = torch.nn.Parameter(torch.zeros(2))
+        setattr(holder.p, name, new)
+        assert holder.p[key] is new and dict(holder.named_parameters())[f"p.{name}"] is new
+    assert holder() == 0
+    for name in ("n.m.other", "gone.b"):
+        assert not hasattr(holder.p, name)
+        with pytest.raises(TypeError, match=f"set '{name}' by key"):
+            setattr(holder.p, name, torch.nn.Parameter(torch.zeros(2)))
+
+
 def test_an_attribute_hides_no_entry():
     params = make()
     for name, value in (("w", torch.zeros(2)), ("new", torch.nn.Parameter(torch.zeros(2)))):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from td_core import TensorDict
+from td_core import TensorDict, TensorDictParams
 
 pytest.importorskip("torch.distributed.tensor", reason="this torch has no public DTensor")
 
@@ -127,6 +127,43 @@ def test_parameters_under_fully_shard(two: Any) -> None:
         "to_module() with use_state_dict=True"
     )
     assert two.run(trains) == [message] * 2
+
+
+class Scaled(nn.Module):
+    """A module some of whose parameters are a collection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = model()
+        self.p = TensorDictParams(TensorDict({"w": torch.ones(2), "n": {"b": torch.zeros(2)}}))
+
+    def forward(self, inputs: Any) -> Any:
+        return TensorDict({"y": self.linear(inputs["x"]) * self.p["w"] + self.p["n", "b"]})
+
+
+def trains_a_collection(rank: int) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    module, plain = Scaled(), Scaled()
+    fully_shard(module.linear, mesh=mesh())
+    fully_shard(module, mesh=mesh())
+    assert kinds(module.p) == {"DTensor"}
+    inputs = TensorDict({"x": torch.arange(24.0).view(3, 8)})
+    for network in (module, plain):
+        optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            network(inputs)["y"].square().mean().backward()
+            optimizer.step()
+    state = module.state_dict()
+    assert list(state) == list(plain.state_dict()) and type(state["p.n.b"]).__name__ == "DTensor"
+    close(whole(TensorDict.from_module(module)), whole(TensorDict.from_module(plain)))
+
+
+def test_a_collection_of_parameters_under_fully_shard(two: Any) -> None:
+    if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("needs torch 2.6")
+    assert two.run(trains_a_collection) == [None, None]
 
 
 def refused(rank: int) -> Any:

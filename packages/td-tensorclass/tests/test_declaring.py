@@ -913,6 +913,21 @@ class TestAClassThatAPickleMakes:
         with pytest.raises(FormatError, match="gone', which no installed package provides"):
             decode(replace(encoded, classes={}))
 
+    def test_takes_what_the_names_in_its_annotations_mean(self) -> None:
+        class Early(TensorClass):
+            below: DefinedLater  # type: ignore[name-defined]  # noqa: F821
+
+        try:
+            globals()["DefinedLater"] = ByValue
+            state = Early._schema.__reduce_ex__(4)[2]
+        finally:
+            del globals()["DefinedLater"]
+        schema = type(Early._schema)(Early, Early._schema.options, {})
+        assert schema.hint("below") is Any
+        for name, value in state[1].items():
+            setattr(schema, name, value)
+        assert schema.hint("below") is ByValue
+
     def test_is_kept_by_what_takes_a_collection_apart(self) -> None:
         made = [dataclass_again() for _ in range(2)]
         td = TensorDict({str(i): cls(x=torch.ones(2), batch_size=[2]) for i, cls in enumerate(made)})

@@ -984,3 +984,18 @@ def test_one_object_is_not_joined_for_batches_of_different_sizes() -> None:
             StructureError, match=r"key 'k': item 0 has values for a batch of \[1, 2\] and item 1"
         ):
             join(items)
+
+
+class Owner:
+    parts: Any = None
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_value_that_refers_to_its_collection_refers_to_the_copy(copied: Any) -> None:
+    td = TensorDict({"a": torch.ones(2), "owner": Owner()})
+    td["owner"].parts = [td]
+    found = copied(td)
+    assert found["owner"].parts[0] is found and found["owner"] is not td["owner"]
+    assert found["a"] is not td["a"]
+    owner = copied(td["owner"])
+    assert owner.parts[0]["owner"] is owner

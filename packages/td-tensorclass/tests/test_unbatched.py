@@ -310,3 +310,21 @@ def test_a_write_to_members_that_one_of_them_refuses_changes_none() -> None:
         lazy[0] = TensorDict({"k": "z", "a": torch.ones(2), "u": UnbatchedTensor(torch.tensor(1))}, [2])
     assert [member["a"].tolist() for member in members] == [[0, 0], [0, 0]]
     assert [member["k"] for member in members] == [["a", "b"], ["a", "b"]]
+
+
+def test_the_tensor_by_itself_is_copied_deeply() -> None:
+    td = TensorDict({"u": UnbatchedTensor(torch.ones(2))}, [3])
+    shown = td["u"]
+    for holder in (shown, td.state_dict()["u"], dict(td.items())["u"]):
+        copied = copy.deepcopy(holder)
+        assert type(copied) is UnbatchedTensor and copied.batch_size == holder.batch_size
+        assert copied.tolist() == [1, 1] and copied.data_ptr() != shown.data_ptr()
+    both = copy.deepcopy([shown, shown, td])
+    assert both[0] is both[1] and both[0].data_ptr() == both[2]["u"].data_ptr()
+    leaf = UnbatchedTensor(torch.ones(2)).requires_grad_()
+    (leaf * 2).sum().backward()
+    copied = copy.deepcopy(leaf)
+    assert copied.requires_grad and copied.is_leaf and copied.grad.tolist() == [2, 2]
+    assert copied.grad is not leaf.grad
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(UnbatchedTensor(leaf * 2))

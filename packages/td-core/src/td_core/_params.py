@@ -10,7 +10,7 @@ import copy
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -256,14 +256,21 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         if inner is not None and name in inner._children():
             found = self.get(name)
             return self._around(found) if isinstance(found, TensorDictBase) else found
+        if inner is not None and "." in name:  # as a module finds each of its ``_parameters``
+            with suppress(KeyError):
+                node, key = _place_of(inner, name)
+                return node._children()[key]
         return nn.Module.__getattr__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Store a plain attribute; entries are set by key.
+        """Store a plain attribute, or a parameter in the place of another, as ``fully_shard`` does; entries are set by key.
 
         Raises:
             TypeError: the name is that of an entry, or the value a parameter or a module, which no module would find there.
         """
+        if isinstance(value, nn.Parameter) and name in self._parameters:
+            self._parameters[name] = value
+            return
         inner = self.__dict__.get("_tensordict")
         if isinstance(value, (nn.Parameter, nn.Module)) or (inner is not None and name in inner._children()):
             raise TypeError(f"set {name!r} by key: params[{name!r}] = ...")

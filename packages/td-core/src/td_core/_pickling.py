@@ -148,6 +148,8 @@ class Pickling(Core):
             note_key(error, path_to(encoded.nodes, [len(leaves)]))
             raise
         values = deepcopy(encoded.values, memo)
+        if id(self) in memo:
+            return memo[id(self)]  # a value refers to the collection, so that was copied with it
         memo[id(self)] = copied = decode(Encoded(encoded.nodes, leaves, values, encoded.classes))
         return copied
 

@@ -123,6 +123,12 @@ class Schema:
         for name in self.names:
             self.hint(name)
 
+    def __getstate__(self) -> Any:
+        """Return what a pickle by value of the class holds: where it is read, no module has the names in annotations."""
+        for name in self.names:
+            self.hint(name)
+        return None, {name: getattr(self, name) for name in self.__slots__}
+
     def _check(self, kept: Iterable[Any]) -> None:
         last_default = None
         for each in kept:

@@ -6,6 +6,7 @@ changes nothing but the batch size of the node.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -69,6 +70,15 @@ class UnbatchedTensor(Tensor):
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
         self._size = as_batch_size(batch_size)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # torch makes the copy of a subclass by new_empty(), which gives a plain tensor here.
+        plain = copy.deepcopy(_plain(self.detach() if self.is_leaf else self), memo)
+        copied = type(self)(plain, batch_size=self.batch_size).requires_grad_(self.requires_grad)
+        if self.is_leaf and self.grad is not None:
+            copied.grad = copy.deepcopy(self.grad, memo)
+        memo[id(self)] = copied
+        return copied
 
 
 # A state dict holds the tensor as it is.
