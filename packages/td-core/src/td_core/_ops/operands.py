@@ -14,10 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
-from .._collection import Core, Walked, changed_meanwhile, check_same_keys, show_path
-from .._foreach import PLAIN, Op, columns, foreach, needs_grad, odd_first, shares_grad
-=======
 from .._collection import (
     Core,
     Walked,
@@ -27,8 +23,7 @@ from .._collection import (
     lined_up,
     show_path,
 )
-from .._foreach import PLAIN, Op, columns, foreach, odd_first, shares_grad
->>>>>>> lazy
+from .._foreach import PLAIN, Op, columns, foreach, needs_grad, odd_first, shares_grad
 from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
 from .._ragged import shown_shape
