@@ -36,7 +36,7 @@ PROGRAMS = {
     "setitem by key": lambda td: setitem(td.clone(), ("n", "b"), td["n", "b"] * 3),
     "contains": lambda td: td["a"] if ("n", "b") in td.keys(include_nested=True) else td["n", "b"],
     "what is a key": lambda td: [
-        td[key] if isinstance(key, NestedKey) else key for key in ("a", ("n", "b"), ["a"], 1)
+        td[key] if isinstance(key, NestedKey) else td["n", "c", "d"] for key in ("a", ("n", "b"), ["a"], 1)
     ],
     "keys": lambda td: [td[key] for key in td.keys(include_nested=True, leaves_only=True)],
     "items": lambda td: {key: value + 1 for key, value in td.items(include_nested=True, leaves_only=True)},
