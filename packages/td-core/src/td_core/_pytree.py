@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as torch_pytree
 
 from ._collection import Core, show_path
+from ._foreach import PLAIN
 from ._names import Names, take_names
 from ._nodes import KINDS, NodeKind, Record
 from ._ragged import shown_shape
@@ -89,7 +90,13 @@ def register_as_its_base(cls: type) -> None:
 
 def has_leaves(node: Core) -> bool:
     """Tell whether any leaf is below a node."""
-    return any(True for _ in _leaves_of([node]))
+    todo: list[Any] = [node]
+    while todo:
+        for child in todo.pop()._below():
+            if type(child) in PLAIN or not isinstance(child, Core):
+                return True
+            todo.append(child)
+    return False
 
 
 def leaves_below(nodes: list[Any]) -> list[Any]:
@@ -119,7 +126,10 @@ def sizes_of(node: Core, children: list[Any]) -> tuple[Any, ...]:
     level: Any = None
     empty = []
     for position, child in enumerate(children):
-        if not isinstance(child, Core):
+        # A tensor is told at once; asking an abstract class takes longer.
+        if type(child) in PLAIN:
+            leaf = leaf or (position, child.ndim - ndim)
+        elif not isinstance(child, Core):
             leaf = leaf or (position, child.ndim - ndim if isinstance(child, Tensor) else 0)
         elif has_leaves(child):
             level = level or (position, len(child.batch_size) - ndim)
@@ -153,29 +163,34 @@ def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
     else:
         position, extra = source
         child = children[position]
-        shape = _shape(child) if isinstance(child, (Tensor, Core)) else ()
-        batch_size = torch.Size(shape[: max(len(shape) - extra, 0)])
-        if isinstance(child, Core) or functorch_level() is not None:
+        shape: Any = _shape(child) or ()
+        batch_size = torch.Size(shape[:-extra] if extra else shape)
+        if functorch_level() is not None or (type(child) not in PLAIN and isinstance(child, Core)):
             # Collections may stand where leaves stood, as in a Jacobian, with a batch size of their own each, and vmap puts
             # its dim behind all others where out_dims is -1.
             others = {position for position, _ in empty}
             for i, other in enumerate(children):
-                if i not in others and isinstance(other, (Tensor, Core)):
-                    batch_size = _common(batch_size, _shape(other))
+                shape = _shape(other)
+                if shape is not None and shape[: len(batch_size)] != batch_size and i not in others:
+                    batch_size = _common(batch_size, shape)
     for position, tail in empty:
         if isinstance(children[position], Core):
             _resize(children[position], torch.Size((*batch_size, *tail)))
     return batch_size
 
 
-def _shape(child: Tensor | Core) -> tuple[Any, ...]:
-    return shown_shape(child) if isinstance(child, Tensor) else child.batch_size
+def _shape(child: Any) -> tuple[Any, ...] | None:
+    """Return the shape of a leaf, or the batch size of a collection; None for an object in their place."""
+    # A tensor is told at once; asking an abstract class takes longer.
+    if type(child) in PLAIN and not child.is_nested:
+        return child.shape  # type: ignore[no-any-return]
+    if isinstance(child, Core):
+        return child.batch_size
+    return shown_shape(child) if isinstance(child, Tensor) else None
 
 
 def _common(first: torch.Size, second: tuple[Any, ...]) -> torch.Size:
     """Return the leading sizes that two shapes share."""
-    if second[: len(first)] == first:
-        return first
     same = [a == b for a, b in zip(first, second)]
     return first[: same.index(False) if False in same else len(same)]
 
