@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
 from td_core._ops.packing import PackLayout
 from td_core._ops.select import pad
 from td_core.errors import BatchSizeError, CollectionIndexError, KeyMismatchError, LockedError, StructureError
@@ -136,6 +136,20 @@ def test_where_pads_missing_entries() -> None:
     assert more.where(MASK, make(), pad=False)["z"].tolist() == [[1, 0, 1], [0, 0, 1]]
     with pytest.raises(KeyMismatchError, match=r"extra keys \['z', 'm'\]"):
         make().where(MASK, more)
+
+
+@pytest.mark.parametrize("kind", [lambda td: td, lambda td: lazy_stack(td.unbind(0))], ids=["dense", "lazy"])
+def test_where_broadcasts_the_batch_size_of_the_other_collection(kind: Any) -> None:
+    td = kind(TensorDict({"a": torch.zeros(2, 3, 4), "n": {"b": torch.zeros(2, 3)}}, [2, 3]))
+    mask = torch.tensor([True, False])
+    for size in ([], [3], [1, 3], [2, 3]):
+        other = TensorDict({"a": torch.arange(4.0).expand(*size, 4), "n": {"b": torch.ones(size)}}, size)
+        result = td.where(mask, other)
+        assert result.batch_size == (2, 3) and result["a"][0].count_nonzero() == 0
+        assert torch.equal(result["a"][1], torch.arange(4.0).expand(3, 4))
+        assert result["n", "b"].tolist() == [[0.0] * 3, [1.0] * 3]
+    with pytest.raises(BatchSizeError, match=r"has batch size \[4\], this one \[2, 3\]"):
+        td.where(mask, TensorDict({"a": torch.ones(4, 4), "n": {"b": torch.ones(4)}}, [4]))
 
 
 @pytest.mark.parametrize("locked", [False, True])

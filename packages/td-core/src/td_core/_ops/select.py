@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from .. import _element_plans as elements
-from .._collection import Core
+from .._collection import Core, has_lazy_stack
 from .._foreach import Op, foreach, op
 from .._locking import refuse_if_locked
+from .._plans import broadcast_shape
 from ..errors import BatchSizeError, StructureError
 from .joining import written
 from .operands import LEAF_ERRORS, each_leaf, raise_at_leaf, with_keys_of, write_leaves
@@ -111,14 +112,15 @@ class Selecting(Shaping):
 
         Args:
             condition: bool; its dims are the first batch dims, or of size one.
-            other: a collection of the same batch size, a number, or a tensor that broadcasts with every leaf.
+            other: a collection whose batch size broadcasts to this one's, a number, or a tensor that broadcasts with every
+                leaf.
             out: a collection that gets the result: as its entries, or copied into them where it is locked.
             pad: stands in for the entries that one of the collections lacks; without it they must not.
             update_batch_size: give ``out`` the batch size of the result.
 
         Raises:
             KeyMismatchError: one collection has a key that the other lacks, and there is no ``pad``.
-            BatchSizeError: batch sizes differ.
+            BatchSizeError: the batch size of ``other`` does not broadcast.
             BatchSizeError: the condition does not fit the batch.
 
         >>> td = TensorDict({"a": torch.arange(3)}, [3])
@@ -132,15 +134,18 @@ class Selecting(Shaping):
         if not isinstance(other, Core):
             result = _choose_or(self, other, condition)
         else:
-            if other.batch_size != size:
-                raise BatchSizeError(
-                    f"where: the other collection has batch size {list(other.batch_size)}, this one {list(size)}"
-                )
             mine: Any = self
             theirs: Any = other
+            if other.batch_size != size:
+                if broadcast_shape(other.batch_size, size) != size:
+                    raise BatchSizeError(
+                        f"where: the other collection has batch size {list(other.batch_size)}, this one {list(size)}"
+                    )
+                if has_lazy_stack(mine) or has_lazy_stack(theirs):
+                    theirs = other.expand(size)  # type: ignore[attr-defined]
             if pad is not None:
                 fill = partial(torch.full_like, fill_value=pad)
-                mine, theirs = with_keys_of(self, other, fill), with_keys_of(other, self, fill)
+                mine, theirs = with_keys_of(mine, theirs, fill), with_keys_of(theirs, mine, fill)
             result = _choose(mine, theirs, condition)
         if out is None:
             return result
