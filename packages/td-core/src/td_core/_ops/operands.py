@@ -70,18 +70,16 @@ def combine(
             if default is not None:
                 fill = _filler(default)
                 node, other = with_keys_of(node, other, fill, True), with_keys_of(other, node, fill, True)
+            size = None
             if other.batch_size != node.batch_size:
                 size = _broadcast(name, other.batch_size, node.batch_size)
                 node, other = [
                     item if item.batch_size == size else item.expand(size) for item in (node, other)
                 ]
-                operand = []
-                levels = node._collect_both(other, leaves, operand, foreign)
-                if not has_lazy_stack(node):
-                    leaves, operand = _beside_each_other(leaves, operand, len(size))
-            else:
-                operand = []
-                levels = node._collect_both(other, leaves, operand, foreign)
+            operand = []
+            levels = node._collect_both(other, leaves, operand, foreign)
+            if size is not None and not has_lazy_stack(node):
+                leaves, operand = _beside_each_other(leaves, operand, len(size))
         else:
             if isinstance(other, np.ndarray):
                 other = _beside(node, other)
