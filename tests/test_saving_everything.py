@@ -615,6 +615,13 @@ def test_a_mapped_collection_with_values_pickles(tmp_path: Path) -> None:
     assert type(other["a"]) is type(saved["a"])
 
 
+def test_a_value_that_a_live_save_cannot_hold_is_refused_by_its_place(tmp_path: Path) -> None:
+    saved = TensorDict({"n": {"v": "a"}}).memmap(tmp_path / "save")
+    with pytest.raises(CodecError, match=r"what is saved at .*/save/n/v: .*no serializer is registered"):
+        saved.set_(("n", "v"), NonTensorData(object()))
+    assert saved["n", "v"] == TensorDict.load_memmap(tmp_path / "save")["n", "v"] == "a"
+
+
 def test_values_are_not_written_over_what_was_saved_there_since(tmp_path: Path) -> None:
     saved = TensorDict({"v": "a"}, batch_size=[2]).memmap(tmp_path / "save")
     TensorDict({"v": {"x": torch.ones(2)}}).memmap(tmp_path / "save")

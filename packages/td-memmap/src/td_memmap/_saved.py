@@ -14,7 +14,7 @@ from td_core import _pickling
 from td_core._attachments import Attachment
 from td_core._collection import ATTACHED, Core
 from td_core._locking import lock
-from td_core.errors import StructureError
+from td_core.errors import CodecError, StructureError
 
 from . import _fs, _names
 from ._fs import Tree
@@ -79,7 +79,10 @@ class Saved(Attachment):
         """
         if self.path is None:
             return
-        texts: dict[str, Any] = plan_values(node, self.above, allow_pickle=self.allow_pickle)
+        try:
+            texts: dict[str, Any] = plan_values(node, self.above, allow_pickle=self.allow_pickle)
+        except CodecError as error:
+            raise CodecError(f"cannot write what is saved at {self.path}: {error}") from error
         with Tree.at_path(self.path) as tree:
             at = At(tree.show((), _names.META), ())
             there = read_level(
