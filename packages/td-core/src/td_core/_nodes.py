@@ -243,7 +243,8 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
                     place.append([key, known[id(child)][0]])
                     ordered = ordered and known[id(child)][0] > position
                 else:
-                    known[id(child)] = len(nodes), child
+                    if shared:
+                        known[id(child)] = len(nodes), child
                     place.append([key, len(nodes)])
                     todo.append((len(nodes), child))
                     nodes.append({})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,12 +86,12 @@ def _write(slots: dict[str, Any], key: str, value: Any, non_blocking: bool = Fal
         slots[key] = value
 
 
-def _surely(undo: Callable[[Any], Any], state: Any) -> None:
+def _surely(undo: Callable[[], Any]) -> None:
     """Undo to the end, also where a Ctrl-C comes in between: many a program catches it to save the module."""
     try:
-        undo(state)
+        undo()
     except (KeyboardInterrupt, SystemExit):
-        undo(state)
+        undo()
         raise
 
 
@@ -360,7 +361,7 @@ class Modules(Core):
         eager = not torch.compiler.is_compiling() and functorch_level() is None
         moves, homes, swap = self._pair(module, bool(inplace), eager and not preserve_module_state)
 
-        def undo(_: Any) -> None:
+        def undo() -> None:
             (_copy_back if inplace else _put_back)(moves)
             _settle(homes, undo=True)
 
@@ -385,9 +386,9 @@ class Modules(Core):
             if swap_dest is not None:
                 swap = swap_dest.update(swap)
         except BaseException:
-            undo(None)
+            undo()
             raise
-        return swap._undone_by(lambda _: _surely(undo, None))
+        return swap._undone_by(lambda _: _surely(undo))
 
     def _pair(self, module: nn.Module, copy: bool, plain: bool) -> tuple[list[Move], list[Home], Any]:
         """Match leaves with the module's slots.
@@ -456,4 +457,4 @@ class Modules(Core):
             # torch loads all that fits before it says what does not.
             module.load_state_dict(state)
             raise
-        return swap._undone_by(lambda _: _surely(module.load_state_dict, state))
+        return swap._undone_by(lambda _: _surely(partial(module.load_state_dict, state)))
