@@ -24,6 +24,10 @@ _REQUIRES_GRAD = attrgetter("requires_grad")
 PLAIN = frozenset({Tensor, Parameter})
 
 
+#: What the autograd of fused kernels says of integers; the second up to torch 2.4.
+_NO_AUTOGRAD = ("Autograd not support dtype", "isDifferentiableType")
+
+
 class Op(NamedTuple):
     """An operation on leaves.
 
@@ -105,7 +109,7 @@ def foreach(op: Op, leaves: list[Tensor], *operands: Any, plain: bool = False) -
             # Fused kernels do not write to conjugate and negative views. Their autograd takes no integers beside leaves
             # that require grad; in place it finds out after it wrote.
             if "mutable TensorLists" not in str(error) and (
-                "Autograd not support dtype" not in str(error) or _in_place(fused)
+                not any(words in str(error) for words in _NO_AUTOGRAD) or _in_place(fused)
             ):
                 raise
         else:
