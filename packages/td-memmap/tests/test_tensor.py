@@ -257,6 +257,18 @@ def test_the_constructor_takes_what_torch_tensor_takes(tmp_path: Path) -> None:
     assert base[0] == 9
 
 
+def test_storages_are_let_go_while_garbage_is_collected(mapped: MemoryMappedTensor, source: Tensor) -> None:
+    """Older releases of torch end the process where the collector knows of them."""
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(20):
+            assert type(mapped.untyped_storage()) is not torch.UntypedStorage
+    finally:
+        gc.set_threshold(*before)
+    assert torch.equal(mapped, source)
+
+
 def test_replacing_a_file_leaves_what_is_mapped_alone(mapped: MemoryMappedTensor, source: Tensor) -> None:
     new = MemoryMappedTensor.from_tensor(torch.zeros(3, 4), filename=mapped.filename, existsok=True)
     assert torch.equal(mapped, source)

@@ -24,6 +24,13 @@ _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
 _WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
 
+#: Up to torch 2.9, a garbage collection that begins while a storage of a class of Python is let go takes it for garbage,
+#: and torch ends the process. So the collector is not told of it, which holds nothing that leads back to it.
+_untrack: Any = None
+if torch.__version__ < (2, 10):  # type: ignore[operator]
+    _untrack = ctypes.pythonapi.PyObject_GC_UnTrack
+    _untrack.argtypes, _untrack.restype = [ctypes.py_object], None
+
 
 class _Memory(ctypes.Array):  # type: ignore[type-arg]
     """Memory from an address on; it is made of that alone, so whoever uses it says how long it is.
@@ -120,6 +127,8 @@ def elements_in(memory: _Mapping, dtype: torch.dtype, count: int, source: Any, s
     result = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
     storage: Any = result.untyped_storage()
     storage.__class__ = FileStorage
+    if _untrack is not None:
+        _untrack(storage)
     storage.source = source
     storage.start = start
     return result
