@@ -574,6 +574,21 @@ class TestCasts:
         again = Outer(inner=TensorDict({"a": torch.zeros(3)}, [3]), td={}, batch_size=[3])
         assert type(again.inner) is Inner
 
+    @pytest.mark.parametrize("optional", [False, True])
+    def test_autocast_keeps_a_collection_whose_keys_are_no_fields_of_the_declared_class(
+        self, optional: bool
+    ) -> None:
+        class Inner(TensorClass):
+            a: Tensor
+
+        class Other(TensorClass):
+            b: Tensor
+
+        cls = declare({"inner": Inner | None if optional else Inner}, False, autocast=True)
+        for given in (TensorDict(a=torch.zeros(3), b=torch.ones(3)), Other(torch.ones(3))):
+            outer = cls(given)
+            assert type(outer.inner) is type(given) and outer.inner["b"] is given["b"]
+
     def test_nocast_keeps_numbers_and_arrays(self) -> None:
         cls = declare({"x": Any}, False, nocast=True)
         assert cls(1).x == 1

@@ -118,7 +118,8 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
     if issubclass(cls, Core):
         if isinstance(value, Core):
             maker: Any = cls
-            return maker.from_tensordict(value) if hasattr(cls, "_schema") else value
+            fits = hasattr(cls, "_schema") and value._children().keys() <= maker._schema.names.keys()
+            return maker.from_tensordict(value) if fits else value
         return _from_mapping(hint, value) if isinstance(value, Mapping) else value
     try:
         made: Any = np.asarray if cls is np.ndarray else cls  # its constructor takes a shape
