@@ -12,15 +12,17 @@ from typing import Any, ClassVar, Generic, Optional, Protocol, TypedDict, TypeVa
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from td_core import TensorDict, TensorDictBase, TensorDictParams, decode, encode, lazy_stack, set_printoptions
 from td_core._nodes import KINDS
 from td_core.errors import BatchSizeError, FormatError, LockedError, StructureError
 from td_tensorclass import (
+    MetaData,
     NonTensorData,
     NonTensorStack,
     TensorClass,
+    UnbatchedTensor,
     UnknownFieldError,
     is_tensorclass,
     tensorclass,
@@ -526,6 +528,25 @@ class TestCasts:
         assert declare({"x": hint}, False, autocast=True)([1.0]).x.equal(torch.tensor([1.0]))
         with pytest.raises(TypeError, match="the field 'x' is declared as a tensor; got 'a'"):
             declare({"x": hint}, False, autocast=True)("a")
+
+    @pytest.mark.parametrize("hint", [nn.Parameter, UnbatchedTensor, Optional[UnbatchedTensor]])  # noqa: UP045
+    def test_autocast_makes_tensors_of_the_declared_class(self, hint: Any) -> None:
+        made = declare({"x": hint}, False, autocast=True)([1.0, 2.0]).get("x")
+        assert type(made) is (nn.Parameter if hint is nn.Parameter else UnbatchedTensor)
+        assert made.tolist() == [1.0, 2.0]
+
+    @pytest.mark.parametrize("hint", [NonTensorData, MetaData])
+    @pytest.mark.parametrize("given", [[1, 2], (1, 2), {"a": 1}, "s", 3, torch.ones(2)], ids=repr)
+    def test_autocast_makes_one_value_of_the_declared_class(self, hint: Any, given: Any) -> None:
+        for wanted in (hint, hint | None):
+            point = declare({"x": wanted}, False, autocast=True)(given, batch_size=[2])
+            assert type(point._tensordict.get("x")) is hint
+            assert point.x is given and point[0].x is given
+
+    @pytest.mark.parametrize("hint", [NonTensorData, MetaData, NonTensorStack])
+    def test_a_mapping_is_one_value_where_a_class_of_values_is_declared(self, hint: Any) -> None:
+        point = declare({"x": hint}, False)({"a": 1}, batch_size=[2])
+        assert point.x == {"a": 1} and point[0].x == {"a": 1}
 
     @pytest.mark.parametrize(
         "hint",
