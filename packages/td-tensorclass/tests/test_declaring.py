@@ -425,6 +425,46 @@ class TestMembers:
         assert (point.batch_size, point.device, point[0].y) == ((3,), torch.device("cpu"), 2)
         assert cls(torch.ones(3)).batch_size == ()
 
+    @pytest.mark.parametrize("how", ["decorated", "inherited", "decorated dataclass"])
+    def test_a_constructor_of_a_plain_base_gives_way_to_the_fields(self, how: str) -> None:
+        class Plain:
+            def __init__(self) -> None:
+                raise AssertionError("is not called")
+
+        class Inherited(Plain, TensorClass):
+            x: Tensor
+
+        @tensorclass
+        class Decorated(Plain):
+            x: Tensor
+
+        @tensorclass
+        @dataclass
+        class Data(Plain):
+            x: Tensor
+
+        cls: Any = {"decorated": Decorated, "inherited": Inherited, "decorated dataclass": Data}[how]
+        point = cls(torch.ones(3), batch_size=[3])
+        assert (point.batch_size, (point + 1)[0].x) == ((3,), 2)
+        assert "x" in inspect.signature(cls).parameters
+
+    def test_a_constructor_of_a_tensorclass_is_inherited(self) -> None:
+        class Plain:
+            def __init__(self) -> None:
+                raise AssertionError("is not called")
+
+        class Base(TensorClass):
+            x: Tensor
+
+            def __init__(self, n: int) -> None:
+                self.x = torch.zeros(n)
+
+        class Child(Plain, Base):
+            y: Tensor | None = None
+
+        child: Any = Child(2, batch_size=[2])  # type: ignore[call-arg]
+        assert (child.batch_size, child[0].x, child.y) == ((2,), 0, None)
+
     def test_inheritance_redefines_fields(self) -> None:
         class Base(TensorClass, nocast=True):
             x: Any
