@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,10 @@ from td_core import LazyStackedTensorDict, TensorDict, assert_close, merge_tenso
 from td_core.errors import StructureError
 
 pytestmark = pytest.mark.slow
+
+
+class Name(str, enum.Enum):
+    A, B, Z = "a", "b", "z"
 
 
 def dense() -> TensorDict:
@@ -65,6 +70,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "cast to a complex dtype": lambda td: td.complex64(),
     "cast to an unsigned dtype": lambda td: td.uint16(),
     "set a list of tensors and numbers": lambda td: td.clone().set("z", [td["b", "c"][0], 2, 3.5]),
+    "keys of an enumeration": lambda td: td.clone().set(Name.Z, td[Name.A] + td.get((Name.B, "c")).sum()),
     "rename_key_": lambda td: td.clone().rename_key_("a", "z"),
     "rename_keys": lambda td: td.rename_keys({"a": "z"}),
     "empty": lambda td: td.empty(recurse=True),

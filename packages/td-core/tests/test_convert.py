@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import td_core
 from td_core import LazyStackedTensorDict, LinkedList, TensorDict, TensorDictParams
@@ -380,6 +381,17 @@ class TestToList:
         assert repr(alone) == "LinkedList([2, 3])"
         with pytest.raises(StructureError, match="at an index"):
             items[0] = "x"
+
+    def test_a_linked_list_is_a_list_to_tree_map(self) -> None:
+        items = TensorDict({"a": torch.arange(2)}, [2]).tolist(as_linked_list=True, convert_tensors=True)
+        tree = LinkedList([items, 5])
+        result = pytree.tree_map(lambda leaf: leaf + 1, {"x": tree})
+        assert result == {"x": [[{"a": 1}, {"a": 2}], 6]}
+        assert type(result["x"]) is type(result["x"][0]) is list
+        paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
+        assert paths == ["[0][0]['a']", "[0][1]['a']", "[1]"]
+        structure = pytree.tree_structure(tree)
+        assert pytree.treespec_loads(pytree.treespec_dumps(structure)) == structure
 
 
 class TestToNamedTuple:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import operator
 import os
@@ -141,6 +142,50 @@ def test_saving_what_is_mapped_there_links_it_and_elsewhere_is_refused(
     same(saved.memmap(other, copy_existing=True), nest)
     same(saved[:2].memmap(prefix, copy_existing=True), nest[:2])
     same(saved, nest)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("links", [True, False])
+def test_files_that_the_leaves_made_where_the_save_shall_have_them_become_its_own(
+    inplace: bool, links: bool, prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (prefix / "n").mkdir(parents=True)
+    (prefix / "notes.txt").write_text("mine")
+    a = MemoryMappedTensor.zeros(4, 2, filename=prefix / "a.memmap")
+    b = MemoryMappedTensor.zeros(4, dtype=torch.bool, filename=prefix / "n" / "b.memmap")
+    td = TensorDict({"a": a, "n": {"b": b}, "c": torch.ones(4)}, [4])
+    inode = os.stat(prefix / "a.memmap").st_ino
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    saved = td.memmap_(prefix) if inplace else td.memmap(prefix)
+    saved[1:3] = TensorDict(
+        {"a": torch.ones(2, 2), "n": {"b": torch.ones(2, dtype=torch.bool)}, "c": torch.zeros(2)}, [2]
+    )
+    loaded = TensorDict.load_memmap(prefix)
+    assert (loaded == saved).all()
+    assert loaded["a"].sum() == 4
+    assert (os.stat(prefix / "a.memmap").st_ino == inode) is links
+    assert (prefix / "notes.txt").read_text() == "mine"
+    assert os.listdir(prefix.parent) == ["save"]
+
+
+def test_files_of_other_leaves_stay_in_the_way(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix.mkdir()
+    a = MemoryMappedTensor.from_tensor(torch.arange(4), filename=prefix / "a.memmap")
+    in_the_way = pytest.raises(FileTakenError, match="'a.memmap' is in the way and belongs to no save")
+    with in_the_way:
+        TensorDict(a=torch.zeros(4)).memmap(prefix)
+    with in_the_way:
+        TensorDict(a=a[:2]).memmap(prefix, copy_existing=True)
+    monkeypatch.setattr(_fs, "is_mount", lambda path: True)
+    with in_the_way:
+        TensorDict(a=a).memmap(prefix)
+    assert os.listdir(prefix) == ["a.memmap"]
+    assert MemoryMappedTensor.from_filename(prefix / "a.memmap", torch.int64, (4,)).tolist() == [0, 1, 2, 3]
 
 
 def test_what_was_turned_in_place_is_no_longer_what_the_file_holds(prefix: Path) -> None:

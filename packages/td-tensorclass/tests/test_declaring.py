@@ -12,15 +12,17 @@ from typing import Any, ClassVar, Generic, Optional, Protocol, TypedDict, TypeVa
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from td_core import TensorDict, TensorDictBase, TensorDictParams, decode, encode, lazy_stack, set_printoptions
 from td_core._nodes import KINDS
 from td_core.errors import BatchSizeError, FormatError, LockedError, StructureError
 from td_tensorclass import (
+    MetaData,
     NonTensorData,
     NonTensorStack,
     TensorClass,
+    UnbatchedTensor,
     UnknownFieldError,
     is_tensorclass,
     tensorclass,
@@ -423,6 +425,46 @@ class TestMembers:
         assert (point.batch_size, point.device, point[0].y) == ((3,), torch.device("cpu"), 2)
         assert cls(torch.ones(3)).batch_size == ()
 
+    @pytest.mark.parametrize("how", ["decorated", "inherited", "decorated dataclass"])
+    def test_a_constructor_of_a_plain_base_gives_way_to_the_fields(self, how: str) -> None:
+        class Plain:
+            def __init__(self) -> None:
+                raise AssertionError("is not called")
+
+        class Inherited(Plain, TensorClass):
+            x: Tensor
+
+        @tensorclass
+        class Decorated(Plain):
+            x: Tensor
+
+        @tensorclass
+        @dataclass
+        class Data(Plain):
+            x: Tensor
+
+        cls: Any = {"decorated": Decorated, "inherited": Inherited, "decorated dataclass": Data}[how]
+        point = cls(torch.ones(3), batch_size=[3])
+        assert (point.batch_size, (point + 1)[0].x) == ((3,), 2)
+        assert "x" in inspect.signature(cls).parameters
+
+    def test_a_constructor_of_a_tensorclass_is_inherited(self) -> None:
+        class Plain:
+            def __init__(self) -> None:
+                raise AssertionError("is not called")
+
+        class Base(TensorClass):
+            x: Tensor
+
+            def __init__(self, n: int) -> None:
+                self.x = torch.zeros(n)
+
+        class Child(Plain, Base):
+            y: Tensor | None = None
+
+        child: Any = Child(2, batch_size=[2])  # type: ignore[call-arg]
+        assert (child.batch_size, child[0].x, child.y) == ((2,), 0, None)
+
     def test_inheritance_redefines_fields(self) -> None:
         class Base(TensorClass, nocast=True):
             x: Any
@@ -527,6 +569,25 @@ class TestCasts:
         with pytest.raises(TypeError, match="the field 'x' is declared as a tensor; got 'a'"):
             declare({"x": hint}, False, autocast=True)("a")
 
+    @pytest.mark.parametrize("hint", [nn.Parameter, UnbatchedTensor, Optional[UnbatchedTensor]])  # noqa: UP045
+    def test_autocast_makes_tensors_of_the_declared_class(self, hint: Any) -> None:
+        made = declare({"x": hint}, False, autocast=True)([1.0, 2.0]).get("x")
+        assert type(made) is (nn.Parameter if hint is nn.Parameter else UnbatchedTensor)
+        assert made.tolist() == [1.0, 2.0]
+
+    @pytest.mark.parametrize("hint", [NonTensorData, MetaData])
+    @pytest.mark.parametrize("given", [[1, 2], (1, 2), {"a": 1}, "s", 3, torch.ones(2)], ids=repr)
+    def test_autocast_makes_one_value_of_the_declared_class(self, hint: Any, given: Any) -> None:
+        for wanted in (hint, hint | None):
+            point = declare({"x": wanted}, False, autocast=True)(given, batch_size=[2])
+            assert type(point._tensordict.get("x")) is hint
+            assert point.x is given and point[0].x is given
+
+    @pytest.mark.parametrize("hint", [NonTensorData, MetaData, NonTensorStack])
+    def test_a_mapping_is_one_value_where_a_class_of_values_is_declared(self, hint: Any) -> None:
+        point = declare({"x": hint}, False)({"a": 1}, batch_size=[2])
+        assert point.x == {"a": 1} and point[0].x == {"a": 1}
+
     @pytest.mark.parametrize(
         "hint",
         [Any, "Any", Any | None, object, V, int | list, Union[int, list], "undefined", Sized, Rows],  # noqa: UP007
@@ -573,6 +634,21 @@ class TestCasts:
         assert type(outer.td) is TensorDict
         again = Outer(inner=TensorDict({"a": torch.zeros(3)}, [3]), td={}, batch_size=[3])
         assert type(again.inner) is Inner
+
+    @pytest.mark.parametrize("optional", [False, True])
+    def test_autocast_keeps_a_collection_whose_keys_are_no_fields_of_the_declared_class(
+        self, optional: bool
+    ) -> None:
+        class Inner(TensorClass):
+            a: Tensor
+
+        class Other(TensorClass):
+            b: Tensor
+
+        cls = declare({"inner": Inner | None if optional else Inner}, False, autocast=True)
+        for given in (TensorDict(a=torch.zeros(3), b=torch.ones(3)), Other(torch.ones(3))):
+            outer = cls(given)
+            assert type(outer.inner) is type(given) and outer.inner["b"] is given["b"]
 
     def test_nocast_keeps_numbers_and_arrays(self) -> None:
         cls = declare({"x": Any}, False, nocast=True)

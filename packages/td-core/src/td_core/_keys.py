@@ -1,6 +1,7 @@
 """Keys: what is one, and how a nested one is flattened.
 
-A key is a ``str`` or a non-empty, possibly nested tuple of ``str``; every nested form has one flat form.
+A key is a ``str`` or a non-empty, possibly nested tuple of ``str``; every nested form has one flat form, in which a
+member of an enumeration or another instance of a subclass of ``str`` is the plain ``str`` that it is equal to.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
     >>> unravel_key_to_tuple(("a", ("b", ("c",))))
     ('a', 'b', 'c')
     """
-    if isinstance(key, str):
+    if type(key) is str:
         return (key,)
+    if isinstance(key, str):
+        return ("".join((key,)),)
     if isinstance(key, tuple) and key:
         for part in key:
             if type(part) is not str:
@@ -37,7 +40,7 @@ def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
         while stack:
             part = stack.pop()
             if isinstance(part, str):
-                flat.append(part)
+                flat.append("".join((part,)))
             elif isinstance(part, tuple) and part:
                 stack.extend(reversed(part))
             else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
+from torch.utils import _pytree as torch_pytree
+
 __all__ = ["LinkedList"]
 
 
@@ -12,7 +14,7 @@ class LinkedList(list[Any]):
     """A list of what a collection holds, element by element; assigning an item writes it back.
 
     The collection decides what can be written: an item assignment becomes ``td[index] = value``. Operations that would
-    change the length change this list only.
+    change the length change this list only. To ``tree_map`` it is a list, and so is what that makes of it.
 
     Args:
         values: the items.
@@ -64,3 +66,21 @@ class LinkedList(list[Any]):
 
     def __repr__(self) -> str:
         return f"LinkedList({super().__repr__()})"
+
+
+def _flatten(items: LinkedList) -> tuple[list[Any], None]:
+    return list(items), None
+
+
+def _flatten_with_keys(items: LinkedList) -> tuple[list[tuple[Any, Any]], None]:
+    return [(torch_pytree.SequenceKey(place), item) for place, item in enumerate(items)], None
+
+
+# A function of what a collection holds gives a list of its own, which writes nothing back.
+torch_pytree.register_pytree_node(
+    LinkedList,
+    _flatten,
+    lambda items, context: list(items),
+    serialized_type_name=f"{LinkedList.__module__}.{LinkedList.__qualname__}",
+    flatten_with_keys_fn=_flatten_with_keys,
+)

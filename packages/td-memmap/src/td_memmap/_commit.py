@@ -24,7 +24,7 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from td_core.errors import FormatError
 
@@ -53,6 +53,7 @@ class Staging:
         files: what will be written, as paths below the prefix.
         durable: make everything durable, in order.
         alone: whether the caller is :func:`alone` at the prefix.
+        own: which files below the prefix belong to the new save already; they must be carried over.
 
     Raises:
         FileTakenError: a file that belongs to no save is in the way, or a save that cannot be replaced in one step.
@@ -65,10 +66,17 @@ class Staging:
     """
 
     def __init__(
-        self, prefix: str, files: Iterable[Parts], *, durable: bool = False, alone: bool = False
+        self,
+        prefix: str,
+        files: Iterable[Parts],
+        *,
+        durable: bool = False,
+        alone: bool = False,
+        own: Callable[[Tree], Iterable[Parts]] | None = None,
     ) -> None:
         self.prefix = _fs.real_path(prefix)
         self._durable = durable
+        self._own = own
         self._name = os.path.basename(self.prefix)
         if not self._name:
             raise FileTakenError(
@@ -196,6 +204,7 @@ class Staging:
 
     def _begin_in_place(self, files: set[Parts]) -> None:
         self.tree = Tree.at_path(self.prefix)
+        self._check_conflicts(self.tree, files)
         if not _fs.take(self.tree.root, without_locks=True):
             raise FileTakenError(f"cannot save at {self.prefix}: another process does")
         if self.tree.stat((), _names.META) is not None:
@@ -213,8 +222,16 @@ class Staging:
         self._files = {*files, (_names.UNFINISHED_META,)}
         self.tree.write((), _names.SAVING, _names.listing(self._files))
 
+    def _owned(self, previous: Tree) -> Owned:
+        """Return what belongs to the save that is replaced, or to the one that replaces it."""
+        result = owned(previous)
+        if self._own is not None and not self.in_place:
+            for path in self._own(previous):
+                result.add(path)
+        return result
+
     def _check_conflicts(self, previous: Tree, files: set[Parts]) -> None:
-        others, folders = foreign(previous, owned(previous), self._directories)
+        others, folders = foreign(previous, self._owned(previous), self._directories)
         # To save in place takes one file more.
         taken = [path for path in (*others, *folders) if path in files or path == (_names.SAVING,)]
         taken += [path for path in others if path in self._directories]
@@ -282,7 +299,7 @@ class Staging:
         mine = None
         if self.previous is not None:
             self.tree.beside(self.previous)
-            mine = owned(self.previous)
+            mine = self._owned(self.previous)
             self._carry(self.previous, mine)
             self.previous.spare()
         if self._durable:

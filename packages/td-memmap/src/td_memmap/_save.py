@@ -132,7 +132,7 @@ class _Writer:
         plan, options = self.plan, self.options
         # Files that are about to be filled have nothing yet that could be verified.
         planned = plan.files() if options.like else [*plan.files(), (_names.MANIFEST,)]
-        with Staging(self.prefix, planned, durable=options.durable) as staging:
+        with Staging(self.prefix, planned, durable=options.durable, own=self._own) as staging:
             self.staging = staging
             self.report = reporter(options.progress, sum(file.nbytes for file in plan.leaves), "save")
             for parts in plan.directories:
@@ -224,21 +224,17 @@ class _Writer:
         if digest is not None:
             self.hashes[file.path] = digest.hexdigest()
 
+    def _own(self, previous: Tree) -> list[Parts]:
+        """Return the files that leaves are mapped to already, where the save shall have them."""
+        return [file.path for file in self.plan.leaves if file.same_as is None and _mapped_in(previous, file)]
+
     def _linked(self, file: LeafFile) -> bool:
         """Carry over a leaf that is mapped to this very file already."""
         leaf, previous = file.tensor, self.staging.previous
-        if (
-            not isinstance(leaf, MemoryMappedTensor)
-            or not is_whole(leaf)
-            or previous is None
-            or self.staging.in_place
-        ):
+        if previous is None or self.staging.in_place or not isinstance(leaf, MemoryMappedTensor):
             return False
-        place = leaf._place
-        found = previous.stat_path(file.path)
-        if found is None or not place.shared or _fs.identity(found) != place.identity:
-            return False
-        if found.st_size != file.nbytes or not self._link(previous, file.path, file):
+        found = _mapped_in(previous, file)
+        if found is None or not self._link(previous, file.path, file):
             return False
         self._hash(file.path, pieces(leaf))
         self.sizes[file.path] = [file.nbytes, found.st_mtime_ns]
@@ -288,6 +284,16 @@ class _Writer:
         self._note_text(*self.plan.texts[-1])
         text = manifest_text(self.sizes, best() if self.options.checksums else None, self.hashes)
         self.staging.tree.write((), _names.MANIFEST, text, sync=self.options.durable)
+
+
+def _mapped_in(tree: Tree, file: LeafFile) -> os.stat_result | None:
+    """Return the status of the file of a leaf in a directory, if the leaf is mapped to it, as a whole."""
+    leaf = file.tensor
+    if not isinstance(leaf, MemoryMappedTensor) or not leaf._place.shared or not is_whole(leaf):
+        return None
+    found = tree.stat_path(file.path)
+    fits = found is not None and _fs.identity(found) == leaf._place.identity and found.st_size == file.nbytes
+    return found if fits else None
 
 
 def _named(error: OSError, file: LeafFile, path: str) -> OSError:

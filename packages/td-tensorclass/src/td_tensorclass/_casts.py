@@ -17,7 +17,7 @@ from torch import Tensor
 from td_core import LinkedList, TensorDict
 from td_core._collection import Core
 
-from ._non_tensor import NonTensorData
+from ._non_tensor import NonTensorData, NonTensorDataBase
 from ._schema import Schema, choices
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_, np.ndarray)
@@ -87,9 +87,9 @@ def _wants_tensor(hint: Any) -> bool:
 
 
 def collection_class(hint: Any) -> Any:
-    """Return the class of collections that an annotation asks for, or None."""
+    """Return the class of collections that an annotation asks for, or None; a class of values is none."""
     cls = get_origin(hint) or hint
-    return cls if isinstance(cls, type) and issubclass(cls, Core) else None
+    return cls if isinstance(cls, type) and issubclass(cls, Core) and not cls._opaque else None
 
 
 def _from_mapping(hint: Any, value: Mapping[Any, Any]) -> Any:
@@ -114,11 +114,15 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
     if isinstance(value, cls):
         return value if isinstance(value, (Tensor, Core)) else NonTensorData(value)
     if _wants_tensor(cls):
-        return _as_tensor(name, value, "is declared as a tensor")
+        tensor = _as_tensor(name, value, "is declared as a tensor")
+        return cls(tensor) if issubclass(cls, Tensor) and not isinstance(tensor, cls) else tensor
+    if issubclass(cls, NonTensorDataBase):
+        return cls(value)
     if issubclass(cls, Core):
         if isinstance(value, Core):
             maker: Any = cls
-            return maker.from_tensordict(value) if hasattr(cls, "_schema") else value
+            fits = hasattr(cls, "_schema") and value._children().keys() <= maker._schema.names.keys()
+            return maker.from_tensordict(value) if fits else value
         return _from_mapping(hint, value) if isinstance(value, Mapping) else value
     try:
         made: Any = np.asarray if cls is np.ndarray else cls  # its constructor takes a shape

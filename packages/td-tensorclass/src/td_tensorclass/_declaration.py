@@ -41,11 +41,14 @@ def declare(cls: Any, root: Any, given: Mapping[str, Any], frame: Any) -> None:
     cls._finishes = options.frozen or cls._inits_results
     for name in schema.names:
         setattr(cls, name, _reader(name))
-    maker = next(each for each in cls.__mro__ if "__init__" in each.__dict__)
+    if "__init__" in cls.__dict__:
+        cls.__init__ = _constructor(cls.__init__)
+    else:
+        # Fields are what it takes, as for a dataclass, not what a plain base takes.
+        maker = next(each for each in cls.__mro__ if issubclass(each, root) and "__init__" in each.__dict__)
+        cls.__init__ = maker.__init__
     if cls.__init__ is root.__init__:
         cls.__signature__ = schema.signature()
-    elif maker is cls or not issubclass(maker, root):
-        cls.__init__ = _constructor(cls.__init__)
     if written_doc is None:
         cls.__doc__ = f"{cls.__name__}{schema.signature()}"
     register_class(cls)
@@ -98,7 +101,7 @@ def _drop_generated(cls: Any, root: Any) -> None:
     """Put the methods of a tensorclass before those that ``dataclass`` generated for a plain base."""
     for base in cls.__mro__[1:]:
         if "__dataclass_params__" in base.__dict__ and not issubclass(base, root):
-            for name in ("__init__", "__repr__", "__eq__"):
+            for name in ("__repr__", "__eq__"):
                 if name in base.__dict__ and name not in cls.__dict__:
                     setattr(cls, name, getattr(root, name))
 

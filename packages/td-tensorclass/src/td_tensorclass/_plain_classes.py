@@ -28,16 +28,17 @@ def make_class(plain: Any, options: Mapping[str, Any], name: str) -> Any:
     """Return a subclass of a plain class that is a tensorclass with its fields."""
     if issubclass(plain, TensorClass) and not any(options.values()):
         return plain
+    generated = _GENERATED if "__dataclass_fields__" in plain.__dict__ else ()
     # Its methods as its own too: help(), doctest and documentation tools look for them there.
     namespace: dict[str, Any] = {
         key: value
         for key, value in plain.__dict__.items()
-        if isinstance(value, _DOCUMENTED) and key not in _GENERATED
+        if isinstance(value, _DOCUMENTED) and key not in generated
     }
     namespace.update(__module__=plain.__module__, __qualname__=name, __doc__=plain.__doc__)
     if name == plain.__name__:
         namespace["__qualname__"] = plain.__qualname__
-    if "__dataclass_fields__" not in plain.__dict__:
+    if not generated:
         annotations = annotations_of(plain)
         namespace["__annotations__"] = dict(annotations)
         namespace.update({key: plain.__dict__[key] for key in annotations if key in plain.__dict__})
