@@ -21,6 +21,7 @@ from .._ragged import in_form
 from .._shape_plans import Join, cat_plan, stack_plan
 from ..errors import BatchSizeError, KeyMismatchError, StructureError
 from ..typing import NestedKey
+from .join_levels import unmixed
 from .shape import Shaping
 
 SelfT = TypeVar("SelfT", bound="Joining")
@@ -99,7 +100,8 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
             items = [item for item, other in zip(items, sizes) if other[at]]
             sizes = [other for other in sizes if other[at]]
             size = sizes[0]
-    return _joined(items, cat_plan(size, at, tuple([other[at] for other in sizes])), out)
+    plan = cat_plan(size, at, tuple([other[at] for other in sizes]))
+    return _joined(unmixed(items, plan), plan, out)
 
 
 def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
@@ -376,7 +378,7 @@ def _batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
     return sizes
 
 
-def _joined(items: list[Any], plan: Join, out: Any) -> Any:
+def _joined(items: Sequence[Any], plan: Join, out: Any) -> Any:
     first = items[0]
     result = first._join(items, plan)
     names = first._names
