@@ -25,9 +25,10 @@ from .join_levels import unmixed
 from .shape import Shaping
 
 SelfT = TypeVar("SelfT", bound="Joining")
+ItemT = TypeVar("ItemT")
 
 
-def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+def stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     """Return collections of one structure stacked along a new batch dim, leaf by leaf.
 
     Args:
@@ -46,10 +47,10 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     >>> stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
     tensor([0, 1])
     """
-    items = input if type(input) is list else list(input)
+    items: list[Any] = input if type(input) is list else list(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
-        return torch.stack(_tensors(items, "stack", out), dim, out=out)
+        return torch.stack(_tensors(items, "stack", out), dim, out=out)  # type: ignore[return-value]
     sizes = _batch_sizes(items, "stack")
     size = sizes[0]
     if sizes != [size] * len(sizes):
@@ -58,10 +59,10 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
             f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}; "
             "use lazy_stack() to keep both"
         )
-    return _joined(items, stack_plan(size, dim, len(items)), out)
+    return _joined(items, stack_plan(size, dim, len(items)), out)  # type: ignore[no-any-return]
 
 
-def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     """Return collections of one structure one after the other along a batch dim, leaf by leaf.
 
     Args:
@@ -80,10 +81,10 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     >>> cat([TensorDict({"a": torch.zeros(1)}, [1]), TensorDict({"a": torch.ones(2)}, [2])])["a"]
     tensor([0., 1., 1.])
     """
-    items = input if type(input) is list else list(input)
+    items: list[Any] = input if type(input) is list else list(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
-        return torch.cat(_tensors(items, "concatenate", out), dim, out=out)
+        return torch.cat(_tensors(items, "concatenate", out), dim, out=out)  # type: ignore[return-value]
     sizes = _batch_sizes(items, "concatenate")
     size = sizes[0]
     at = wrap_dim(dim, len(size))
@@ -101,7 +102,7 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
             sizes = [other for other in sizes if other[at]]
             size = sizes[0]
     plan = cat_plan(size, at, tuple([other[at] for other in sizes]))
-    return _joined(unmixed(items, plan), plan, out)
+    return _joined(unmixed(items, plan), plan, out)  # type: ignore[no-any-return]
 
 
 def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
