@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import assert_type
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, cat, stack
 from td_tensorclass import TensorClass
 
 
@@ -44,6 +44,8 @@ def ensemble(members: list[TensorDict]) -> TensorDict:
     lazy = LazyStackedTensorDict(*members, stack_dim=0)
     assert_type(lazy.stack_dim, int)
     stacked: TensorDict = TensorDict.stack(members)
+    assert_type(stack(members), TensorDict)
+    assert_type(cat([stacked, stacked], 0), TensorDict)
     return stacked
 
 
@@ -62,4 +64,7 @@ def classes(digits: Digits) -> Tensor:
     assert_type(digits.source, str)
     assert_type(digits[0], Digits)
     assert_type(digits.to("cpu"), Digits)
+    assert_type(cat([digits, digits]), Digits)
+    assert_type(Digits.from_dict({"image": torch.zeros(2), "label": torch.zeros(1)}), Digits)
+    assert_type(TensorDict.from_dict({"image": torch.zeros(2)}), TensorDict)
     return Digits(image=torch.zeros(1, 2), label=torch.zeros(1), batch_size=[1]).label

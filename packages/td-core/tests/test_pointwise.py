@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, lazy_stack
 from td_core._foreach import Op, foreach, op
 from td_core._ops.pointwise import OPS, Pointwise
 from td_core._torch_private import foreach_kernel, functorch_level
@@ -884,3 +884,33 @@ def test_leaves_of_a_collection_without_batch_dims_stand_beside_the_dims_behind_
         written = td.clone().mul_(other)
         assert torch.equal(written["a"], torch.full((2, 3), 2.0))
         assert torch.equal(written["b", "c"], torch.full((2, 1, 4), 4.0))
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 1), (3, 3)])
+def test_leaves_of_a_collection_that_was_not_told_its_batch_size_stand_beside_equal_ones(
+    shape: tuple[int, ...], stacked: bool
+) -> None:
+    td = TensorDict({"a": torch.rand(3, *shape[1:]), "b": {"c": torch.rand(3, 3)}}, [3])
+    leaves = {"a": torch.rand(shape), "b": {"c": torch.rand(3)}}
+    other = TensorDict(leaves)
+    named = lazy_stack(list(td.unbind(0))) if stacked else td
+    for result in (
+        named - other,
+        -(other - named),
+        named.clone().sub_(other),
+        named.lerp(other, 1.0) * -1 + td,
+    ):
+        assert result.batch_size == (3,)
+        torch.testing.assert_close(result["a"], td["a"] - leaves["a"])
+        # Fewer dims than the leaf: what stands behind the batch dims.
+        torch.testing.assert_close(result["b", "c"], td["b", "c"] - leaves["b"]["c"])
+    assert (named == TensorDict({"a": td["a"], "b": {"c": td["b", "c"]}})).all()
+
+
+def test_a_leaf_beside_a_level_is_an_error_whatever_the_batch_sizes_are() -> None:
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    other = TensorDict({"a": {"b": torch.zeros(3)}})
+    for first, second in ((td, other), (other, td)):
+        with pytest.raises(StructureError, match="'a'"):
+            first + second

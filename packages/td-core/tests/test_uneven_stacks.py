@@ -371,3 +371,20 @@ def test_a_context_around_an_uneven_stack_below_writes_back(operation, locked):
     assert td["a"].tolist() == [1, 1]
     assert [member["x"].tolist() for member in members] == [[1.0], [1.0, 1.0]]
     assert members[1]["y"] == 1
+
+
+@pytest.mark.parametrize("dense_first", [False, True])
+def test_cat_of_an_uneven_stack_and_a_dense_collection_keeps_both(dense_first: bool) -> None:
+    stack = lazy_stack([TensorDict({"a": torch.zeros(2, n)}, [2]) for n in (3, 4)], 1)
+    dense = TensorDict({"a": torch.ones(2, 2, 3)}, [2, 2])
+    items = [dense, stack] if dense_first else [stack, dense]
+    result = torch.cat(items, 1)
+    assert isinstance(result, LazyStackedTensorDict)
+    assert result.batch_size == (2, 4)
+    rows = [tuple(member["a"].shape) for member in result.unbind(1)]
+    assert rows == ([(2, 3)] * 3 + [(2, 4)] if dense_first else [(2, 3), (2, 4), (2, 3), (2, 3)])
+    below = torch.cat([TensorDict({"n": {"x": item}}, [2, 2]) for item in items], 1)["n", "x"]
+    assert [tuple(member["a"].shape) for member in below.unbind(1)] == rows
+    assert torch.cat([stack, dense[:, :0]], 1).batch_size == (2, 2)
+    with pytest.raises(StructureError, match="key 'a'"):
+        torch.cat(items, 0)

@@ -52,7 +52,7 @@ class Converting(Core):
 
     @classmethod
     def from_dict(
-        cls,
+        cls: type[SelfT],
         input_dict: Mapping[Any, Any] | Core,
         *,
         auto_batch_size: bool | None = None,
@@ -60,13 +60,13 @@ class Converting(Core):
         device: DeviceType | None = None,
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
-    ) -> Any:
+    ) -> SelfT:
         """Return a mapping as a collection; see :func:`td_core.from_dict`.
 
         >>> TensorDict.from_dict({"a": torch.zeros(3, 2)}, batch_dims=1).batch_size
         torch.Size([3])
         """
-        return cls._of_dense(
+        return cls._of_dense(  # type: ignore[no-any-return]
             source.from_dict(
                 input_dict,
                 auto_batch_size=auto_batch_size,

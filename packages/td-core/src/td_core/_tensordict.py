@@ -33,7 +33,7 @@ from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
 from ._names import Names, check_names, fit_names
 from ._ops.batch_size import as_batch_size
-from ._ops.join_levels import refuse_uneven, rows, why_not_joined
+from ._ops.join_levels import refuse_uneven, rows, unmixed, why_not_joined
 from ._plans import ShapePlan
 from ._pytree import register_mapping, register_with_subclasses
 from ._traced import new_object
@@ -678,7 +678,8 @@ class TensorDict(TensorDictBase):
                         # What a node without entries holds, would be lost in a level without any.
                         if isinstance(value, Tensor) or value._opaque != child._opaque:
                             raise leaf_against_node(child, value, (*at, key))
-                    target[key] = child._join(values, plan, (*at, key))
+                    values = unmixed(values, plan)
+                    target[key] = values[0]._join(values, plan, (*at, key))
             if not todo:
                 return root
             columns, at = todo.pop()

@@ -286,7 +286,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return cls.from_tensordict(result)
 
     @classmethod
-    def from_dict(cls, input_dict: Mapping[Any, Any] | Core, **kwargs: Any) -> Any:
+    def from_dict(cls: type[SelfT], input_dict: Mapping[Any, Any] | Core, **kwargs: Any) -> SelfT:
         """Return an instance with the entries of a mapping; options as for :meth:`TensorCollection.from_dict`.
 
         A mapping in a field that is not annotated as a collection is one value, as it is for the constructor.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._collection import Child, check_same_keys, leaf_against_node, show_path
 from .._ragged import shown_shape
+from .._shape_plans import Join
 from ..errors import StructureError
 
 
@@ -24,6 +25,23 @@ def rows(columns: list[dict[str, Child]], at: tuple[str, ...]) -> Iterator[tuple
     for column in columns:
         check_same_keys(columns[0], column, at)
     return ((key, [column[key] for column in columns]) for key in keys)
+
+
+def unmixed(items: Sequence[Any], plan: Any) -> Sequence[Any]:
+    """Return what is to be joined, as lazy stacks where some items are some: what is uneven in them is kept by a ``cat``."""
+    first = items[0]
+    if (
+        not isinstance(plan, Join)
+        or plan.stacks
+        or (first._inner() is first and len({*map(type, items)}) == 1)
+    ):
+        return items  # all are lazy stacks, or none; what wraps one does not tell
+    stacks = [None if item._opaque else item._stacked() for item in items]
+    dims = {stack[1] for stack in stacks if stack is not None}
+    dim = dims.pop() if len(dims) == 1 else None
+    if dim is None or not all(len(item.batch_size) > dim and item.batch_size[dim] for item in items):
+        return items
+    return [item.to_lazystack(dim) if stack is None else item for item, stack in zip(items, stacks)]
 
 
 def refuse_uneven(values: Sequence[Any], n: int, path: tuple[str, ...]) -> None:

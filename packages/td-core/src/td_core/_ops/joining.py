@@ -21,12 +21,14 @@ from .._ragged import in_form
 from .._shape_plans import Join, cat_plan, stack_plan
 from ..errors import BatchSizeError, KeyMismatchError, StructureError
 from ..typing import NestedKey
+from .join_levels import unmixed
 from .shape import Shaping
 
 SelfT = TypeVar("SelfT", bound="Joining")
+ItemT = TypeVar("ItemT")
 
 
-def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+def stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     """Return collections of one structure stacked along a new batch dim, leaf by leaf.
 
     Args:
@@ -45,10 +47,10 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     >>> stack([TensorDict({"a": 0}), TensorDict({"a": 1})])["a"]
     tensor([0, 1])
     """
-    items = input if type(input) is list else list(input)
+    items: list[Any] = input if type(input) is list else list(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
-        return torch.stack(_tensors(items, "stack", out), dim, out=out)
+        return torch.stack(_tensors(items, "stack", out), dim, out=out)  # type: ignore[return-value]
     sizes = _batch_sizes(items, "stack")
     size = sizes[0]
     if sizes != [size] * len(sizes):
@@ -57,10 +59,10 @@ def stack(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
             f"cannot stack: item 0 has batch size {list(size)} and item {i} has {list(other)}; "
             "use lazy_stack() to keep both"
         )
-    return _joined(items, stack_plan(size, dim, len(items)), out)
+    return _joined(items, stack_plan(size, dim, len(items)), out)  # type: ignore[no-any-return]
 
 
-def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
+def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     """Return collections of one structure one after the other along a batch dim, leaf by leaf.
 
     Args:
@@ -79,10 +81,10 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
     >>> cat([TensorDict({"a": torch.zeros(1)}, [1]), TensorDict({"a": torch.ones(2)}, [2])])["a"]
     tensor([0., 1., 1.])
     """
-    items = input if type(input) is list else list(input)
+    items: list[Any] = input if type(input) is list else list(input)
     first = items[0] if items else None
     if isinstance(first, Tensor):
-        return torch.cat(_tensors(items, "concatenate", out), dim, out=out)
+        return torch.cat(_tensors(items, "concatenate", out), dim, out=out)  # type: ignore[return-value]
     sizes = _batch_sizes(items, "concatenate")
     size = sizes[0]
     at = wrap_dim(dim, len(size))
@@ -99,7 +101,8 @@ def cat(input: Iterable[Any], dim: int = 0, *, out: Any = None) -> Any:
             items = [item for item, other in zip(items, sizes) if other[at]]
             sizes = [other for other in sizes if other[at]]
             size = sizes[0]
-    return _joined(items, cat_plan(size, at, tuple([other[at] for other in sizes])), out)
+    plan = cat_plan(size, at, tuple([other[at] for other in sizes]))
+    return _joined(unmixed(items, plan), plan, out)  # type: ignore[no-any-return]
 
 
 def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
@@ -376,7 +379,7 @@ def _batch_sizes(items: Sequence[Any], what: str) -> list[torch.Size]:
     return sizes
 
 
-def _joined(items: list[Any], plan: Join, out: Any) -> Any:
+def _joined(items: Sequence[Any], plan: Join, out: Any) -> Any:
     first = items[0]
     result = first._join(items, plan)
     names = first._names

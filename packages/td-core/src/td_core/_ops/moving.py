@@ -336,7 +336,8 @@ class Moving(Dtypes):
     def share_memory_(self: SelfT) -> SelfT:
         """Move the leaves to shared memory, in place, and lock the collection; return self.
 
-        Other processes that receive it see the same data, so its structure may not change.
+        Other processes that receive it see the same data, so its structure may not change. Values that are no tensors are
+        not shared: each process has those that it received and its own writes; ``memmap(share_non_tensor=True)`` shares them.
 
         >>> td = TensorDict({"a": torch.zeros(2)}).share_memory_()
         >>> td.is_shared(), td.is_locked

@@ -1,7 +1,8 @@
 """Operands: what the leaves of a collection are combined with, and how an operation on them fails.
 
 An operand is a number, a tensor that broadcasts against the *batch dims* (not the trailing dims of each leaf), or a
-collection of the same structure whose batch size broadcasts.
+collection of the same structure whose batch size broadcasts. A leaf of the latter that has as many dims as the one beside
+it is taken to hold the batch dims, if it fits, whatever batch size its collection was told.
 """
 
 from __future__ import annotations
@@ -73,9 +74,7 @@ def combine(
             size = None
             if other.batch_size != node.batch_size:
                 size = _broadcast(name, other.batch_size, node.batch_size)
-                node, other = [
-                    item if item.batch_size == size else item.expand(size) for item in (node, other)
-                ]
+                node, other = _expanded(node, other, size), _expanded(other, node, size)
             operand = []
             levels = node._collect_both(other, leaves, operand, foreign)
             if size is not None and not has_lazy_stack(node):
@@ -105,6 +104,36 @@ def combine(
         return node._with_leaves(foreach(this, leaves, operand, plain=plain), levels)
     except LEAF_ERRORS as error:
         raise_at_leaf(error, name, node, this.single, leaves, operand)
+
+
+def _expanded(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
+    """Return a collection expanded to the batch size that it has together with ``beside``.
+
+    Leaves that have as many dims as those beside them, and fit, hold the batch dims already and stay as they are: a
+    collection that was not told its batch size is one of the same leaves.
+    """
+    if item.batch_size == size:
+        return item
+    result = item.expand(size)
+    todo: list[tuple[Any, Any, Any]] = [] if has_lazy_stack(item) else [(item, beside, result)]
+    while todo:
+        mine, theirs, level = todo.pop()
+        others = theirs._children()
+        stacked = theirs._stacked() is not None
+        for key, leaf in dict(mine._children()).items():
+            if key not in others:
+                continue
+            if type(leaf) not in PLAIN and not isinstance(leaf, Tensor):
+                other = theirs._get_child(key)
+                if isinstance(other, Core) and not leaf._opaque and not leaf._shows_tensor:
+                    todo.append((leaf, other, level._get_child(key)))
+                continue
+            shape = theirs.get_item_shape(key) if stacked else shown_shape(others[key])
+            if len(shape) == leaf.ndim:
+                both = broadcast_shape(leaf.shape, shape)
+                if both is not None and both[: level.batch_dims] == level.batch_size:
+                    level._set_child(key, leaf)
+    return result
 
 
 def _beside_each_other(leaves: list[Tensor], operand: list[Any], ndim: int) -> tuple[list[Tensor], list[Any]]:
@@ -149,7 +178,7 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
             )
         if not is_tensor:
             leaves: list[Tensor] = []
-            operand = _operand_leaves(node, other.expand(size), leaves)
+            operand = _operand_leaves(node, _expanded(other, node, size), leaves)
             return operand if has_lazy_stack(node) else _beside_each_other(leaves, operand, len(size))[1]
     if is_tensor and not shape:
         operand = [other] * len(node._leaves())
@@ -503,6 +532,8 @@ def with_keys_of(
 
 def compare_values(result: Any, first: Any, second: Any, single: Callable[..., Any]) -> Any:
     """Return ``result`` with the comparison of the entries that hold a value and no tensors put in."""
+    size = result.batch_size
+    first, second = [item if item.batch_size == size else item.expand(size) for item in (first, second)]
     if first._opaque:
         return first._compare(second, single)
     todo = [(result, first, second)]
