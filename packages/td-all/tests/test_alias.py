@@ -79,6 +79,41 @@ print(reduce(lambda a, b: a + b, [1, 2, 3]), inspect.__name__, TensorDict.__name
     assert output(code, tmp_path) == ["6 inspect TensorDict"]
 
 
+def test_collections_count_as_mappings_where_programs_look_for_one(tmp_path):
+    code = """
+from collections.abc import Mapping, MutableMapping
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorClass, TensorDict, TensorDictParams, lazy_stack
+td = TensorDict({"a": torch.arange(4), "n": {"b": torch.zeros(4, 2)}}, [4])
+class Mine(TensorDict): pass
+print([isinstance(x, Mapping) for x in (td, lazy_stack([td, td]), Mine(), TensorDictParams(TensorDict(w=torch.ones(2))))])
+print(issubclass(TensorDict, MutableMapping), issubclass(TensorClass, Mapping), issubclass(NonTensorData, Mapping))
+def sizes(batch):  # how Lightning finds the size of a batch
+    if isinstance(batch, torch.Tensor):
+        yield len(batch)
+    else:
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from sizes(value)
+print(list(sizes(td)), list(sizes([lazy_stack(list(td))])))
+linear = torch.nn.Linear(1, 1)
+print(linear.load_state_dict(TensorDict(weight=torch.ones(1, 1), bias=torch.ones(1))), linear.bias.item())
+other = Mine(a=torch.ones(4), batch_size=[4])
+print(td.replace(other)["a"].sum().item(), td.update(other)["a"].sum().item(), TensorDict({"x": td})["x", "n"].batch_size)
+try:
+    NonTensorData("a").update(td)
+except RuntimeError as error:
+    print(error)
+"""
+    assert output(code, tmp_path) == [
+        "[True, True, True, True]",
+        "True False False",
+        "[4, 4] [4, 4]",
+        "<All keys matched successfully> 1.0",
+        "4.0 4.0 torch.Size([4])",
+        "a NonTensorData takes the value of another one, not of a TensorDict",
+    ]
+
+
 def test_a_name_that_is_a_function_and_a_module_stays_both(tmp_path):
     code = """
 import tensordict.memmap, tensordict.tensorclass

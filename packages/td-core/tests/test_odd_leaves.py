@@ -94,6 +94,20 @@ def test_every_leaf_goes_through_a_pytree(leaf):
     assert len(seen) == 1 and seen[0] is td["n", "y"] is result["n", "y"]
 
 
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_the_elements_of_every_leaf_are_iterated_over(leaf):
+    y = LEAVES[leaf]()
+    td = TensorDict({"n": {"y": y}}, [4])
+    assert [row["n", "y"].shape for row in td] == [row["n", "y"].shape for row in reversed(td)][::-1]
+    assert [row["n", "y"].shape for row in td] == [part.shape for part in y.unbind(0)]
+
+
+@pytest.mark.parametrize("sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+def test_many_sparse_elements_are_iterated_over(sparse):
+    td = TensorDict({"y": sparse(torch.eye(3) * torch.arange(1.0, 201)[:, None, None])}, [200])
+    assert [row["y"].to_dense()[0, 0].item() for row in td] == list(range(1, 201))
+
+
 def test_detach_in_place_detaches_nothing_where_one_leaf_is_a_view():
     td = TensorDict({"a": torch.ones(2, requires_grad=True) * 2, "b": torch.ones(3)[1:]})
     with pytest.raises(RuntimeError, match="key 'b' in place: it is a view"):

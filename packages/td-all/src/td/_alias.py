@@ -7,7 +7,7 @@ what is not there, so that the import of a name that td lacks says that it is td
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -160,7 +160,8 @@ def install_as_tensordict() -> None:
     Programs written for the reference implementation then run unchanged, and pickles that name its import paths load,
     with ``torch.load(weights_only=True)`` where they hold no class of a user. Call it before anything imports
     ``tensordict``; calling it again changes nothing. ``tensordict.__version__`` is that of the release whose
-    interface td follows.
+    interface td follows. From then on ``isinstance(collection, Mapping)`` is true, as it is there: programs, and the
+    libraries that they give a batch, read its entries where it is.
 
     Raises:
         ImportError: the reference implementation is imported already.
@@ -192,6 +193,9 @@ def install_as_tensordict() -> None:
             modules[parent].__dict__[last] = module
     sys.modules.update(modules)
     sys.meta_path.insert(0, Absences())
+    # Lightning and accelerate find the size of a batch among the values of a mapping, and nowhere else.
+    for kind in (td.TensorDict, td.LazyStackedTensorDict, td.TensorDictParams):
+        MutableMapping.register(kind)
     _foreign_pickles.accept()
     torch.serialization.add_safe_globals(
         [(getattr(modules[f"{ROOT}.{home}"], name), f"{ROOT}.{home}.{name}") for home, name in _SAFE]

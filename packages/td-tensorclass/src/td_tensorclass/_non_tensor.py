@@ -242,7 +242,7 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         )
 
     def _take(self, source: Any) -> None:
-        if isinstance(source, Mapping) and set(source) == {"data"}:
+        if isinstance(source, Mapping) and set(source.keys()) == {"data"}:
             source = NonTensorData(source["data"])
         if not isinstance(source, NonTensorDataBase):
             raise StructureError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar, overload
 
-from torch import Tensor
+from torch import Tensor, strided
 
 from .._coerce import coerce, nest
 from .._collection import Child, Core, add_level, copy_of, dense, missing_key, show_path
@@ -405,6 +405,10 @@ class Entries(Core):
 
     def _rows(self, count: int) -> Iterator[Any]:
         """Iterate over the elements of the first batch dim."""
+        # What torch cannot slice, a sparse leaf, it can take apart.
+        if count <= _TOGETHER or any(leaf.layout is not strided for leaf in self._leaves()):
+            yield from self.unbind(0)  # type: ignore[attr-defined]
+            return
         for start in range(0, count, _TOGETHER):
             yield from self._index(slice(start, start + _TOGETHER)).unbind(0)
 

@@ -301,7 +301,9 @@ class Updating(Entries):
         if len(args) > 1:
             raise TypeError(f"replace() takes one mapping or collection, got {len(args)}")
         source = args[0] if args else None
-        if not kwargs and (source is None or (isinstance(source, Mapping) and not source)):
+        if not kwargs and (
+            source is None or (not isinstance(source, Core) and isinstance(source, Mapping) and not source)
+        ):
             return self
         if source is None:
             source, kwargs = kwargs, {}
