@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._collection import show_path
+from ._torch_private import ragged_dim
 from .errors import StructureError
 
 
@@ -60,8 +61,7 @@ def together(like: Tensor, parts: Sequence[Tensor]) -> Tensor:
         if not parts:
             raise StructureError("a nested tensor of strided layout has at least one component")
         return torch.nested.as_nested_tensor(list(parts), layout=like.layout)
-    # The ragged dim is the only one whose size is no number; torch builds along the first dim of the components.
-    ragged = next(dim for dim, size in enumerate(like.shape) if dim and type(size) is not int)
+    ragged = ragged_dim(like)  # torch builds along the first dim of the components
     if not parts:
         values = like.values().transpose(0, ragged - 1)[:0]
         offsets = torch.zeros(1, dtype=torch.int64, device=like.device)
