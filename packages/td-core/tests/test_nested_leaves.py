@@ -85,6 +85,17 @@ def test_components_follow_the_other_entries(move, leaf):
     assert ragged_dim(result["rows"]) == ragged_dim(td["rows"])
 
 
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("move", [lambda td: td[1:], lambda td: td[[2, 0]], lambda td: torch.cat([td, td])])
+def test_components_that_were_moved_stand_in_order_and_know_the_longest(move, leaf):
+    rows = move(data(LEAVES[leaf]))["rows"]
+    assert rows.is_contiguous()
+    if hasattr(torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "_max_seqlen_tensor"):
+        parts = rows.unbind()
+        longest = [max(sizes) for sizes in zip(*[part.shape for part in parts])]
+        assert rows.to_padded_tensor(0.0).shape == (len(parts), *longest)
+
+
 @pytest.mark.parametrize("move", [lambda td: td.unsqueeze(0), lambda td: td[None], lambda td: td[[[0, 1]]]])
 def test_a_second_batch_dim_is_refused(move):
     with pytest.raises(StructureError, match="a nested tensor has one batch dim, of its 3 components"):
