@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from td_core import TensorDict, assert_close, group_by
+from td_core._torch_private import ragged_dim
 from td_core.errors import StructureError
 
 LENGTHS = (2, 3, 1)
@@ -21,7 +22,16 @@ def transposed() -> torch.Tensor:
     return torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
 
 
-LEAVES = {"ragged": ragged, "transposed": transposed}
+def marked() -> torch.Tensor:
+    """What verl makes of position ids: the ragged dim is said afterwards, and the shape still tells another one."""
+    parts = [torch.arange(4.0 * n).view(4, n) for n in LENGTHS]
+    offsets = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()])
+    tensor = torch.nested.nested_tensor_from_jagged(torch.cat(parts, 1), offsets)
+    tensor._ragged_idx = 2
+    return tensor
+
+
+LEAVES = {"ragged": ragged, "transposed": transposed, "marked": marked}
 
 
 def data(leaf=ragged) -> TensorDict:
@@ -72,8 +82,18 @@ def test_components_follow_the_other_entries(move, leaf):
     assert components(result) == [before[i] for i in result["n", "at"].tolist()]
     assert result["rows"].size(0) == result.batch_size[0]
     assert result["rows"].layout is torch.jagged
-    ragged_dims = [[type(size) is not int for size in each["rows"].shape] for each in (td, result)]
-    assert ragged_dims[0] == ragged_dims[1]
+    assert ragged_dim(result["rows"]) == ragged_dim(td["rows"])
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("move", [lambda td: td[1:], lambda td: td[[2, 0]], lambda td: torch.cat([td, td])])
+def test_components_that_were_moved_stand_in_order_and_know_the_longest(move, leaf):
+    rows = move(data(LEAVES[leaf]))["rows"]
+    assert rows.is_contiguous()
+    if hasattr(torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "_max_seqlen_tensor"):
+        parts = rows.unbind()
+        longest = [max(sizes) for sizes in zip(*[part.shape for part in parts])]
+        assert rows.to_padded_tensor(0.0).shape == (len(parts), *longest)
 
 
 @pytest.mark.parametrize("move", [lambda td: td.unsqueeze(0), lambda td: td[None], lambda td: td[[[0, 1]]]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import os
@@ -365,6 +366,19 @@ def test_torch_saves_views_of_several_dtypes_on_one_storage(tmp_path: Path) -> N
     back = torch.load(tmp_path / "saved")
     assert [type(leaf) for leaf in back.values()] == [torch.Tensor, torch.nn.Parameter, torch.Tensor]
     assert [leaf.requires_grad for leaf in back.values()] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "change", [copy.deepcopy, lambda tree: tree.unlock_(), lambda tree: tree.clone(False)]
+)
+def test_torch_saves_jagged_leaves_on_the_storage_of_others(change: Any, tmp_path: Path) -> None:
+    rows, turned, holes = jagged(), jagged().transpose(1, 2), with_lengths()
+    tree = change(TensorDict({"a": torch.ones(2), "r": rows, "t": turned, "h": holes}, [2]).consolidate())
+    torch.save(tree, tmp_path / "saved")
+    back = torch.load(tmp_path / "saved", weights_only=False)
+    assert torch.equal(back["a"], tree["a"])
+    for key, leaf in {"r": rows, "t": turned, "h": holes}.items():
+        assert [part.tolist() for part in back[key].unbind()] == [part.tolist() for part in leaf.unbind()]
 
 
 def test_writes_to_a_loaded_file_do_not_reach_it(tmp_path: Path) -> None:

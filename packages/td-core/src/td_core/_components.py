@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._collection import show_path
+from ._torch_private import ragged_dim
 from .errors import StructureError
+
+#: Whether torch takes the least and the greatest length of a jagged tensor: from 2.5 on.
+_TAKES_BOUNDS = "max_seqlen" in signature(torch.nested.nested_tensor_from_jagged).parameters
 
 
 def of_components(plan: Any, key: str, leaf: Tensor, error: Exception) -> Any:
@@ -32,26 +37,57 @@ def rearranged(leaf: Tensor, move: Callable[[Tensor], Any]) -> Any:
     >>> [part.tolist() for part in rearranged(ragged, lambda rows: rows.flip(0)).unbind()]
     [[0.0, 0.0], [1.0]]
     """
-    count = leaf.size(0)
-    moved = move(torch.arange(count, device="cpu"))
+    moved = move(torch.arange(leaf.size(0), device="cpu"))
     if isinstance(moved, (tuple, list)):
-        return tuple([_chosen(leaf, positions) for positions in moved])
-    return _chosen(leaf, moved)
+        return tuple(_chosen(leaf, moved))
+    return _chosen(leaf, [moved])[0]
 
 
-def _chosen(leaf: Tensor, positions: Tensor) -> Tensor:
-    if positions.ndim > 1:
+def _chosen(leaf: Tensor, choices: Sequence[Tensor]) -> list[Tensor]:
+    count = leaf.size(0)
+    dims = {positions.ndim for positions in choices}
+    if dims and max(dims) > 1:
         raise StructureError(
-            f"a nested tensor has one batch dim, of its {leaf.size(0)} components; the result would have "
-            f"{positions.ndim}, {list(positions.shape)}"
+            f"a nested tensor has one batch dim, of its {count} components; the result would have "
+            f"{choices[0].ndim}, {list(choices[0].shape)}"
         )
-    parts = leaf.unbind()
-    if positions.ndim == 0:
-        return parts[int(positions)]
-    wanted = positions.tolist()
-    if wanted == list(range(len(parts))):
-        return leaf
-    return together(leaf, [parts[i] for i in wanted])
+    values = _packed(leaf) if dims == {1} else None
+    if values is None:
+        parts = leaf.unbind()
+        return [
+            together(leaf, [parts[i] for i in at.tolist()]) if at.ndim else parts[int(at)] for at in choices
+        ]
+    offsets, everything, results = leaf.offsets(), torch.arange(count, device="cpu"), []  # type: ignore[attr-defined]
+    ends, dim = offsets[1:], ragged_dim(leaf) - 1
+    sizes = offsets.diff()
+    for positions in choices:
+        if torch.equal(positions, everything):
+            results.append(leaf)
+            continue
+        at = positions.to(offsets.device)
+        lengths = sizes[at]
+        # What each position along the ragged dim moves by, and so where its content comes from.
+        steps = (ends[at] - lengths.cumsum(0)).repeat_interleave(lengths)
+        rows = steps + torch.arange(len(steps), device=steps.device)
+        results.append(_jagged(leaf, values.index_select(dim, rows), lengths))
+    return results
+
+
+def _packed(leaf: Any) -> Tensor | None:
+    """Return the values of a jagged tensor whose components stand one after the other; None for other nested ones."""
+    if leaf.layout is not torch.jagged or leaf.lengths() is not None:
+        return None
+    values, offsets = leaf.values(), leaf.offsets()
+    return values if values.size(ragged_dim(leaf) - 1) == offsets[-1] - offsets[0] else None
+
+
+def _jagged(like: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+    """Return the jagged tensor whose components have these lengths; its ragged dim is that of ``like``."""
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    known = lengths.tolist() if _TAKES_BOUNDS else ()
+    # Without them, torch pads to a wrong length where the ragged dim is not the first one.
+    bounds = {"min_seqlen": min(known), "max_seqlen": max(known)} if known else {}
+    return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=ragged_dim(like), **bounds)
 
 
 def together(like: Tensor, parts: Sequence[Tensor]) -> Tensor:
@@ -60,16 +96,10 @@ def together(like: Tensor, parts: Sequence[Tensor]) -> Tensor:
         if not parts:
             raise StructureError("a nested tensor of strided layout has at least one component")
         return torch.nested.as_nested_tensor(list(parts), layout=like.layout)
-    # The ragged dim is the only one whose size is no number; torch builds along the first dim of the components.
-    ragged = next(dim for dim, size in enumerate(like.shape) if dim and type(size) is not int)
-    if not parts:
-        values = like.values().transpose(0, ragged - 1)[:0]
-        offsets = torch.zeros(1, dtype=torch.int64, device=like.device)
-        result = torch.nested.nested_tensor_from_jagged(values, offsets)
-    else:
-        rows = [part.transpose(0, ragged - 1) for part in parts]
-        result = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-    return result if ragged == 1 else result.transpose(1, ragged)
+    dim = ragged_dim(like) - 1
+    values = torch.cat(list(parts), dim) if parts else like.values().narrow(dim, 0, 0)
+    lengths = torch.tensor([part.size(dim) for part in parts], dtype=torch.int64, device=like.device)
+    return _jagged(like, values, lengths)
 
 
 def same_components(first: Tensor, second: Tensor) -> bool:
@@ -92,4 +122,9 @@ def chained_components(plan: Any, leaves: Sequence[Any]) -> Tensor | None:
         or not all(isinstance(leaf, Tensor) and leaf.is_nested for leaf in leaves)
     ):
         return None
-    return together(leaves[0], [part for leaf in leaves for part in leaf.unbind()])
+    dims = {ragged_dim(leaf) for leaf in leaves}
+    values = [_packed(leaf) for leaf in leaves] if len(dims) == 1 else [None]
+    if any(value is None for value in values):
+        return together(leaves[0], [part for leaf in leaves for part in leaf.unbind()])
+    lengths = torch.cat([leaf.offsets().diff() for leaf in leaves])
+    return _jagged(leaves[0], torch.cat(values, dims.pop() - 1), lengths)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from ._collection import Core, note_key
 from ._foreach import PLAIN
 from ._labels import arrived
 from ._nodes import Encoded, decode, encode, path_to
+from ._torch_private import ragged_dim
 
 SelfT = TypeVar("SelfT", bound="Pickling")
 
@@ -51,21 +53,37 @@ def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
 def _apart(leaves: list[Tensor]) -> list[Tensor]:
     """Return leaves as torch.save takes them: copies of those that share a storage with leaves of another dtype."""
     kinds: dict[int, set[torch.dtype]] = {}
-    places = [
-        leaf.untyped_storage().data_ptr()
-        if type(leaf) in PLAIN and leaf.layout is torch.strided and not leaf.is_nested
-        else 0
-        for leaf in leaves
-    ]
-    for leaf, place in zip(leaves, places):
-        kinds.setdefault(place, set()).add(leaf.dtype)
+    parts = [_parts(leaf) for leaf in leaves]
+    for part in chain(*parts):
+        kinds.setdefault(part.untyped_storage().data_ptr(), set()).add(part.dtype)
+    mixed = {place for place, dtypes in kinds.items() if place and len(dtypes) > 1}
     copies: dict[int, Tensor] = {}
-    for leaf, place in zip(leaves, places):
-        if place and len(kinds[place]) > 1 and id(leaf) not in copies:
-            copy = leaf.detach().clone()
+    for leaf, own in zip(leaves, parts):
+        if id(leaf) not in copies and any(part.untyped_storage().data_ptr() in mixed for part in own):
+            for part in own:
+                if id(part) not in copies:  # jagged leaves of the same lengths share what tells them
+                    copies[id(part)] = part.detach().clone()
+            copy = _like(leaf, [copies[id(part)] for part in own])
             grad = leaf.requires_grad
             copies[id(leaf)] = Parameter(copy, grad) if type(leaf) is Parameter else copy.requires_grad_(grad)
     return [copies.get(id(leaf), leaf) for leaf in leaves]
+
+
+def _parts(leaf: Any) -> list[Tensor]:
+    """Return the strided tensors that a leaf consists of: itself, or the values, offsets and lengths of a jagged one."""
+    if leaf.layout is torch.jagged:
+        return [part for part in (leaf.values(), leaf.offsets(), leaf.lengths()) if part is not None]
+    plain = type(leaf) in PLAIN and leaf.layout is torch.strided and not leaf.is_nested
+    return [leaf] if plain else []
+
+
+def _like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
+    """Return the leaf that consists of ``parts``, as ``leaf`` does of its own."""
+    if not leaf.is_nested:
+        return parts[0]
+    values, offsets, *rest = parts
+    lengths = rest[0] if rest else None
+    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=ragged_dim(leaf))
 
 
 def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:

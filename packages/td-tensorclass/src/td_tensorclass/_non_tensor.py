@@ -146,12 +146,12 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         return node
 
     @classmethod
-    def _of_stack(cls: type[SelfT], stack: Any) -> SelfT:
-        """Return the node that shows the value of a stack without dims."""
+    def _of_stack(cls: type[SelfT], stack: Any, place: Sequence[int]) -> SelfT:
+        """Return the node that shows the value that a stack has in one place."""
         node = new_object(cls)
-        node._show(stack, (0,))
+        node._show(stack, place)
         node._metadata = None
-        node._start(stack._batch_size, stack._device)
+        node._start(torch.Size(), stack._device)
         return node
 
     @property

@@ -287,14 +287,16 @@ class NonTensorStack(ValueNode, TensorDictBase):
         # What was expanded has values that stand in several places, and is a copy where torch makes one too.
         known = self._places if isinstance(plan, Reshape) and self._places is not None else ()
         shares = plan.shares and len(set(known)) == len(known)
-        values, result = self._values, []
+        values = self._values
+        result: list[Any] = []
         for places, size in self._arranged(plan):
-            if shares:
-                part = self._view(places, size)
-            else:
-                part = self._of([values[i] for i in places], torch.Size(size), self._device)
+            source = self if shares else self._of([values[i] for i in places], torch.Size(size), self._device)
+            if not size:  # most are made here, one for each element
+                result.append(NonTensorData._of_stack(source, places if shares else (0,)))
+                continue
+            part = self._view(places, size) if shares else source
             part._names = names
-            result.append(part if size else NonTensorData._of_stack(part))
+            result.append(part)
         return result
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
