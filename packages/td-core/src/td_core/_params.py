@@ -412,7 +412,9 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
 
     def __copy__(self: SelfT) -> Any:
         """Return a new collection of the same parameters."""
-        return self.clone(False)
+        copied = super().__copy__()
+        copied.training = self.training
+        return copied
 
     def to(self: SelfT, *args: Any, **kwargs: Any) -> Any:
         """Return parameters on another device or of another dtype, tied where they were; as ``TensorDict.to``."""
