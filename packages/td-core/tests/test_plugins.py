@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -862,7 +864,7 @@ def test_a_node_that_cannot_be_put_together_names_its_writer() -> None:
             lambda node: {},
             None,
             PluginError,
-            r"^flatten of the node kind 'test.Foreign' gives a Record; got {}$",
+            r"^key 'x': flatten of the node kind 'test.Foreign' gives a Record; got {}$",
         ),
         (lambda node: Record({}), lambda record: 3, FormatError, "a node is a collection; got 3"),
     ],
@@ -873,6 +875,30 @@ def test_a_kind_that_gives_something_else_is_named(
     wrong = NodeKind("test.Foreign", Foreign, flatten, unflatten or str)
     with installed(plugin(td_node_kinds=[wrong])), pytest.raises(error, match=message):
         td_core.decode(td_core.encode(TensorDict({"x": Foreign()})))
+
+
+@pytest.mark.parametrize("given", [None, ({}, {})])
+@pytest.mark.parametrize("take", [td_core.encode, copy.deepcopy, pickle.dumps, TensorDict.state_dict])
+def test_a_kind_that_gives_no_record_is_named_with_its_plugin(given: Any, take: Any) -> None:
+    layout = Layout(lambda node: given, str)
+    wrong = NodeKind("test.Foreign", Foreign, lambda node: given, str, {"state_dict/2": layout})
+    message = (
+        r"flatten of the node kind 'test.Foreign', of td-foreign==1.5, gives a Record; got (None|\({}, {}\))$"
+    )
+    with installed(plugin(td_node_kinds=[wrong]), distribution="td-foreign", version="1.5"):
+        for td in (TensorDict({"n": {"a": {}, "x": Foreign(), "b": {}}}), Foreign()):
+            with pytest.raises(PluginError, match=message) as caught:
+                take(td)
+            if take is not TensorDict.state_dict:
+                assert str(caught.value).startswith("flatten" if type(td) is Foreign else "key ('n', 'x'): ")
+
+
+@pytest.mark.parametrize("leaf", [3, None, [1.0], TensorDict()])
+def test_a_leaf_of_an_encoded_tree_is_a_tensor(leaf: Any) -> None:
+    encoded = td_core.encode(TensorDict({"a": 1, "n": {"b": 2}}))
+    encoded.leaves[1] = leaf
+    with pytest.raises(FormatError, match=r"^key \('n', 'b'\) of the encoded tree is a tensor; got "):
+        td_core.decode(encoded)
 
 
 def test_tree_specs_of_kinds_that_hold_arrays_are_compared() -> None:

@@ -95,6 +95,22 @@ class NodeKind:
     with_class: bool = False
     attributes: Callable[[Any], dict[str, Any]] | None = None
 
+    def record_of(self, node: Any, format_name: str = "", path: tuple[str, ...] = ()) -> Record:
+        """Return a node of this kind, which is at ``path``, taken apart as a format lays it out.
+
+        Raises:
+            PluginError: what the plugin's function gives is no :class:`Record`.
+        """
+        form: NodeKind | Layout = self.layouts.get(format_name, self)
+        record = form.flatten(node)
+        if isinstance(record, Record):
+            return record
+        where = f"{show_path(path)}: " if path else ""
+        writer = f", of {KINDS.providers[self.tag]}," if self.tag in KINDS.providers else ""
+        raise PluginError(
+            f"{where}flatten of the node kind {self.tag!r}{writer} gives a Record; got {record!r}"
+        )
+
     def attributes_of(self, node: Core) -> dict[str, Any]:
         """Return what was set on a node of this kind beside what the kind keeps there."""
         if self.attributes is not None:
@@ -245,7 +261,7 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
         kind = KINDS.of(node)
         record = kind.flatten(node)
         if not isinstance(record, Record):
-            raise PluginError(f"flatten of the node kind {kind.tag!r} gives a Record; got {record!r}")
+            record = kind.record_of(node, path=path_to(nodes, position))  # which says what is wrong
         row: dict[str, Any] = {
             "kind": kind.tag,
             "meta": record.meta,
@@ -328,6 +344,11 @@ def decode_all(encoded: Encoded, made: Mapping[int, Core] | None = None) -> list
         raise FormatError("an encoded tree has at least one node; there is none")
     if not isinstance(encoded.nodes, (list, tuple)):
         raise FormatError(f"the nodes of an encoded tree are a list; got a {type(encoded.nodes).__name__}")
+    if not all(issubclass(cls, Tensor) for cls in {*map(type, encoded.leaves)}):
+        place = next(i for i, leaf in enumerate(encoded.leaves) if not isinstance(leaf, Tensor))
+        raise FormatError(
+            f"{_shown(encoded.nodes, [place])} of the encoded tree is a tensor; got {encoded.leaves[place]!r:.100}"
+        )
     nodes: list[Any] = [None] * len(encoded.nodes)
     # Children stand behind their parent, so walking backwards meets every child first.
     for position in range(len(encoded.nodes) - 1, -1, -1):
@@ -458,7 +479,7 @@ def path_to(rows: list[dict[str, Any]], at: int | list[int]) -> tuple[str, ...]:
             (key, parent)
             for parent in range(len(rows) if isinstance(at, list) else at)
             for group in ("entries", "members")
-            for key, ref in rows[parent][group]
+            for key, ref in rows[parent].get(group, ())
             if ref == at
         ]
         key, at = above[0]
@@ -466,11 +487,11 @@ def path_to(rows: list[dict[str, Any]], at: int | list[int]) -> tuple[str, ...]:
     return path
 
 
-def _shown(rows: list[dict[str, Any]], position: int) -> str:
-    """Name a node by the keys that lead to it, or by its place where the rows above it are damaged."""
-    with contextlib.suppress(LookupError, TypeError, ValueError):
-        return show_path(path_to(rows, position))
-    return f"node {position}"
+def _shown(rows: list[dict[str, Any]], at: int | list[int]) -> str:
+    """Name a node or leaf by the keys that lead to it, or by its place where the rows above it are damaged."""
+    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+        return show_path(path_to(rows, at))
+    return f"leaf {at[0]}" if isinstance(at, list) else f"node {at}"
 
 
 def _check_row(row: Any, groups: list[dict[str, Any]]) -> None:

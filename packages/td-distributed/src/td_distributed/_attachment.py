@@ -109,7 +109,7 @@ def _parts(node: Any) -> tuple[Any, Iterable[str], Collection[Any]]:
         # What its header is made of, so that nothing is made: this is asked before every message.
         held = node._children()
         return (node.batch_size, node.device, node._names, node._locked), held, held.values()
-    record = KINDS.of(node).flatten(node)
+    record = KINDS.of(node).record_of(node)
     children = [*record.entries.values(), *record.members.values()]
     return record.meta, [*record.entries, *record.members, *record.values], children
 
@@ -220,9 +220,8 @@ class Consolidated(Attachment):
         if taken.layout is None or taken.loses_grad:
             return None
         if taken.schema is None:
-            taken.schema = json.dumps(
-                [taken.encoded.nodes, _storage.to_columns(taken.layout)], separators=(",", ":")
-            )
+            nodes = taken.encoded.nodes
+            taken.schema = _file.as_json([nodes, _storage.to_columns(taken.layout)], nodes)
         # torch.save asks for protocol 2, and writes tensors itself.
         storage = [self.storage] if protocol <= 2 else Leaves([self.storage], in_place=True)
         return rebuild, (taken.schema, storage, taken.encoded.values, taken.encoded.classes)

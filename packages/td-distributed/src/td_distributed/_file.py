@@ -32,6 +32,7 @@ from td_core._nodes import KINDS, Encoded
 from td_core._values import join_at, readable, split_at
 from td_core.errors import (
     BatchSizeError,
+    CodecError,
     DimNamesError,
     FormatError,
     MissingPluginError,
@@ -71,11 +72,31 @@ def trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
     """
     try:
         text = json.dumps(_plain(tree, encoded, layout)).encode()
-    except (UnsayableError, RecursionError):
-        text = json.dumps({"cls": GENERAL, "td": describe(encoded, layout)}).encode()
+    except (UnsayableError, RecursionError, TypeError):
+        text = as_json({"cls": GENERAL, "td": describe(encoded, layout)}, encoded.nodes).encode()
     text += b" " * (-(layout.nbytes + len(text) + 8) % WHOLE)  # as room() says
     check_length(text, LARGEST_JSON)
     return text + len(text).to_bytes(8, "little", signed=True)
+
+
+def as_json(table: Any, nodes: list[dict[str, Any]]) -> str:
+    """Return a table with encoded nodes as JSON.
+
+    Raises:
+        CodecError: the header of a node is none; names its key and kind.
+    """
+    try:
+        return json.dumps(table, separators=(",", ":"))
+    except TypeError:
+        for path, node in _paths.walk(nodes):
+            try:
+                json.dumps(node)
+            except TypeError as error:
+                kind = node["kind"]  # type: ignore[index]  # a leaf is a number
+                raise CodecError(
+                    f"cannot store the metadata of {show_path(path)}, of the kind {kind!r}: {error}"
+                ) from error
+        raise
 
 
 def check_length(text: bytes, largest: int) -> None:
@@ -333,7 +354,7 @@ def _record(node: Any) -> tuple[str, Record]:
     layout = kind.layouts.get(FORMAT)
     if layout is None or type(node) is not kind.type:
         raise UnsayableError
-    return layout.names[0], layout.flatten(node)
+    return layout.names[0], kind.record_of(node, FORMAT)
 
 
 def _plain_leaf(key: str, leaf: Leaf) -> dict[str, Any]:
