@@ -273,7 +273,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             return
         inner = self.__dict__.get("_tensordict")
         if isinstance(value, (nn.Parameter, nn.Module)) or (inner is not None and name in inner._children()):
-            raise TypeError(f"set {name!r} by key: params[{name!r}] = ...")
+            self.register_parameter(name)
         object.__setattr__(self, name, value)
 
     def register_parameter(self, name: str, *args: Any, **kwargs: Any) -> None:
@@ -282,7 +282,10 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         Raises:
             TypeError: always.
         """
-        raise TypeError(f"set {name!r} by key: params[{name!r}] = ..., a Buffer where it is to be one")
+        raise TypeError(
+            f"set {name!r} by key: params[{name!r}] = ..., a Buffer where it is to be one; what computes a parameter anew at "
+            "each call, as pruning and parametrizations do, needs it in a module of its own"
+        )
 
     register_buffer = add_module = register_parameter
 
