@@ -6,7 +6,8 @@ function, and is read with ``weights_only=True`` where those values are plain.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copyreg
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, TypeVar
 
@@ -51,6 +52,7 @@ def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
     encoded = encode(node, shared=True)
     leaves = Leaves(encoded.leaves) if protocol > 2 else _apart(encoded.leaves)
     encoded.attributes.pop(0, None)
+    encoded.classes = portable(encoded.classes)
     return _state(encoded, leaves)
 
 
@@ -58,6 +60,29 @@ def _state(encoded: Encoded, leaves: Any) -> tuple[Any, ...]:
     # Releases that know of no attributes read what has none.
     more = (encoded.attributes,) if encoded.attributes else ()
     return encoded.nodes, leaves, encoded.values, encoded.classes, *more
+
+
+class _Reduced:
+    """Stands for a class in a pickle."""
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.parts
+
+
+def portable(classes: Mapping[int, type]) -> dict[int, Any]:
+    """Return classes by position as a pickle takes them: those that :mod:`copyreg` reduces, reduced.
+
+    cloudpickle does not ask it, and writes a class that has no name as a copy, which is another class where it is read.
+    """
+    found: dict[int, Any] = dict(classes)
+    for position, cls in classes.items():
+        reduce = copyreg.dispatch_table.get(type(cls))
+        if reduce is not None and isinstance(parts := reduce(cls), tuple):
+            found[position] = _Reduced(parts)
+    return found
 
 
 def _apart(leaves: list[Tensor]) -> list[Tensor]:

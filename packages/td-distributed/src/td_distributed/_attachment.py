@@ -20,6 +20,7 @@ from td_core._labels import arrived, relabel
 from td_core._locking import lock
 from td_core._nodes import KINDS, Encoded
 from td_core._ops.moving import Target, move
+from td_core._pickling import portable
 from td_core._torch_private import looks
 from td_core.errors import StructureError
 
@@ -224,7 +225,7 @@ class Consolidated(Attachment):
             taken.schema = _file.as_json([nodes, _storage.to_columns(taken.layout)], nodes)
         # torch.save asks for protocol 2, and writes tensors itself.
         storage = [self.storage] if protocol <= 2 else Leaves([self.storage], in_place=True)
-        return rebuild, (taken.schema, storage, taken.encoded.values, taken.encoded.classes)
+        return rebuild, (taken.schema, storage, taken.encoded.values, portable(taken.encoded.classes))
 
 
 def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], classes: dict[int, type]) -> Any:
