@@ -120,11 +120,12 @@ def write(
     whole = [*parts, (nbytes, vector(end))]
     try:
         with open(temporary, "wb") as file:
-            for part in whole if num_threads < 2 else ():
-                _put(file, part)
-        if num_threads > 1:
-            with ThreadPoolExecutor(num_threads) as pool:
-                list(pool.map(partial(_put_alone, temporary), whole))
+            if num_threads > 1 and hasattr(os, "pwrite"):
+                with ThreadPoolExecutor(num_threads) as pool:
+                    list(pool.map(partial(_put_at, file.fileno()), whole))
+            else:
+                for part in whole:
+                    _put(file, part)
         mapped = map_file(temporary)
         with suppress(FileNotFoundError):
             shutil.copymode(path, temporary)
@@ -140,9 +141,13 @@ def _put(file: BinaryIO, part: tuple[int, Tensor]) -> None:
     file.write(bytes_of(data))
 
 
-def _put_alone(path: Path, part: tuple[int, Tensor]) -> None:
-    with open(path, "r+b") as file:  # each thread has a position of its own
-        _put(file, part)
+def _put_at(fd: int, part: tuple[int, Tensor]) -> None:
+    """Write a part as threads can that share one open file, of which a process may not have many."""
+    start, data = part
+    view = bytes_of(data)
+    while len(view):
+        done = os.pwrite(fd, view, start)
+        view, start = view[done:], start + done
 
 
 def map_file(path: Path) -> Tensor:
