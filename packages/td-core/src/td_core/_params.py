@@ -381,7 +381,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             return super()._map(fn)
         # Copies of parameters are parameters, which have no past.
         with torch.no_grad():
-            return self._again(self._tensordict._map(_tied(fn)), self._tensordict._leaves())
+            return self._around(self._tensordict._map(_tied(fn)))
 
     # As every other node, which is what it stays.
     _copied = Core._copied
@@ -617,12 +617,12 @@ def _as_parameter(leaf: Tensor) -> Tensor:
 
 
 def _tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function that copies what stands under several keys once; see :func:`copies`."""
+    """Return a function that copies what stands under several keys once, each in its role; see :func:`copies`."""
     made: dict[int, Tensor] = {}
 
     def copy(leaf: Tensor) -> Tensor:
         if id(leaf) not in made:
-            made[id(leaf)] = fn(leaf)
+            made[id(leaf)] = _like_parameter(fn(leaf), leaf)
         return made[id(leaf)]
 
     copy.func = copy_of  # type: ignore[attr-defined]
