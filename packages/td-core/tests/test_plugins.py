@@ -279,6 +279,11 @@ REFUSED = [
     ("td_node_kinds", [kind(cls="Foreign")], "is no class of collections: 'Foreign'"),
     ("td_node_kinds", [kind(tag=None)], "the tag of a node kind is a string; got None"),
     ("td_node_kinds", [NodeKind("a", Foreign, None, str)], "the node kind 'a' lacks a function"),
+    (
+        "td_node_kinds",
+        [NodeKind("a", Foreign, str, str, attributes={})],
+        "the attributes of the node kind 'a' are no function: {}",
+    ),
     ("td_node_kinds", [NodeKind("a", Foreign, str, str, {"memmap/1": 3})], "are no Layouts: {'memmap/1': 3}"),
     (
         "td_node_kinds",
@@ -875,6 +880,28 @@ def test_a_kind_that_gives_something_else_is_named(
     wrong = NodeKind("test.Foreign", Foreign, flatten, unflatten or str)
     with installed(plugin(td_node_kinds=[wrong])), pytest.raises(error, match=message):
         td_core.decode(td_core.encode(TensorDict({"x": Foreign()})))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda td: pickle.loads(pickle.dumps(td))])
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_kind_with_a_state_says_which_attributes_copies_keep(chosen: bool, copied: Any) -> None:
+    def attributes(node: Any) -> dict[str, Any]:
+        return {"note": node.note}
+
+    def unflatten(record: Record) -> Foreign:
+        return Foreign(dict(record.entries))
+
+    kind = NodeKind(
+        "test.Foreign",
+        Foreign,
+        lambda node: Record({}, node._children()),
+        unflatten,
+        attributes=attributes if chosen else None,
+    )
+    node: Any = Foreign({"a": 1})
+    node.note, node.state = "kept", "the kind's"
+    with installed(plugin(td_node_kinds=[kind])):
+        assert vars(copied(node)) == ({"note": "kept"} if chosen else {})
 
 
 @pytest.mark.parametrize("given", [None, ({}, {})])

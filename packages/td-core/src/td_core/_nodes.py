@@ -205,6 +205,10 @@ def _check_kind(kind: NodeKind) -> None:
         raise PluginError(f"the type of the node kind {kind.tag!r} is no class of collections: {kind.type!r}")
     if not all(isinstance(layout, Layout) for layout in kind.layouts.values()):
         raise PluginError(f"the layouts of the node kind {kind.tag!r} are no Layouts: {kind.layouts!r}")
+    if kind.attributes is not None and not callable(kind.attributes):
+        raise PluginError(
+            f"the attributes of the node kind {kind.tag!r} are no function: {kind.attributes!r}"
+        )
     forms: list[NodeKind | Layout] = [kind, *kind.layouts.values()]
     for each in forms:
         if not callable(each.flatten) or not callable(each.unflatten):
