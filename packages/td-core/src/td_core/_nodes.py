@@ -258,7 +258,7 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
     todo: list[tuple[int, Core]] = [(0, tree)]
     known: dict[int, int] = {}
     attributes: dict[int, dict[str, Any]] = {}
-    objects: list[Core] = [tree]  # a node keeps its id while it lives
+    objects: list[Core] = [tree] if shared else []  # a node keeps its id while it lives
     ordered = True
     while todo:
         position, node = todo.pop()
