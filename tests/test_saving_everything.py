@@ -24,9 +24,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from td_core import LeafSerializer, NodeKind, TensorDict, TensorDictParams, hookimpl
+from td_core import Layout, LeafSerializer, NodeKind, TensorDict, TensorDictParams, hookimpl
 from td_core._nodes import Record
-from td_core.errors import CodecError, FormatError, MissingPluginError, StructureError
+from td_core.errors import CodecError, FormatError, MissingPluginError, PluginError, StructureError
 from td_core.plugins.manager import installed
 
 td_memmap = pytest.importorskip("td_memmap")
@@ -517,6 +517,50 @@ def test_a_node_kind_of_a_plugin_is_saved_and_named_when_it_is_missing(place: Pa
         TensorDict.load_memmap(place)
     assert list(TensorDict.load_memmap(place, strict=False).keys()) == ["a"]
     assert "m: test.Masked [3], 44 bytes, by td-masks==1.2" in str(td_memmap.inspect(place))
+
+
+class Faulty(TensorDict):
+    """A node of a plugin with a mistake."""
+
+
+def faulty(flatten: Any, *formats: str) -> Any:
+    def unflatten(record: Record) -> Any:
+        return Faulty(dict(record.entries))
+
+    layouts = {name: Layout(flatten, unflatten, ("Faulty",)) for name in formats}
+    kinds = [NodeKind("test.Faulty", Faulty, flatten, unflatten, layouts)]
+    return type("Plugin", (), {"td_node_kinds": hookimpl(lambda self: kinds)})()
+
+
+@pytest.mark.parametrize("formats", [(), ("memmap/1", "consolidated/1")])
+@pytest.mark.parametrize("taken", [None, ({}, {})])
+def test_a_kind_that_gives_no_record_is_named_with_its_key(
+    taken: Any, formats: tuple[str, ...], tmp_path: Path
+) -> None:
+    td = TensorDict({"n": {"x": Faulty({"a": 1})}})
+    with installed(faulty(lambda node: taken, *formats), distribution="td-faulty", version="1.5"):
+        for save in (td.memmap, td.memmap_like, td.memmap_, getattr(td, "consolidate", td.memmap)):
+            for place in (None, tmp_path / "a"):
+                with pytest.raises(
+                    PluginError, match=r"^key \('n', 'x'\): .*'test.Faulty', of td-faulty==1.5, gives"
+                ):
+                    save(place)  # type: ignore[operator]
+
+
+def test_a_header_that_is_no_json_is_named_with_its_key(tmp_path: Path) -> None:
+    pytest.importorskip("td_distributed")
+    td = TensorDict({"a": 1, "n": {"x": Faulty({"a": 1})}})
+    with installed(faulty(lambda node: Record({"u": {1}}, dict(node._children())))):
+        whole = td.consolidate()
+        for save in (
+            lambda: td.memmap(tmp_path / "a"),
+            lambda: td.consolidate(tmp_path / "b"),
+            lambda: pickle.dumps(whole),
+        ):
+            with pytest.raises(
+                CodecError, match=r"the metadata of key \('n', 'x'\).* set is not JSON serial"
+            ):
+                save()
 
 
 def test_a_class_is_never_imported(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from td_core import TensorDict
 from td_core._buffers import SMALL, Leaves
 
 BASE = torch.arange(40_000.0)
@@ -112,6 +113,30 @@ def test_torch_saves_what_came_back_whole() -> None:
         torch.save(tensor, file := io.BytesIO())
         file.seek(0)
         assert torch.equal(torch.load(file), tensor)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, pickle.HIGHEST_PROTOCOL])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "meta",
+        torch.device("meta"),
+        {"cpu": "meta"},
+        lambda storage, where: torch.empty(len(storage), dtype=torch.uint8, device="meta").untyped_storage(),
+    ],
+)
+def test_torch_loads_to_where_it_is_told(place: Any, protocol: int) -> None:
+    base = torch.arange(9.0)
+    td = TensorDict({"small": torch.ones(2), "one": base[:6], "other": base[2:]})
+    torch.save(td.to("cpu"), file := io.BytesIO(), pickle_protocol=protocol)
+    for given, device in ((place, "meta"), ({"cuda": "meta"}, "cpu"), (lambda storage, where: None, "cpu")):
+        file.seek(0)
+        found = torch.load(file, map_location=given, weights_only=False)
+        assert {leaf.device.type for leaf in found.values()} == {found.device.type} == {device}
+        for key, leaf in td.items():
+            same(found[key], leaf.to(device))
+    file.seek(0)
+    assert torch.load(file, weights_only=False)["one"].is_cpu
 
 
 def test_small_tensors_do_not_share_what_is_written() -> None:

@@ -1,4 +1,4 @@
-"""Deep copies: each leaf as torch copies it, and what leaves share with each other and with the rest."""
+"""Deep copies: each leaf as torch copies it, what they share with each other and with the rest, and what was set on nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from td_core import LazyStackedTensorDict, TensorDict, decode, encode
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, decode, encode
 
 
 def with_grad() -> Tensor:
@@ -197,3 +197,112 @@ def test_a_class_that_is_known_by_name_only_is_the_one_that_its_module_has() -> 
     assert type(decode(replace(encoded, classes={}))) is Twice
     made = [type("Gone", (Twice,), {"__module__": __name__}) for _ in range(2)]
     assert type(decode(replace(encode(made[0]({})), classes={}))) is made[1]
+
+
+@pytest.mark.parametrize("order", [*permutations(["td", "level", "stack", "member"])], ids="-".join)
+def test_a_level_beside_its_collection_is_copied_with_it(order: tuple[str, ...]) -> None:
+    td = TensorDict({"n": {"x": torch.zeros(2)}}, [2])
+    stack = LazyStackedTensorDict(td["n"], TensorDict({"x": torch.ones(2)}, [2]))
+    given = {"td": td, "level": td["n"], "stack": stack, "member": stack.tensordicts[1]}
+    copied = deepcopy({key: given[key] for key in order})
+    assert copied["td"]["n"] is copied["level"] is copied["stack"].tensordicts[0] is not td["n"]
+    assert copied["stack"].tensordicts[1] is copied["member"]
+    copied["level"]["x"].fill_(3)
+    assert copied["td"]["n", "x"].tolist() == [3, 3] and td["n", "x"].tolist() == [0, 0]
+
+
+class Noted(TensorDict):
+    """Its instances have attributes."""
+
+    note: Any
+
+
+class NotedStack(LazyStackedTensorDict):
+    """As Noted."""
+
+    note: Any
+
+
+class Listening(TensorDictParams):
+    """Listens to itself."""
+
+    def listen(self, *_: Any) -> None:
+        """Do nothing."""
+
+
+def noted(td: Any, note: Any) -> Any:
+    td.note = note
+    return td
+
+
+KEEPING: dict[str, Callable[[Any], Any]] = {
+    "copy": copy,
+    "deepcopy": deepcopy,
+    "pickle": lambda td: pickle.loads(pickle.dumps(td)),
+    "pickle 2": lambda td: pickle.loads(pickle.dumps(td, 2)),
+    "state": through_its_state,
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_copies_keep_what_was_set_on_an_object(name: str) -> None:
+    stack = noted(NotedStack(TensorDict({"x": 1}), noted(Noted({"x": 2}), ["member"])), ["stack"])
+    td = noted(Noted({"n": noted(Noted({"y": 1}), ["level"]), "stack": stack, "p": TensorDict()}), ["root"])
+    again = KEEPING[name](td)
+    levels = again["n"], again.get("stack"), again.get("stack").tensordicts[1]
+    if name != "copy":
+        assert [each.note for each in levels] == [["level"], ["stack"], ["member"]]
+    assert (again.note is td.note) is (name in ("copy", "state")) and vars(again) == {"note": ["root"]}
+    assert not hasattr(again.clone(), "note")
+
+
+@pytest.mark.parametrize("name", [name for name in KEEPING if name != "state"])
+def test_copies_keep_the_mode_and_the_hooks_of_parameters(name: str) -> None:
+    params = Listening(TensorDict({"w": torch.zeros(2)})).eval()
+    plain = KEEPING[name](params)
+    assert not plain.training and not plain._forward_hooks
+    params.register_forward_hook(params.listen)
+    params.register_get_post_hook(params.listen)
+    noted(params, [params])
+    again = KEEPING[name](params)
+    owner = params if name == "copy" else again
+    assert type(again) is Listening and not again.training and again.note[0] is owner
+    assert [hook.__self__ for hook in (*again._forward_hooks.values(), *again._get_hooks)] == [owner, owner]
+    again.register_forward_hook(print)
+    again.register_get_post_hook(print)
+    assert len(params._forward_hooks) == len(params._get_hooks) == 1
+
+
+def test_the_mode_of_parameters_needs_no_trust() -> None:
+    assert not saved(TensorDict({"p": TensorDictParams(TensorDict({"w": torch.zeros(2)})).eval()}))[
+        "p"
+    ].training
+
+
+class Own(TensorDict):
+    """Says itself how it is pickled."""
+
+    note: Any
+
+    def __getstate__(self) -> Any:
+        return "own", super().__getstate__()
+
+    def __setstate__(self, state: Any) -> None:
+        mark, rest = state
+        super().__setstate__(rest)
+        self.note = mark
+
+
+class Reduced(TensorDict):
+    """Says itself how it is pickled."""
+
+    def __reduce__(self) -> Any:
+        return Noted, ({"reduced": 1},)
+
+
+@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+def test_a_class_may_say_how_it_is_pickled(protocol: int) -> None:
+    again = pickle.loads(pickle.dumps(Own({"a": torch.ones(2)}, [2], lock=True), protocol))
+    assert type(again) is Own and again.note == "own" and again.is_locked and again["a"].tolist() == [1, 1]
+    found = pickle.loads(pickle.dumps(Reduced({"a": 1}), protocol))
+    assert type(found) is Noted and list(found.keys()) == ["reduced"]

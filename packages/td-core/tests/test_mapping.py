@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -274,6 +275,20 @@ def test_the_batch_size_of_the_target_is_that_of_the_result() -> None:
     td, out = TensorDict({"a": torch.arange(6.0).view(3, 2)}, [3]), TensorDict({"a": torch.zeros(2, 2)}, [2])
     assert td.apply(lambda leaf: leaf[:2], out=out) is out
     assert out["a"].tolist() == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(("size", "mine"), [([3], []), ([3], [3, 2]), ([3, 2], [3])])
+def test_a_target_of_another_batch_size_than_the_given_one_is_refused(
+    size: list[int], mine: list[int]
+) -> None:
+    td, out = TensorDict({"a": torch.zeros(3, 2)}, [3]), TensorDict(batch_size=mine)
+    with pytest.raises(BatchSizeError, match=re.escape(f"out= has batch size {mine}, the result has {size}")):
+        td.apply(lambda leaf: leaf + 1, batch_size=size, out=out)
+    assert not out.keys()
+    assert td.apply(lambda leaf: leaf + 1, batch_size=[3], out=TensorDict(batch_size=[3]))["a"].shape == (
+        3,
+        2,
+    )
 
 
 def test_depth() -> None:

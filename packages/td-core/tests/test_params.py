@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 from td_core import (
     Buffer,
@@ -191,6 +192,25 @@ def test_an_average_of_a_model_follows_its_parameters():
 def test_what_a_module_registers_is_set_by_key(change):
     with pytest.raises(TypeError, match=r"set 'q' by key: params\['q'\] = "):
         change(in_a_module().p)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module, name: prune.l1_unstructured(module, name, amount=1),
+        lambda module, name: prune.global_unstructured([(module, name)], prune.L1Unstructured, amount=1),
+        lambda module, name: parametrize.register_parametrization(module, name, nn.Identity()),
+        lambda module, name: nn.utils.spectral_norm(module, name),
+    ],
+)
+def test_what_puts_something_in_the_place_of_a_parameter_takes_no_entry(change):
+    holder = Holder()
+    holder.layer = nn.Linear(3, 3)
+    with pytest.raises(TypeError, match="pruning and parametrizations do, needs it in a module of its own"):
+        change(holder.p, "w")
+    assert not holder.p._forward_pre_hooks
+    change(holder.layer, "weight")
+    assert "layer.weight" not in dict(holder.named_parameters())
 
 
 def test_an_attribute_that_is_deleted_is_an_entry():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -277,6 +279,11 @@ REFUSED = [
     ("td_node_kinds", [kind(cls="Foreign")], "is no class of collections: 'Foreign'"),
     ("td_node_kinds", [kind(tag=None)], "the tag of a node kind is a string; got None"),
     ("td_node_kinds", [NodeKind("a", Foreign, None, str)], "the node kind 'a' lacks a function"),
+    (
+        "td_node_kinds",
+        [NodeKind("a", Foreign, str, str, attributes={})],
+        "the attributes of the node kind 'a' are no function: {}",
+    ),
     ("td_node_kinds", [NodeKind("a", Foreign, str, str, {"memmap/1": 3})], "are no Layouts: {'memmap/1': 3}"),
     (
         "td_node_kinds",
@@ -862,7 +869,7 @@ def test_a_node_that_cannot_be_put_together_names_its_writer() -> None:
             lambda node: {},
             None,
             PluginError,
-            r"^flatten of the node kind 'test.Foreign' gives a Record; got {}$",
+            r"^key 'x': flatten of the node kind 'test.Foreign' gives a Record; got {}$",
         ),
         (lambda node: Record({}), lambda record: 3, FormatError, "a node is a collection; got 3"),
     ],
@@ -873,6 +880,52 @@ def test_a_kind_that_gives_something_else_is_named(
     wrong = NodeKind("test.Foreign", Foreign, flatten, unflatten or str)
     with installed(plugin(td_node_kinds=[wrong])), pytest.raises(error, match=message):
         td_core.decode(td_core.encode(TensorDict({"x": Foreign()})))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda td: pickle.loads(pickle.dumps(td))])
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_kind_with_a_state_says_which_attributes_copies_keep(chosen: bool, copied: Any) -> None:
+    def attributes(node: Any) -> dict[str, Any]:
+        return {"note": node.note}
+
+    def unflatten(record: Record) -> Foreign:
+        return Foreign(dict(record.entries))
+
+    kind = NodeKind(
+        "test.Foreign",
+        Foreign,
+        lambda node: Record({}, node._children()),
+        unflatten,
+        attributes=attributes if chosen else None,
+    )
+    node: Any = Foreign({"a": 1})
+    node.note, node.state = "kept", "the kind's"
+    with installed(plugin(td_node_kinds=[kind])):
+        assert vars(copied(node)) == ({"note": "kept"} if chosen else {})
+
+
+@pytest.mark.parametrize("given", [None, ({}, {})])
+@pytest.mark.parametrize("take", [td_core.encode, copy.deepcopy, pickle.dumps, TensorDict.state_dict])
+def test_a_kind_that_gives_no_record_is_named_with_its_plugin(given: Any, take: Any) -> None:
+    layout = Layout(lambda node: given, str)
+    wrong = NodeKind("test.Foreign", Foreign, lambda node: given, str, {"state_dict/2": layout})
+    message = (
+        r"flatten of the node kind 'test.Foreign', of td-foreign==1.5, gives a Record; got (None|\({}, {}\))$"
+    )
+    with installed(plugin(td_node_kinds=[wrong]), distribution="td-foreign", version="1.5"):
+        for td in (TensorDict({"n": {"a": {}, "x": Foreign(), "b": {}}}), Foreign()):
+            with pytest.raises(PluginError, match=message) as caught:
+                take(td)
+            if take is not TensorDict.state_dict:
+                assert str(caught.value).startswith("flatten" if type(td) is Foreign else "key ('n', 'x'): ")
+
+
+@pytest.mark.parametrize("leaf", [3, None, [1.0], TensorDict()])
+def test_a_leaf_of_an_encoded_tree_is_a_tensor(leaf: Any) -> None:
+    encoded = td_core.encode(TensorDict({"a": 1, "n": {"b": 2}}))
+    encoded.leaves[1] = leaf
+    with pytest.raises(FormatError, match=r"^key \('n', 'b'\) of the encoded tree is a tensor; got "):
+        td_core.decode(encoded)
 
 
 def test_tree_specs_of_kinds_that_hold_arrays_are_compared() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -71,3 +72,17 @@ def test_users_of_memory_are_the_tensors_on_it(monkeypatch: pytest.MonkeyPatch) 
     assert (before is None and after is None) or after == before - 1
     monkeypatch.setattr(_torch_private, "_USES", None)
     assert _torch_private.users_of(memory) is None
+
+
+def test_the_place_of_a_load_is_known_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = []
+    torch.save(torch.ones(2), file := io.BytesIO())
+
+    def look(storage: Any, where: str) -> None:
+        places.append(_torch_private.map_location())
+
+    for _ in range(2):
+        file.seek(0)
+        torch.load(file, map_location=look)
+        monkeypatch.setattr(_torch_private, "_LOADING", None)
+    assert places == [look, None] and _torch_private.map_location() is None

@@ -439,6 +439,21 @@ def test_threads_that_write_one_file_write_whole_ones(
     assert [path.name for path in tmp_path.iterdir()] == ["td"]
 
 
+@pytest.mark.skipif(not hasattr(os, "pwrite"), reason="the parts are written one by one")
+def test_threads_that_write_one_file_open_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_small_steps(fd: int, data: Any, start: int) -> int:
+        meeting.wait(10)
+        opened.add(fd)
+        return int(pwrite(fd, data[:3001], start))
+
+    meeting, pwrite, opened = Barrier(2), os.pwrite, set()
+    monkeypatch.setattr(_file.os, "pwrite", in_small_steps)
+    one, other = torch.randint(256, (2, 6000), dtype=torch.uint8)
+    end = other.numpy().tobytes()
+    _file.write(tmp_path / "td", 6000, [(0, one)], end, num_threads=2)
+    assert (tmp_path / "td").read_bytes() == one.numpy().tobytes() + end and len(opened) == 1
+
+
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     if not HAS_TENSORCLASS:
         pytest.skip("needs td-tensorclass")

@@ -330,3 +330,15 @@ def test_a_save_that_only_stands_in_the_directory_of_another_one_grows(prefix: P
     rows(0, 3).memmap(prefix / "mine")
     append_memmap(prefix / "mine", rows(3, 2))
     same(TensorDict.load_memmap(prefix / "mine"), rows(0, 5))
+
+
+@pytest.mark.parametrize("leaves", [{}, {"a": torch.zeros(0).expand(1 << 62, 0)}])
+def test_a_save_gets_no_more_rows_than_a_tensor_can_have(leaves: Any, prefix: Path) -> None:
+    TensorDict({"n": TensorDict(leaves, [1 << 62])}, [1 << 62]).memmap(prefix)
+    rows = TensorDict({"n": TensorDict(leaves, [1 << 62])}, [1 << 62])
+    with pytest.raises(
+        AppendError, match=rf"the root has {1 << 62} rows, and {1 << 62} more are more than a tensor can"
+    ):
+        append_memmap(prefix, rows)
+    append_memmap(prefix, rows[: (1 << 62) - 1])
+    assert TensorDict.load_memmap(prefix).batch_size == (2**63 - 1,)

@@ -398,6 +398,26 @@ def test_a_process_that_may_open_few_more_files_saves_and_loads_many_levels(
     assert os.listdir(tmp_path) == ["save"]
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_threads_wait_for_a_file_where_a_process_may_open_few_more(durable: bool, prefix: Path) -> None:
+    td = TensorDict({f"g{i}": {"x": torch.full((1 << 20,), i, dtype=torch.uint8)} for i in range(30)})
+
+    def work() -> None:
+        def slowly(fd: int, data: Any) -> None:
+            time.sleep(0.02)
+            write_all(fd, data)
+
+        write_all = _fs.write_all
+        soft = len(os.listdir("/proc/self/fd")) + 10
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_fs, "write_all", slowly)
+            td.memmap(prefix, num_threads=16, durable=durable)
+        assert bool((TensorDict.load_memmap(prefix, num_threads=16) == td).all())
+
+    assert in_child(work) == 0
+
+
 #: What is done in the directory ``here``, which has saves of ``make(1)``: ``old``, which ``mapped`` maps, and ``old.tdz``.
 WITH_FEW_FILES: dict[str, Callable[[Path, Any], Any]] = {
     "save": lambda here, mapped: make(2).memmap(here / "new"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import operator
 import os
@@ -1231,6 +1232,20 @@ def test_pickling_a_mapped_collection_sends_paths(prefix: Path, same: Any) -> No
     anonymous = pickle.loads(pickle.dumps(td.memmap()))
     assert anonymous.is_memmap()
     assert anonymous.saved_path is None
+
+
+@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+def test_a_load_without_elements_is_of_no_file(protocol: int) -> None:
+    mapped = TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(2)}}, device="cpu").memmap()
+    torch.save(mapped, file := io.BytesIO(), pickle_protocol=protocol)
+    file.seek(0)
+    found = torch.load(file, map_location="meta", weights_only=False)
+    assert (
+        {leaf.device.type for leaf in found._leaves()}
+        == {found.device.type, found["n"].device.type}
+        == {"meta"}
+    )
+    assert not found.is_memmap() and not found.is_locked
 
 
 def test_unknown_options_are_refused(nest: Any, prefix: Path) -> None:

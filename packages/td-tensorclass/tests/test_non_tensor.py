@@ -518,6 +518,22 @@ class TestMetaData:
         with pytest.raises(TypeError, match=r"MetaData\[str\] takes a str; got 3 of type int"):
             MetaData[str](3)
 
+    @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+    def test_what_is_typed_is_so_for_a_pickler_that_copies_classes_without_a_name(
+        self, protocol: int
+    ) -> None:
+        class ByValue(pickle.Pickler):
+            def reducer_override(self, obj: Any) -> Any:
+                if isinstance(obj, type) and "[" in obj.__name__:
+                    return type, (obj.__name__, obj.__bases__, {})  # as cloudpickle does
+                return NotImplemented
+
+        td = TensorDict({"n": {"m": MetaData[Thing](THING)}, "plain": MetaData("x")})
+        ByValue(file := io.BytesIO(), protocol).dump([td, td["n"]._children()["m"]])
+        again, alone = pickle.loads(file.getvalue())
+        assert type(again["n"]._children()["m"]) is type(alone) is MetaData[Thing]
+        assert type(again._children()["plain"]) is MetaData
+
     def test_what_is_typed_is_written_with_its_type_only(self) -> None:
         td = TensorDict({"m": MetaData[int](3)}, [2])
         with pytest.raises(TypeError, match=r"MetaData\[int\] takes a int; got 'x' of type str"):

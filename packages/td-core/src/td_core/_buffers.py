@@ -12,6 +12,7 @@ import math
 import pickle
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from itertools import repeat
 from multiprocessing.reduction import ForkingPickler
 from operator import attrgetter, mul, sub
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ._foreach import PLAIN
+from ._torch_private import map_location
 
 __all__ = ["Leaves", "as_bytes", "has_memory"]
 
@@ -226,6 +228,9 @@ def _unpack(
     attributes: dict[int, dict[str, Any]] | None = None,
 ) -> Leaves:
     storages = [_as_storage(buffer, in_place) for buffer in buffers]
+    place = map_location()
+    if place is not None:
+        storages = [_placed(storage, place) for storage in storages]
     found = others
     for storage, (dtype, positions, shapes) in zip(storages, rows):
         pieces = storage.view(dtype).unsafe_split_with_sizes(list(map(math.prod, shapes)))
@@ -240,6 +245,16 @@ def _unpack(
     for i, given in (attributes or {}).items():
         vars(found[i]).update(given)
     return Leaves([found[i] for i in (range(len(found)) if order is None else order)], in_place)
+
+
+def _placed(storage: Tensor, place: Any) -> Tensor:
+    """Return bytes where ``torch.load(map_location=place)`` puts storages: it sees none in a pickle of a later protocol."""
+    if isinstance(place, Mapping):
+        place = place.get("cpu", "cpu")
+    if not callable(place):
+        return storage.to(place)
+    given = place(storage.untyped_storage(), "cpu")
+    return storage if given is None else torch.empty(0, dtype=torch.uint8, device=given.device).set_(given)
 
 
 def _as_storage(buffer: Any, in_place: bool) -> Tensor:

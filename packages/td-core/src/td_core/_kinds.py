@@ -6,6 +6,7 @@ names that it expects; keys of ours that it ignores start with an underscore.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -159,6 +160,8 @@ def _stack_from_directory(record: Record) -> LazyStackedTensorDict:
 def _flatten_params(params: TensorDictParams) -> Record:
     inner = params._tensordict
     meta = {"no_convert": bool(params._no_convert), "roles": roles_of(inner)}
+    if not params.training:
+        meta["training"] = False
     return Record(meta, members={"params": inner})
 
 
@@ -169,7 +172,23 @@ def _unflatten_params(record: Record) -> TensorDictParams:
         give_roles(inner, roles)
     params: TensorDictParams = cls(inner, no_convert=True)
     object.__setattr__(params, "_no_convert", record.meta.get("no_convert", False))
+    if said(record.meta, "training", bool, _NONE) is False:
+        params.training = False
     return params
+
+
+#: What any module has; the rest of the state of parameters is in their record.
+_BARE = {**vars(torch.nn.Module()), "_get_hooks": []}
+_STATE = frozenset({"_compiled_call_impl", "_no_convert", "_tensordict", "training"})
+
+
+def _attributes_of_params(params: TensorDictParams) -> dict[str, Any]:
+    """Return the hooks of a module, in tables of their own, and what was set on it."""
+    return {
+        name: copy(value) if name in _BARE else value
+        for name, value in vars(params).items()
+        if name not in _STATE and (name not in _BARE or value != _BARE[name])
+    }
 
 
 def _params_to_directory(params: TensorDictParams) -> Record:
@@ -229,6 +248,13 @@ for _kind in (
     NodeKind(
         "LazyStackedTensorDict", LazyStackedTensorDict, _flatten_stack, _unflatten_stack, _STACK_LAYOUTS
     ),
-    NodeKind("TensorDictParams", TensorDictParams, _flatten_params, _unflatten_params, _PARAMS_LAYOUTS),
+    NodeKind(
+        "TensorDictParams",
+        TensorDictParams,
+        _flatten_params,
+        _unflatten_params,
+        _PARAMS_LAYOUTS,
+        attributes=_attributes_of_params,
+    ),
 ):
     KINDS.add(_kind)

@@ -80,6 +80,8 @@ class NodeKind:
         unflatten: record -> node; ``record.meta`` came through JSON.
         layouts: by format (``"memmap/1"``, ``"consolidated/1"``, ``"state_dict/2"``), where it is not the default.
         with_class: the kind is registered when its class is defined, so a pickle has to import the class first.
+        attributes: node -> what copies and pickles keep of its ``__dict__`` beside the record; if not given, all that an
+            instance of a subclass has there, where those of the class itself have no ``__dict__``.
 
     >>> KINDS["TensorDict"].type.__name__
     'TensorDict'
@@ -91,6 +93,30 @@ class NodeKind:
     unflatten: Callable[[Record], Any]
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     with_class: bool = False
+    attributes: Callable[[Any], dict[str, Any]] | None = None
+
+    def record_of(self, node: Any, format_name: str = "", path: tuple[str, ...] = ()) -> Record:
+        """Return a node of this kind, which is at ``path``, taken apart as a format lays it out.
+
+        Raises:
+            PluginError: what the plugin's function gives is no :class:`Record`.
+        """
+        form: NodeKind | Layout = self.layouts.get(format_name, self)
+        record = form.flatten(node)
+        if isinstance(record, Record):
+            return record
+        where = f"{show_path(path)}: " if path else ""
+        writer = f", of {KINDS.providers[self.tag]}," if self.tag in KINDS.providers else ""
+        raise PluginError(
+            f"{where}flatten of the node kind {self.tag!r}{writer} gives a Record; got {record!r}"
+        )
+
+    def attributes_of(self, node: Core) -> dict[str, Any]:
+        """Return what was set on a node of this kind beside what the kind keeps there."""
+        if self.attributes is not None:
+            return self.attributes(node)
+        none = type(node) is self.type or self.type.__dictoffset__
+        return {} if none else getattr(node, "__dict__", {})
 
 
 class NodeKinds:
@@ -148,14 +174,24 @@ class NodeKinds:
     def of(self, node: Core | type) -> NodeKind:
         """Return the kind of a node or class, following the class's bases."""
         cls = node if isinstance(node, type) else type(node)
-        for base in cls.__mro__:
-            kind = self._by_type.get(base)
-            if kind is not None:
-                return kind
+        if (kind := self._nearest(cls)) is not None:
+            return kind
         raise PluginError(
             f"{cls.__module__}.{cls.__qualname__} has no node kind, so it cannot be stored, sent or pickled; "
             "register one through the hook td_node_kinds"
         )
+
+    def _nearest(self, cls: type) -> NodeKind | None:
+        for base in cls.__mro__:
+            kind = self._by_type.get(base)
+            if kind is not None:
+                return kind
+        return None
+
+    def attributes_of(self, node: Core) -> dict[str, Any]:
+        """Return what was set on a node beside what its kind keeps there, if it has a kind."""
+        kind = self._nearest(type(node))
+        return {} if kind is None else kind.attributes_of(node)
 
     def named(self, format_name: str, name: str) -> NodeKind | None:
         """Return the kind that ``format_name`` calls ``name``."""
@@ -169,6 +205,10 @@ def _check_kind(kind: NodeKind) -> None:
         raise PluginError(f"the type of the node kind {kind.tag!r} is no class of collections: {kind.type!r}")
     if not all(isinstance(layout, Layout) for layout in kind.layouts.values()):
         raise PluginError(f"the layouts of the node kind {kind.tag!r} are no Layouts: {kind.layouts!r}")
+    if kind.attributes is not None and not callable(kind.attributes):
+        raise PluginError(
+            f"the attributes of the node kind {kind.tag!r} are no function: {kind.attributes!r}"
+        )
     forms: list[NodeKind | Layout] = [kind, *kind.layouts.values()]
     for each in forms:
         if not callable(each.flatten) or not callable(each.unflatten):
@@ -185,7 +225,8 @@ class Encoded:
     ``nodes`` is JSON: each is ``{"kind", "meta", "entries", "members", "values"}``; an entry is ``[key, i]`` with ``i``
     the position of a later node, or ``[key, [j]]`` with ``j`` the position of a leaf; a value is ``[name, position]``.
     ``classes`` has the class of each node that names one, by position, where it is at hand: it counts more than a name, which
-    may be that of several, or another one where a pickle made the class.
+    may be that of several, or another one where a pickle made the class. ``attributes`` has what was set on nodes, by position,
+    and ``objects`` the nodes themselves, both where nodes are shared.
 
     >>> encoded = encode(TensorDict({"a": 1, "n": {"b": 2}}))
     >>> [node["entries"] for node in encoded.nodes], len(encoded.leaves)
@@ -196,6 +237,8 @@ class Encoded:
     leaves: list[Tensor]
     values: list[Any]
     classes: Mapping[int, type] = field(default_factory=dict)
+    attributes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    objects: list[Core] = field(default_factory=list)
 
 
 def encode(tree: Core, *, shared: bool = False) -> Encoded:
@@ -213,14 +256,16 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
     values: list[Any] = []
     classes: dict[int, type] = {}
     todo: list[tuple[int, Core]] = [(0, tree)]
-    known: dict[int, tuple[int, Core]] = {}  # with the node, which keeps its id while it lives
+    known: dict[int, int] = {}
+    attributes: dict[int, dict[str, Any]] = {}
+    objects: list[Core] = [tree] if shared else []  # a node keeps its id while it lives
     ordered = True
     while todo:
         position, node = todo.pop()
         kind = KINDS.of(node)
         record = kind.flatten(node)
         if not isinstance(record, Record):
-            raise PluginError(f"flatten of the node kind {kind.tag!r} gives a Record; got {record!r}")
+            record = kind.record_of(node, path=path_to(nodes, position))  # which says what is wrong
         row: dict[str, Any] = {
             "kind": kind.tag,
             "meta": record.meta,
@@ -234,17 +279,20 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
             row["class"] = class_name(type(node))
         if kind.with_class or type(node) is not kind.type:
             classes[position] = type(node)
+        if shared and (held := kind.attributes_of(node)):
+            attributes[position] = held
         for place, group in ((row["entries"], record.entries), (row["members"], record.members)):
             for key, child in dict(group).items():
                 if isinstance(child, Tensor):
                     place.append([key, [len(leaves)]])
                     leaves.append(child)
                 elif shared and id(child) in known:
-                    place.append([key, known[id(child)][0]])
-                    ordered = ordered and known[id(child)][0] > position
+                    place.append([key, known[id(child)]])
+                    ordered = ordered and known[id(child)] > position
                 else:
                     if shared:
-                        known[id(child)] = len(nodes), child
+                        known[id(child)] = len(nodes)
+                        objects.append(child)
                     place.append([key, len(nodes)])
                     todo.append((len(nodes), child))
                     nodes.append({})
@@ -253,10 +301,12 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
             values.append(value)
         nodes[position] = row
     if ordered:
-        return Encoded(nodes, leaves, values, classes)
+        return Encoded(nodes, leaves, values, classes, attributes, objects)
     order = _behind_parents(nodes)
     classes = {new: classes[old] for new, old in enumerate(order) if old in classes}
-    return Encoded([nodes[position] for position in order], leaves, values, classes)
+    attributes = {new: attributes[old] for new, old in enumerate(order) if old in attributes}
+    nodes, objects = [nodes[old] for old in order], [objects[old] for old in order]
+    return Encoded(nodes, leaves, values, classes, attributes, objects)
 
 
 def _behind_parents(rows: list[dict[str, Any]]) -> list[int]:
@@ -289,13 +339,26 @@ def decode(encoded: Encoded) -> Any:
     >>> decode(encode(TensorDict({"a": 1})))["a"]
     tensor(1)
     """
+    return decode_all(encoded)[0]
+
+
+def decode_all(encoded: Encoded, made: Mapping[int, Core] | None = None) -> list[Any]:
+    """Return all nodes of a tree put together again, with those at the positions in ``made`` as they are."""
     if not encoded.nodes:
         raise FormatError("an encoded tree has at least one node; there is none")
     if not isinstance(encoded.nodes, (list, tuple)):
         raise FormatError(f"the nodes of an encoded tree are a list; got a {type(encoded.nodes).__name__}")
+    if not all(issubclass(cls, Tensor) for cls in {*map(type, encoded.leaves)}):
+        place = next(i for i, leaf in enumerate(encoded.leaves) if not isinstance(leaf, Tensor))
+        raise FormatError(
+            f"{_shown(encoded.nodes, [place])} of the encoded tree is a tensor; got {encoded.leaves[place]!r:.100}"
+        )
     nodes: list[Any] = [None] * len(encoded.nodes)
     # Children stand behind their parent, so walking backwards meets every child first.
     for position in range(len(encoded.nodes) - 1, -1, -1):
+        if made and position in made:
+            nodes[position] = made[position]
+            continue
         row = encoded.nodes[position]
         try:
             groups: list[dict[str, Any]] = [
@@ -329,7 +392,9 @@ def decode(encoded: Encoded) -> Any:
             raise FormatError(
                 f"{_shown(encoded.nodes, position)}, of the kind {tag!r}{writer} cannot be put together: {error!r}"
             ) from error
-    return nodes[0]
+    for position, attributes in encoded.attributes.items():
+        vars(nodes[position]).update(attributes)
+    return nodes
 
 
 def check_node(node: Any) -> Any:
@@ -418,7 +483,7 @@ def path_to(rows: list[dict[str, Any]], at: int | list[int]) -> tuple[str, ...]:
             (key, parent)
             for parent in range(len(rows) if isinstance(at, list) else at)
             for group in ("entries", "members")
-            for key, ref in rows[parent][group]
+            for key, ref in rows[parent].get(group, ())
             if ref == at
         ]
         key, at = above[0]
@@ -426,11 +491,11 @@ def path_to(rows: list[dict[str, Any]], at: int | list[int]) -> tuple[str, ...]:
     return path
 
 
-def _shown(rows: list[dict[str, Any]], position: int) -> str:
-    """Name a node by the keys that lead to it, or by its place where the rows above it are damaged."""
-    with contextlib.suppress(LookupError, TypeError, ValueError):
-        return show_path(path_to(rows, position))
-    return f"node {position}"
+def _shown(rows: list[dict[str, Any]], at: int | list[int]) -> str:
+    """Name a node or leaf by the keys that lead to it, or by its place where the rows above it are damaged."""
+    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+        return show_path(path_to(rows, at))
+    return f"leaf {at[0]}" if isinstance(at, list) else f"node {at}"
 
 
 def _check_row(row: Any, groups: list[dict[str, Any]]) -> None:

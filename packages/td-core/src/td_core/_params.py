@@ -273,7 +273,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             return
         inner = self.__dict__.get("_tensordict")
         if isinstance(value, (nn.Parameter, nn.Module)) or (inner is not None and name in inner._children()):
-            raise TypeError(f"set {name!r} by key: params[{name!r}] = ...")
+            self.register_parameter(name)
         object.__setattr__(self, name, value)
 
     def register_parameter(self, name: str, *args: Any, **kwargs: Any) -> None:
@@ -282,7 +282,10 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         Raises:
             TypeError: always.
         """
-        raise TypeError(f"set {name!r} by key: params[{name!r}] = ..., a Buffer where it is to be one")
+        raise TypeError(
+            f"set {name!r} by key: params[{name!r}] = ..., a Buffer where it is to be one; what computes a parameter anew at "
+            "each call, as pruning and parametrizations do, needs it in a module of its own"
+        )
 
     register_buffer = add_module = register_parameter
 
@@ -378,7 +381,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             return super()._map(fn)
         # Copies of parameters are parameters, which have no past.
         with torch.no_grad():
-            return self._again(self._tensordict._map(_tied(fn)), self._tensordict._leaves())
+            return self._around(self._tensordict._map(_tied(fn)))
 
     # As every other node, which is what it stays.
     _copied = Core._copied
@@ -412,7 +415,9 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
 
     def __copy__(self: SelfT) -> Any:
         """Return a new collection of the same parameters."""
-        return self.clone(False)
+        copied = super().__copy__()
+        copied.training = self.training
+        return copied
 
     def to(self: SelfT, *args: Any, **kwargs: Any) -> Any:
         """Return parameters on another device or of another dtype, tied where they were; as ``TensorDict.to``."""
@@ -612,12 +617,12 @@ def _as_parameter(leaf: Tensor) -> Tensor:
 
 
 def _tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function that copies what stands under several keys once; see :func:`copies`."""
+    """Return a function that copies what stands under several keys once, each in its role; see :func:`copies`."""
     made: dict[int, Tensor] = {}
 
     def copy(leaf: Tensor) -> Tensor:
         if id(leaf) not in made:
-            made[id(leaf)] = fn(leaf)
+            made[id(leaf)] = _like_parameter(fn(leaf), leaf)
         return made[id(leaf)]
 
     copy.func = copy_of  # type: ignore[attr-defined]

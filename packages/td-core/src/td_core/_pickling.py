@@ -6,7 +6,8 @@ function, and is read with ``weights_only=True`` where those values are plain.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copyreg
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from itertools import chain
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from ._buffers import Leaves
 from ._collection import Core, note_key
 from ._foreach import PLAIN
 from ._labels import arrived
-from ._nodes import Encoded, decode, encode, path_to
+from ._nodes import KINDS, Encoded, decode, decode_all, encode, path_to
 from ._torch_private import ragged_dim
 
 SelfT = TypeVar("SelfT", bound="Pickling")
@@ -30,14 +31,19 @@ _DEEP = frozenset({torch.strided, torch.jagged, torch.sparse_coo})
 
 
 def rebuild(
-    nodes: list[dict[str, Any]], leaves: list[Tensor], values: list[Any], classes: dict[int, type]
+    nodes: list[dict[str, Any]],
+    leaves: list[Tensor],
+    values: list[Any],
+    classes: dict[int, type],
+    attributes: dict[int, dict[str, Any]] | None = None,
 ) -> Any:
     """Return the collection that :meth:`Pickling.__reduce_ex__` took apart.
 
-    ``classes`` are those of nodes that name one; listing them makes pickle import them first, or make them.
+    ``classes`` are those of nodes that name one; listing them makes pickle import them first, or make them. ``attributes`` are
+    those of the nodes below; those of the first are given to it when it is there, for they may refer to it.
     """
     leaves = leaves.tensors if isinstance(leaves, Leaves) else leaves
-    return arrived(decode(Encoded(nodes, leaves, values, classes)), nodes, leaves)
+    return arrived(decode(Encoded(nodes, leaves, values, classes, attributes or {})), nodes, leaves)
 
 
 def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
@@ -47,7 +53,38 @@ def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
     """
     encoded = encode(node, shared=True)
     leaves = Leaves(encoded.leaves) if protocol > 2 else _apart(encoded.leaves)
-    return encoded.nodes, leaves, encoded.values, encoded.classes
+    encoded.attributes.pop(0, None)
+    encoded.classes = portable(encoded.classes)
+    return _state(encoded, leaves)
+
+
+def _state(encoded: Encoded, leaves: Any) -> tuple[Any, ...]:
+    # Releases that know of no attributes read what has none.
+    more = (encoded.attributes,) if encoded.attributes else ()
+    return encoded.nodes, leaves, encoded.values, encoded.classes, *more
+
+
+class _Reduced:
+    """Stands for a class in a pickle."""
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.parts
+
+
+def portable(classes: Mapping[int, type]) -> dict[int, Any]:
+    """Return classes by position as a pickle takes them: those that :mod:`copyreg` reduces, reduced.
+
+    cloudpickle does not ask it, and writes a class that has no name as a copy, which is another class where it is read.
+    """
+    found: dict[int, Any] = dict(classes)
+    for position, cls in classes.items():
+        reduce = copyreg.dispatch_table.get(type(cls))
+        if reduce is not None and isinstance(parts := reduce(cls), tuple):
+            found[position] = _Reduced(parts)
+    return found
 
 
 def _apart(leaves: list[Tensor]) -> list[Tensor]:
@@ -126,25 +163,36 @@ def set_foreign_state(read: Callable[[type, Any], Any]) -> None:
 
 
 class Pickling(Core):
-    """What pickle and copy ask for."""
+    """What pickle and copy ask for.
+
+    Deep copies and pickles keep the attributes that were set on instances of subclasses, and on modules, at every level, and
+    :func:`copy.copy` those of the object itself; operations and other formats do not.
+    """
 
     __slots__ = ()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Return the collection as a function and plain arguments."""
+        """Return the collection as a function and plain arguments, or as its class does in a way of its own."""
+        cls: Any = type(self)
+        if cls.__reduce__ is not object.__reduce__ or cls.__getstate__ is not Pickling.__getstate__:
+            return object.__reduce_ex__(self, protocol)  # type: ignore[return-value]
+        reduced = None
         for attachment in attachments(self):
-            reduced = attachment.pickled(self, protocol)
-            if reduced is not None:
-                return reduced
-        return rebuild, take_apart(self, protocol)
+            reduced = reduced or attachment.pickled(self, protocol)
+        reduced = reduced or (rebuild, take_apart(self, protocol))
+        attributes = KINDS.attributes_of(self)
+        return (*reduced, (attributes,)) if attributes else reduced
 
     def __getstate__(self) -> tuple[Any, ...]:
         """Return what ``__setstate__`` takes: the encoded tree."""
         encoded = encode(self, shared=True)
-        return encoded.nodes, encoded.leaves, encoded.values, encoded.classes
+        return _state(encoded, encoded.leaves)
 
     def __setstate__(self, state: Any) -> None:
-        """Become the collection that ``__getstate__`` took apart."""
+        """Become the collection that ``__getstate__`` took apart, or take the attributes of one."""
+        if len(state) == 1 and isinstance(state, tuple):
+            vars(self).update(state[0])
+            return
         if _foreign is not None and isinstance(state, dict):
             decoded = _foreign(type(self), state)
         else:
@@ -166,14 +214,25 @@ class Pickling(Core):
             note_key(error, path_to(encoded.nodes, [len(leaves)]))
             raise
         values = deepcopy(encoded.values, memo)
-        if id(self) in memo:
-            return memo[id(self)]  # a value refers to the collection, so that was copied with it
-        memo[id(self)] = copied = decode(Encoded(encoded.nodes, leaves, values, encoded.classes))
-        return copied
+        # What a value refers to was copied with it, and so may be what a list that is copied holds.
+        places = list(map(id, encoded.objects))
+        made = {i: memo[place] for i, place in enumerate(places) if place in memo}
+        if 0 in made:
+            return made[0]
+        copied = decode_all(Encoded(encoded.nodes, leaves, values, encoded.classes), made)
+        memo.setdefault(id(memo), []).append(encoded.objects)
+        memo.update(zip(places, copied))
+        for position, attributes in encoded.attributes.items():
+            if position not in made:
+                vars(copied[position]).update(deepcopy(attributes, memo))
+        return copied[0]
 
     def __copy__(self: SelfT) -> SelfT:
         """Return a shallow copy: new levels, the same leaves."""
-        return self._shallow()
+        copied = self._shallow()
+        if attributes := KINDS.attributes_of(self):
+            vars(copied).update(attributes)
+        return copied
 
 
 torch.serialization.add_safe_globals([rebuild])

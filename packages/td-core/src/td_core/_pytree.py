@@ -273,7 +273,7 @@ def _register_as_kind(cls: Any) -> None:
         children = dict(node._children())
         values = list(children.values())
         shell = Shell(
-            node._with_children({}, **bare), KINDS.of(cls).flatten(node._with_children(children, **bare))
+            node._with_children({}, **bare), KINDS.of(cls).record_of(node._with_children(children, **bare))
         )
         return values, (tuple(children), sizes_of(node, values), node.device, node._names, shell)
 

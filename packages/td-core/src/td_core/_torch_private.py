@@ -16,8 +16,8 @@ from torch import Tensor
 from .errors import StructureError
 
 __all__ = [
-    "are_followed", "base_of", "before_transforms", "default_collate_functions", "end_graph",
-    "foreach_kernel", "functorch_level", "is_caller", "is_read_only_view", "looks", "nested_view", "plain_results", "ragged_dim",
+    "are_followed", "base_of", "before_transforms", "default_collate_functions", "end_graph", "foreach_kernel",
+    "functorch_level", "is_caller", "is_read_only_view", "looks", "map_location", "nested_view", "plain_results", "ragged_dim",
     "users_of",
 ]  # fmt: skip
 
@@ -37,6 +37,18 @@ def foreach_kernel(name: str) -> Callable[..., Any] | None:
     True
     """
     return _found(f"_foreach_{name}")  # type: ignore[no-any-return]
+
+
+def map_location() -> Any:
+    """Return where a call of ``torch.load`` that is under way in this thread puts what it reads, None where it does not say.
+
+    >>> map_location() is None
+    True
+    """
+    return getattr(_LOADING, "map_location", None)
+
+
+_LOADING: Any = _found("serialization._serialization_tls")
 
 
 def _unknown_level() -> bool:

@@ -20,6 +20,7 @@ from td_core._labels import arrived, relabel
 from td_core._locking import lock
 from td_core._nodes import KINDS, Encoded
 from td_core._ops.moving import Target, move
+from td_core._pickling import portable
 from td_core._torch_private import looks
 from td_core.errors import StructureError
 
@@ -109,7 +110,7 @@ def _parts(node: Any) -> tuple[Any, Iterable[str], Collection[Any]]:
         # What its header is made of, so that nothing is made: this is asked before every message.
         held = node._children()
         return (node.batch_size, node.device, node._names, node._locked), held, held.values()
-    record = KINDS.of(node).flatten(node)
+    record = KINDS.of(node).record_of(node)
     children = [*record.entries.values(), *record.members.values()]
     return record.meta, [*record.entries, *record.members, *record.values], children
 
@@ -220,12 +221,11 @@ class Consolidated(Attachment):
         if taken.layout is None or taken.loses_grad:
             return None
         if taken.schema is None:
-            taken.schema = json.dumps(
-                [taken.encoded.nodes, _storage.to_columns(taken.layout)], separators=(",", ":")
-            )
+            nodes = taken.encoded.nodes
+            taken.schema = _file.as_json([nodes, _storage.to_columns(taken.layout)], nodes)
         # torch.save asks for protocol 2, and writes tensors itself.
         storage = [self.storage] if protocol <= 2 else Leaves([self.storage], in_place=True)
-        return rebuild, (taken.schema, storage, taken.encoded.values, taken.encoded.classes)
+        return rebuild, (taken.schema, storage, taken.encoded.values, portable(taken.encoded.classes))
 
 
 def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], classes: dict[int, type]) -> Any:

@@ -32,6 +32,7 @@ from td_core._nodes import KINDS, Encoded
 from td_core._values import join_at, readable, split_at
 from td_core.errors import (
     BatchSizeError,
+    CodecError,
     DimNamesError,
     FormatError,
     MissingPluginError,
@@ -71,11 +72,31 @@ def trailer(tree: Any, encoded: Encoded, layout: Layout) -> bytes:
     """
     try:
         text = json.dumps(_plain(tree, encoded, layout)).encode()
-    except (UnsayableError, RecursionError):
-        text = json.dumps({"cls": GENERAL, "td": describe(encoded, layout)}).encode()
+    except (UnsayableError, RecursionError, TypeError):
+        text = as_json({"cls": GENERAL, "td": describe(encoded, layout)}, encoded.nodes).encode()
     text += b" " * (-(layout.nbytes + len(text) + 8) % WHOLE)  # as room() says
     check_length(text, LARGEST_JSON)
     return text + len(text).to_bytes(8, "little", signed=True)
+
+
+def as_json(table: Any, nodes: list[dict[str, Any]]) -> str:
+    """Return a table with encoded nodes as JSON.
+
+    Raises:
+        CodecError: the header of a node is none; names its key and kind.
+    """
+    try:
+        return json.dumps(table, separators=(",", ":"))
+    except TypeError:
+        for path, node in _paths.walk(nodes):
+            try:
+                json.dumps(node)
+            except TypeError as error:
+                kind = node["kind"]  # type: ignore[index]  # a leaf is a number
+                raise CodecError(
+                    f"cannot store the metadata of {show_path(path)}, of the kind {kind!r}: {error}"
+                ) from error
+        raise
 
 
 def check_length(text: bytes, largest: int) -> None:
@@ -99,11 +120,12 @@ def write(
     whole = [*parts, (nbytes, vector(end))]
     try:
         with open(temporary, "wb") as file:
-            for part in whole if num_threads < 2 else ():
-                _put(file, part)
-        if num_threads > 1:
-            with ThreadPoolExecutor(num_threads) as pool:
-                list(pool.map(partial(_put_alone, temporary), whole))
+            if num_threads > 1 and hasattr(os, "pwrite"):
+                with ThreadPoolExecutor(num_threads) as pool:
+                    list(pool.map(partial(_put_at, file.fileno()), whole))
+            else:
+                for part in whole:
+                    _put(file, part)
         mapped = map_file(temporary)
         with suppress(FileNotFoundError):
             shutil.copymode(path, temporary)
@@ -119,9 +141,13 @@ def _put(file: BinaryIO, part: tuple[int, Tensor]) -> None:
     file.write(bytes_of(data))
 
 
-def _put_alone(path: Path, part: tuple[int, Tensor]) -> None:
-    with open(path, "r+b") as file:  # each thread has a position of its own
-        _put(file, part)
+def _put_at(fd: int, part: tuple[int, Tensor]) -> None:
+    """Write a part as threads can that share one open file, of which a process may not have many."""
+    start, data = part
+    view = bytes_of(data)
+    while len(view):
+        done = os.pwrite(fd, view, start)
+        view, start = view[done:], start + done
 
 
 def map_file(path: Path) -> Tensor:
@@ -333,7 +359,7 @@ def _record(node: Any) -> tuple[str, Record]:
     layout = kind.layouts.get(FORMAT)
     if layout is None or type(node) is not kind.type:
         raise UnsayableError
-    return layout.names[0], layout.flatten(node)
+    return layout.names[0], kind.record_of(node, FORMAT)
 
 
 def _plain_leaf(key: str, leaf: Leaf) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def in_order(collection: Any) -> list[Tensor]:
                 )
             leaves.append(node.detach())
             continue
-        record = KINDS.of(node).flatten(node)
+        record = KINDS.of(node).record_of(node, path=path)
         todo.extend((record.entries[key], (*path, key)) for key in sorted(record.entries, reverse=True))
         todo.extend((child, (*path, key)) for key, child in reversed([*record.members.items()]))
     return leaves

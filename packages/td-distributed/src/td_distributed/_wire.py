@@ -202,7 +202,7 @@ def _announced(collection: Any, together: bool) -> tuple[Message, Encoded, Tenso
 
 def _announce(encoded: Encoded, layout: Layout, together: bool) -> Message:
     described = _file.describe(encoded, layout)
-    header = json.dumps({"together": together, **described}, separators=(",", ":")).encode()
+    header = _file.as_json({"together": together, **described}, encoded.nodes).encode()
     _file.check_length(header, LARGEST_HEADER)
     return Message(header, layout, encoded.nodes, described["values"], together)
 

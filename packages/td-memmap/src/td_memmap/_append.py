@@ -37,8 +37,8 @@ def append_memmap(prefix: str | Path, rows: Core, *, allow_pickle: bool | None =
     The directory is that of a whole save, or of a level of one below levels without batch dims.
 
     Collections that are mapped already keep their rows. Non-tensor values must be the saved ones, and dim names stay, as in
-    :meth:`update`; lazy stacks, stacks of values and nested tensors cannot grow. A save with checksums is read whole, to be
-    checked and to get new ones.
+    :meth:`update`; lazy stacks, stacks of values, nested tensors and levels in the general form (of a kind of another package, or
+    with a key such as ``"shape"``) cannot grow. A save with checksums is read whole, to be checked and to get new ones.
 
     Args:
         prefix: the directory.
@@ -142,6 +142,8 @@ def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> 
     size = list(level.batch_size)
     if not size or theirs["shape"] != [count, *size[1:]]:
         raise _misfit(tree, f"{where} has the batch size {size}, the rows have {theirs['shape']}")
+    if size[0] + count >= 1 << 63:
+        raise _misfit(tree, f"{where} has {size[0]} rows, and {count} more are more than a tensor can have")
     meta["shape"][0] += count
     for name in node.leaves:
         meta[name]["shape"][0] += count

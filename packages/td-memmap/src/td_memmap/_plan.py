@@ -121,11 +121,9 @@ def make_plan(
     return planner.plan
 
 
-def take_apart(node: Core) -> Record:
-    """Return the record of a node in this format."""
-    kind = KINDS.of(node)
-    layout = kind.layouts.get(FORMAT)
-    return kind.flatten(node) if layout is None else layout.flatten(node)
+def take_apart(node: Core, path: KeyPath = ()) -> Record:
+    """Return the record of a node at ``path`` in this format."""
+    return KINDS.of(node).record_of(node, FORMAT, path)
 
 
 def collect(tree: Core, *, content: bool) -> Plan:
@@ -135,7 +133,7 @@ def collect(tree: Core, *, content: bool) -> Plan:
     while todo:
         node, path = todo.pop()
         planner.plan.nodes.append((node, ()))
-        record = take_apart(node)
+        record = take_apart(node, path)
         todo.extend((child, (*path, key)) for key, child in record.members.items())
         for key, child in record.entries.items():
             if isinstance(child, Tensor):
@@ -176,13 +174,12 @@ class _Planner:
             self.plan.directories.append(parts)
         self.plan.nodes.append((node, parts))
         kind = KINDS.of(node)
-        layout = kind.layouts.get(FORMAT)
-        if layout is not None:
-            record = layout.flatten(node)
+        if FORMAT in kind.layouts:
+            record = take_apart(node, key)
             values = self._values(record, key)
             if self._plain(node, record, values, names):
                 return self._as_reference(this, kind, record, values)
-        record = kind.flatten(node)
+        record = kind.record_of(node, path=key)
         return self._general(this, kind, record, self._values(record, key))
 
     def _as_reference(

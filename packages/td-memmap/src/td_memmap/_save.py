@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -179,20 +180,23 @@ class _Writer:
             data = without_elements(file.tensor.dtype, file.shape)
             self._keep(file, MemoryMappedTensor._on(data, Place(file.shape, path)))
         elif pool is None or file.nbytes < _WORTH_A_THREAD:
-            self._fill(file, self._open(file, path), path)
+            self._fill(file, self._open(file, path, running), path)
         else:
-            work = file, self._open(file, path), path
+            work = file, self._open(file, path, running), path
             try:
                 running.append(pool.submit(self._fill, *work))
             except RuntimeError:
                 # The interpreter ends, and waits for the save that a future stands for, but starts no threads for it.
                 self._fill(*work)
 
-    def _open(self, file: LeafFile, path: str) -> int:
-        try:
-            return self.staging.tree.create(file.parts, file.name)
-        except OSError as error:
-            raise _named(error, file, path) from error
+    def _open(self, file: LeafFile, path: str, running: list[Future[Any]] | None = None) -> int:
+        while True:
+            try:
+                return self.staging.tree.create(file.parts, file.name)
+            except OSError as error:
+                if error.errno != errno.EMFILE or not running:
+                    raise _named(error, file, path) from error
+            running.pop(0).result()  # which has a file open until then
 
     def _fill(self, file: LeafFile, fd: int, path: str) -> None:
         try:

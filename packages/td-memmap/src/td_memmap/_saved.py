@@ -123,7 +123,9 @@ class Saved(Attachment):
 
 
 def _again(parts: tuple[Any, ...], *saved: Any) -> Any:
-    return attach(_pickling.rebuild(*parts), *saved)
+    result = _pickling.rebuild(*parts)
+    # Where torch.load(map_location="meta") asked for no elements, there are none in files either.
+    return attach(result, *saved) if not any(leaf.is_meta for leaf in result._leaves()) else result
 
 
 def saved_of(data: Any) -> Saved | None:

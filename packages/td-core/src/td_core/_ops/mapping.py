@@ -23,6 +23,7 @@ from .._views import IsLeaf
 from ..errors import BatchSizeError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
 from .batch_size import as_batch_size
+from .joining import written
 from .leaf_writes import apart, check_copied
 from .operands import copy_named
 
@@ -74,7 +75,7 @@ class LeafMapping(Core):
 
         Raises:
             KeyPathError: one of ``others`` lacks an entry, and there is no ``default``.
-            BatchSizeError: a result does not start with the batch size.
+            BatchSizeError: a result does not start with the batch size, or ``out`` has not that which is given.
 
         >>> td = TensorDict({"a": 1, "b": {"c": 2}})
         >>> td.apply(lambda leaf: leaf + 1)["b", "c"]
@@ -184,7 +185,7 @@ class _Walk:
         if names is not NO_DEFAULT and names is not None:
             result._set_names(check_names(names, len(result.batch_size)))
         if out is not None:
-            return out.update(result, inplace=out.is_locked)
+            return written(out, result.batch_size, result, inplace=False)
         if propagate_lock and root._locked:
             result.lock_()
         return result

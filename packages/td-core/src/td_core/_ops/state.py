@@ -194,10 +194,7 @@ def _enter(node: Core, out: Any, level: str) -> Iterator[tuple[str, Any]]:
 def _record(node: Core) -> Record | None:
     """Return how a node stands in a state dict, None where its entries say all."""
     kind = KINDS.of(node)
-    layout = kind.layouts.get(FORMAT)
-    if layout is not None:
-        return layout.flatten(node)
-    return kind.flatten(node) if node._opaque else None
+    return kind.record_of(node, FORMAT) if FORMAT in kind.layouts or node._opaque else None
 
 
 def _entries(node: Core) -> Mapping[str, Any]:
