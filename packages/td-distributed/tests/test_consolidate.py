@@ -527,6 +527,16 @@ def test_jagged_leaves_that_share_their_offsets_go_on_to() -> None:
     assert (tree["x"] + tree["y"]).values().tolist() == [3] * 6
 
 
+@pytest.mark.parametrize(
+    "change", [lambda td: td, torch.clone, copy.deepcopy, lambda td: pickle.loads(pickle.dumps(td))]
+)
+@pytest.mark.parametrize("way", CONSOLIDATED)
+def test_jagged_leaves_are_padded_to_their_longest(way: str, change: Any, tmp_path: Path) -> None:
+    tree = TensorDict({"n": jagged(), "t": jagged().transpose(1, 2), "a": torch.ones(2)}, [2])
+    found = change(CONSOLIDATED[way](tree, tmp_path / "td"))
+    assert {key: found[key].to_padded_tensor(0).shape[1:] for key in ("n", "t")} == {"n": (4, 3), "t": (3, 4)}
+
+
 def test_leaves_stand_in_order_and_padded() -> None:
     tree = TensorDict({"a": torch.ones(3, dtype=torch.uint8), "n": {"b": torch.ones(1)}, "c": torch.ones(1)})
     data = storage_of(tree.consolidate())

@@ -656,6 +656,17 @@ def test_fake_tensors(nest: Any, prefix: Path) -> None:
     assert fake["n", "i"].shape == (3, 4)
 
 
+def test_jagged_leaves_are_padded_to_their_longest(prefix: Path) -> None:
+    rows = torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(3, 2)], layout=torch.jagged)
+    td = TensorDict({"n": rows, "t": rows.transpose(1, 2)}, [2])
+    for found in (td.memmap(prefix), TensorDict.load_memmap(prefix), td.memmap()):
+        assert {key: found[key].to_padded_tensor(0).shape[1:] for key in "nt"} == {"n": (3, 2), "t": (2, 3)}
+    # What is filled later may have other lengths than what it is like.
+    like = td.memmap_like(prefix.with_name("like"))["n"]
+    like.offsets().copy_(torch.tensor([0, 4, 4]))
+    assert like.to_padded_tensor(0).shape[1] >= 4
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_without_content(prefix: Path) -> None:
     from torch._subclasses import FakeTensorMode

@@ -14,7 +14,8 @@ from ._torch_private import ragged_dim
 from .errors import StructureError
 
 #: Whether torch takes the least and the greatest length of a jagged tensor: from 2.5 on.
-_TAKES_BOUNDS = "max_seqlen" in signature(torch.nested.nested_tensor_from_jagged).parameters
+_BOUNDS = ("min_seqlen", "max_seqlen")
+_TAKES_BOUNDS = _BOUNDS[1] in signature(torch.nested.nested_tensor_from_jagged).parameters
 
 
 def of_components(plan: Any, key: str, leaf: Tensor, error: Exception) -> Any:
@@ -84,10 +85,33 @@ def _packed(leaf: Any) -> Tensor | None:
 def _jagged(like: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
     """Return the jagged tensor whose components have these lengths; its ragged dim is that of ``like``."""
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    known = lengths.tolist() if _TAKES_BOUNDS else ()
-    # Without them, torch pads to a wrong length where the ragged dim is not the first one.
-    bounds = {"min_seqlen": min(known), "max_seqlen": max(known)} if known else {}
-    return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=ragged_dim(like), **bounds)
+    return jagged(ragged_dim(like), values, offsets, None, extremes(lengths))
+
+
+def extremes(lengths: Tensor) -> tuple[int | None, int | None]:
+    """Return the least and the greatest of the lengths of components; None where there are none."""
+    known = lengths.tolist()
+    return (min(known), max(known)) if known else (None, None)
+
+
+def jagged(
+    dim: int,
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None = None,
+    told: tuple[int | None, int | None] = (None, None),
+) -> Tensor:
+    """Return the jagged tensor of these parts, ragged along ``dim``; see torch.nested.nested_tensor_from_jagged.
+
+    It is told the least and the greatest length of its components, since torch pads one that was not told to the length of all
+    values.
+
+    >>> jagged(1, torch.ones(3), torch.tensor([0, 1, 3]), told=(1, 2)).to_padded_tensor(0)
+    tensor([[1., 0.],
+            [1., 1.]])
+    """
+    bounds = dict(zip(_BOUNDS, told)) if _TAKES_BOUNDS else {}
+    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim, **bounds)
 
 
 def together(like: Tensor, parts: Sequence[Tensor]) -> Tensor:

@@ -19,10 +19,11 @@ from torch.nn import Parameter
 from ._attachments import attachments
 from ._buffers import Leaves
 from ._collection import Core, note_key
+from ._components import jagged
 from ._foreach import PLAIN
 from ._labels import arrived
 from ._nodes import KINDS, Encoded, decode, decode_all, encode, path_to
-from ._torch_private import ragged_dim
+from ._torch_private import ragged_dim, told_lengths
 
 SelfT = TypeVar("SelfT", bound="Pickling")
 
@@ -118,9 +119,8 @@ def _like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
     """Return the leaf that consists of ``parts``, as ``leaf`` does of its own."""
     if not leaf.is_nested:
         return parts[0]
-    values, offsets, *rest = parts
-    lengths = rest[0] if rest else None
-    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=ragged_dim(leaf))
+    lengths = parts[2] if len(parts) > 2 else None
+    return jagged(ragged_dim(leaf), parts[0], parts[1], lengths, told_lengths(leaf))
 
 
 def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:

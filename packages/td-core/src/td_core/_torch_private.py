@@ -18,7 +18,7 @@ from .errors import StructureError
 __all__ = [
     "are_followed", "base_of", "before_transforms", "default_collate_functions", "end_graph", "foreach_kernel",
     "functorch_level", "is_caller", "is_read_only_view", "looks", "map_location", "nested_view", "plain_results", "ragged_dim",
-    "users_of",
+    "told_lengths", "users_of",
 ]  # fmt: skip
 
 
@@ -223,6 +223,15 @@ def ragged_dim(tensor: Tensor) -> int:
     1
     """
     return int(getattr(tensor, "_ragged_idx", 1))
+
+
+def told_lengths(tensor: Tensor) -> tuple[int | None, int | None]:
+    """Return the least and the greatest length of its components, as a jagged nested tensor was told; None for what it was not.
+
+    >>> told_lengths(torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged))
+    (1, 2)
+    """
+    return getattr(tensor, "_maybe_min_seqlen", None), getattr(tensor, "_maybe_max_seqlen", None)
 
 
 _USES: Callable[[int], int] | None = _found("_C._storage_Use_Count")

@@ -173,7 +173,7 @@ class Consolidated(Attachment):
         if taken.layout is None or taken.loses_grad:
             return None
         storage = move(self.storage)
-        leaves = _storage.Views(storage).leaves(taken.layout)
+        leaves = _storage.Views(storage).leaves(taken.layout, taken.encoded.leaves)
         result = taken.together(leaves)
         return attach(result, Consolidated(storage), node._locked)
 

@@ -117,7 +117,7 @@ def consolidate(
             storage[layout.nbytes :] = vector(trailer)
         if path is not None:
             _file.write(path, layout.nbytes, [(0, body)], trailer)
-    result = decode(replace(encoded, leaves=_storage.together(layout, pieces)))
+    result = decode(replace(encoded, leaves=_storage.together(layout, pieces, encoded.leaves)))
     if device is not None:
         relabel(result, where)
     if inplace:

@@ -246,7 +246,7 @@ def assembled(
         BatchSizeError: a leaf or a level contradicts the batch size of the level that it is in.
     """
     _storage.check(layout, len(storage))
-    leaves = list(map(_storage.check_rows, Views(storage).leaves(layout)))
+    leaves = Views(storage).leaves(layout)
     tree = arrived(decode(Encoded(nodes, leaves, values, classes or {})), nodes, leaves)
     _check_shapes(tree)
     return tree
@@ -395,7 +395,7 @@ class _Reader:
         keys = [self._leaves(current, path) for current, path, _ in order]
         layout = Layout(self.leaves, len(self.views.storage))
         _storage.check(layout, layout.nbytes)
-        made = map(_storage.check_rows, self.views.leaves(layout))
+        made = iter(self.views.leaves(layout))
         leaves = [dict(zip(names, islice(made, len(names)))) for names in keys]
         for (current, path, below), here in reversed(list(zip(order, leaves))):
             levels = {key: built[id(each)] for key, each in below}

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from td_core._buffers import as_bytes, has_memory
+from td_core._components import extremes, jagged
 from td_core._foreach import PLAIN
 from td_core._nodes import Encoded
-from td_core._torch_private import ragged_dim
+from td_core._torch_private import ragged_dim, told_lengths
 from td_core.errors import FormatError, StructureError
 
 from . import _paths
@@ -230,27 +231,34 @@ class Views:
         # The safe spelling refuses that a gradient is written into one of several views.
         return zip(whole.unsafe_split_with_sizes([span[1][0] for span in run]))
 
-    def leaves(self, layout: Layout) -> list[Tensor]:
-        """Return all leaves as views on the storage; tied leaves are one tensor."""
-        return together(layout, self.pieces(layout))
+    def leaves(self, layout: Layout, like: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Return all leaves as views on the storage; arguments and errors as for :func:`together`."""
+        return together(layout, self.pieces(layout), like)
 
 
-def together(layout: Layout, pieces: list[Pieces]) -> list[Tensor]:
-    """Return the leaves that pieces make; tied leaves are one tensor."""
-    jagged: dict[int, Tensor] = {}
+def together(layout: Layout, pieces: list[Pieces], like: Sequence[Tensor] = ()) -> list[Tensor]:
+    """Return the leaves that pieces make; tied leaves are one tensor.
+
+    They are copies of those of ``like``, which may still be on their way; without those they come from outside, are there,
+    and are checked.
+
+    Raises:
+        FormatError: the rows of a jagged tensor from outside lie outside of its values.
+    """
+    known: dict[int, Tensor] = {}
     result = []
-    for leaf, parts in zip(layout.leaves, pieces, strict=True):
-        if leaf.ragged_idx is None:
+    for i, (leaf, parts) in enumerate(zip(layout.leaves, pieces, strict=True)):
+        dim = leaf.ragged_idx
+        if dim is None:
             result.append(parts[0])
-        else:
-            made = jagged.get(id(parts))
-            if made is None:
-                values, offsets, *lengths = parts
-                made = torch.nested.nested_tensor_from_jagged(
-                    values, offsets, lengths[0] if lengths else None, jagged_dim=leaf.ragged_idx
-                )
-                jagged[id(parts)] = made
-            result.append(made)
+            continue
+        made = known.get(id(parts))
+        if made is None:
+            told = told_lengths(like[i]) if like else _extremes(dim, *parts)
+            made = known[id(parts)] = jagged(
+                dim, parts[0], parts[1], parts[2] if len(parts) > 2 else None, told
+            )
+        result.append(made)
     return result
 
 
@@ -519,23 +527,21 @@ def check(layout: Layout, nbytes: int) -> None:
         end, owner = stop, (start, stop)
 
 
-def check_rows(leaf: Tensor) -> Tensor:
-    """Return a leaf that was read; torch itself does not look where the rows of a jagged tensor lie.
+def _extremes(dim: int, values: Tensor, offsets: Tensor, *rest: Tensor) -> tuple[int | None, int | None]:
+    """Return the least and the greatest length of the components of a jagged tensor that was read.
+
+    torch itself does not look where its rows lie.
 
     Raises:
         FormatError: they lie outside of its values.
-
-    >>> check_rows(torch.ones(2))
-    tensor([1., 1.])
     """
-    if not leaf.is_nested or leaf.is_meta:
-        return leaf
-    (values, offsets, *rest), ragged = pieces_of(leaf)
+    if values.is_meta:
+        return None, None
     if any(piece.dim() != 1 or piece.dtype not in (torch.int64, torch.int32) for piece in (offsets, *rest)):
         raise FormatError("the offsets or lengths of a jagged tensor are no vector of integers")
-    if ragged is None or not 1 <= ragged <= values.dim():
-        raise FormatError(f"the ragged dim of a jagged tensor is {ragged}, of {values.dim() + 1} dims")
-    starts, size = offsets[:-1], values.shape[ragged - 1]
+    if not 1 <= dim <= values.dim():
+        raise FormatError(f"the ragged dim of a jagged tensor is {dim}, of {values.dim() + 1} dims")
+    starts, size = offsets[:-1], values.shape[dim - 1]
     lengths = rest[0] if rest else offsets.diff()
     if (
         len(offsets) < 1
@@ -547,4 +553,4 @@ def check_rows(leaf: Tensor) -> Tensor:
         raise FormatError(
             f"the rows of a jagged tensor lie outside of its {size} values: {offsets.tolist()!r:.60}"
         )
-    return leaf
+    return extremes(lengths)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from td_core._collection import Core, show_path
+from td_core._components import extremes, jagged
 from td_core._nodes import Record, check_node
 from td_core._value_types import CONTAINERS
 from td_core._values import join_at
@@ -36,7 +37,7 @@ from ._limits import check_mappings
 from ._meta import LIMIT, At, LeafEntry, Level, check_shape, describe, find, read_json, read_level
 from ._plan import FORMAT, KeyPath
 from ._progress import Progress, reporter
-from ._shapes import element_count, jagged, without_elements
+from ._shapes import element_count, without_elements
 from ._tensor import MemoryMappedTensor, Place, map_file, plain
 
 _CPU = torch.device("cpu")
@@ -526,7 +527,10 @@ class Reader:
         if lengths is not None and bool(((lengths < 0) | (lengths > size - offsets[:-1])).any()):
             at = self._at(node, stem + ".lengths.memmap")
             raise at.damaged("the lengths", lengths.tolist()[:10], f"from the offsets, within {size}")
-        return jagged(ragged, plain(values), plain(offsets), None if lengths is None else plain(lengths))
+        told = extremes(steps if lengths is None else lengths)
+        return jagged(
+            ragged, plain(values), plain(offsets), None if lengths is None else plain(lengths), told
+        )
 
     def _build(self, node: Node) -> Any:
         """Put a node together, of what is below it."""

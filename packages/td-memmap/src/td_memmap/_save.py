@@ -13,7 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from td_core._collection import Core, changed_meanwhile, same, show_path
+from td_core._components import jagged
 from td_core._devices import wait_for
+from td_core._torch_private import told_lengths
 
 from . import _fs, _names
 from ._anonymous import AnonymousFile, align
@@ -27,7 +29,7 @@ from ._pieces import pieces
 from ._plan import LeafFile, Plan, collect, make_plan, take_apart
 from ._progress import Progress, reporter
 from ._saved import attach
-from ._shapes import element_count, jagged, shaped, without_elements
+from ._shapes import element_count, shaped, without_elements
 from ._tensor import MemoryMappedTensor, Place, is_there, is_whole, map_file, plain
 
 # A smaller file is written faster than it is handed to another thread (measured: even at 0.3 to 1 MB). Without being
@@ -150,7 +152,8 @@ class _Writer:
             staging.write_last(*plan.texts[-1][1:])
             staging.publish()
         for leaf, files, ragged in plan.jagged:
-            self.mapped[id(leaf)] = jagged(ragged, **{role: self.files[file] for role, file in files.items()})
+            made_of = {role: self.files[file] for role, file in files.items()}
+            self.mapped[id(leaf)] = jagged(ragged, **made_of, told=_told(leaf, options.like))
         return finish(tree, plan, self.mapped, self.prefix, options)
 
     def _write_leaves(self) -> None:
@@ -290,6 +293,11 @@ class _Writer:
         self.staging.tree.write((), _names.MANIFEST, text, sync=self.options.durable)
 
 
+def _told(leaf: Tensor, like: bool) -> tuple[int | None, int | None]:
+    """Return what a copy of a jagged leaf is told of the lengths of its components; one without content gets others."""
+    return (None, None) if like else told_lengths(leaf)
+
+
 def _mapped_in(tree: Tree, file: LeafFile) -> os.stat_result | None:
     """Return the status of the file of a leaf in a directory, if the leaf is mapped to it, as a whole."""
     leaf = file.tensor
@@ -338,7 +346,8 @@ def save_anonymous(tree: Core, options: Options) -> Any:
             mapped[id(file.leaf)] = files[file]
         report(file.nbytes)
     for leaf, parts, ragged in plan.jagged:
-        mapped[id(leaf)] = jagged(ragged, **{role: plain(files[file]) for role, file in parts.items()})
+        made_of = {role: plain(files[file]) for role, file in parts.items()}
+        mapped[id(leaf)] = jagged(ragged, **made_of, told=_told(leaf, like))
     return finish(tree, plan, mapped, None, options)
 
 

@@ -85,8 +85,3 @@ def as_shape(shape: Any) -> Shape:
     # torch says what is wrong with one that no tensor can have.
     torch.empty(size, dtype=torch.uint8, device="meta")
     return size
-
-
-def jagged(ragged: int, values: Tensor, offsets: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Return the jagged nested tensor of its parts."""
-    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=ragged)
