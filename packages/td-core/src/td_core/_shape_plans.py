@@ -471,7 +471,7 @@ def split_plan(batch: Shape, split_size: int | Sequence[int], dim: int) -> Split
     if size == 0:
         return Split(batch, dim, [0])
     rest = size % split_size
-    return Split(batch, dim, [split_size] * (size // split_size) + [rest] * (rest > 0))
+    return Split(batch, dim, [split_size] * (size // split_size) + ([rest] if rest else []))
 
 
 @remembered

@@ -215,11 +215,10 @@ class TensorDict(TensorDictBase):
         return self._data
 
     def _get_child(self, key: str) -> Child:
-        try:
-            return self._data[key]
-        except KeyError:
-            # Also where another thread removed it after this one listed the keys.
-            raise KeyPathError(f"key {key!r} not found in {type(self).__name__}") from None
+        child = self._data.get(key)
+        if child is None:  # also where another thread removed it after this one listed the keys
+            raise KeyPathError(f"key {key!r} not found in {type(self).__name__}")
+        return child
 
     def _set_child(self, key: str, value: Child) -> None:
         self._data[key] = value

@@ -109,7 +109,7 @@ def common_prefix(shapes: Iterable[tuple[int, ...]], limit: int | None = None) -
     ((3, 4), (3,))
     """
     prefix: list[int] = []
-    for sizes in zip(*shapes, strict=False):
+    for sizes in zip(*shapes):
         if len(prefix) == limit or sizes.count(sizes[0]) != len(sizes) or sizes[0] < 0:
             break
         prefix.append(sizes[0])

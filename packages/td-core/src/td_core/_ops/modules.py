@@ -421,7 +421,7 @@ class Modules(Core):
                     if (plain or held is None) and slots is parameters and not isinstance(owner, Core):
                         slots, held = _place(owner, key, child, copy, plain, homes)
                     # What a collection holds may be a level or a value.
-                    if held is None or (modules is parameters and not isinstance(held, Tensor)):
+                    if held is None or (not isinstance(held, Tensor) and modules is parameters):
                         raise KeyPathError(
                             f"{show_path((*path, key))}: {type(owner).__name__} has no parameter or buffer {key!r}"
                         )

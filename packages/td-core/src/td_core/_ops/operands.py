@@ -94,7 +94,7 @@ def combine(
     elif isinstance(other, np.generic):
         operand = other.item()
     # What was not walked with the leaves, parts of a tensor, may have any class.
-    walked = bool(leaves) or type(operand) is not list
+    walked = len(leaves) > 0 or type(operand) is not list
     if not leaves:
         levels = node._collect(leaves)
     if type(operand) is list and not operand:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -253,9 +252,10 @@ def _filled_with(value: Any) -> Any:
 def _choose_or(node: Any, value: Any, condition: Tensor) -> Any:
     """Return the elements of ``node`` where ``condition`` is true, and those of a number or tensor elsewhere."""
     if isinstance(value, (int, float, complex)):
-        # One tensor may stand for the whole batch, with nothing to choose: that it fails is said with its key below.
-        with suppress(StructureError):
+        try:
             return _mapped("where", node, _WHERE, condition, value)
+        except StructureError:
+            pass  # one tensor may stand for the whole batch, with nothing to choose: what fails is said with its key below
     if isinstance(value, Tensor) and value.ndim:
         node = node.contiguous()
     other = each_leaf("where", node, _filled_with(value))
