@@ -215,8 +215,8 @@ class TensorDict(TensorDictBase):
         return self._data
 
     def _get_child(self, key: str) -> Child:
-        child = self._data.get(key)
-        if child is None:  # also where another thread removed it after this one listed the keys
+        child: Any = self._data.get(key, NO_DEFAULT)
+        if child is NO_DEFAULT:  # also where another thread removed it after this one listed the keys
             raise KeyPathError(f"key {key!r} not found in {type(self).__name__}")
         return child
 
