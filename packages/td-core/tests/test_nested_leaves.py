@@ -291,3 +291,26 @@ def test_a_write_at_an_index_makes_no_nested_tensor(layout: torch.layout) -> Non
     ):
         td[:] = {"n": {"at": torch.zeros(2), "j": leaf}}
     assert td["n", "at"].tolist() == [0, 1] and list(td["n"].keys()) == ["at"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        lambda: torch.nested.nested_tensor_from_jagged(
+            torch.arange(6.0), torch.tensor([0, 3, 6]), lengths=torch.tensor([1, 2])
+        ),
+    ],
+    ids=["strided", "jagged", "with lengths"],
+)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda td: td[:], lambda td: td.reshape(2), lambda td: td[torch.arange(2)],
+        lambda td: td.chunk(1)[0], lambda td: td.split(2)[0],
+    ],
+)  # fmt: skip
+def test_components_that_stay_in_place_are_no_copies(change, make):
+    leaf = make()
+    assert change(TensorDict({"n": leaf}, [2]))["n"] is leaf

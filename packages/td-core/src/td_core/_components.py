@@ -52,26 +52,30 @@ def _chosen(leaf: Tensor, choices: Sequence[Tensor]) -> list[Tensor]:
             f"a nested tensor has one batch dim, of its {count} components; the result would have "
             f"{choices[0].ndim}, {list(choices[0].shape)}"
         )
+    everything = torch.arange(count, device="cpu")
     values = _packed(leaf) if dims == {1} else None
-    if values is None:
-        parts = leaf.unbind()
-        return [
-            together(leaf, [parts[i] for i in at.tolist()]) if at.ndim else parts[int(at)] for at in choices
-        ]
-    offsets, everything, results = leaf.offsets(), torch.arange(count, device="cpu"), []  # type: ignore[attr-defined]
-    ends, dim = offsets[1:], ragged_dim(leaf) - 1
-    sizes = offsets.diff()
-    for positions in choices:
-        if torch.equal(positions, everything):
-            results.append(leaf)
-            continue
-        at = positions.to(offsets.device)
+    choose = _by_component(leaf) if values is None else _by_offset(leaf, values)
+    return [leaf if torch.equal(at, everything) else choose(at) for at in choices]
+
+
+def _by_component(leaf: Tensor) -> Callable[[Tensor], Tensor]:
+    parts = leaf.unbind()
+    return lambda at: together(leaf, [parts[i] for i in at.tolist()]) if at.ndim else parts[int(at)]
+
+
+def _by_offset(leaf: Any, values: Tensor) -> Callable[[Tensor], Tensor]:
+    offsets, dim = leaf.offsets(), ragged_dim(leaf) - 1
+    ends, sizes = offsets[1:], offsets.diff()
+
+    def choose(at: Tensor) -> Tensor:
+        at = at.to(offsets.device)
         lengths = sizes[at]
         # What each position along the ragged dim moves by, and so where its content comes from.
         steps = (ends[at] - lengths.cumsum(0)).repeat_interleave(lengths)
         rows = steps + torch.arange(len(steps), device=steps.device)
-        results.append(_jagged(leaf, values.index_select(dim, rows), lengths))
-    return results
+        return _jagged(leaf, values.index_select(dim, rows), lengths)
+
+    return choose
 
 
 def _packed(leaf: Any) -> Tensor | None:
@@ -85,7 +89,7 @@ def _packed(leaf: Any) -> Tensor | None:
 def _jagged(like: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
     """Return the jagged tensor whose components have these lengths; its ragged dim is that of ``like``."""
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    return jagged(ragged_dim(like), values, offsets, None, extremes(lengths))
+    return jagged(ragged_dim(like), values, offsets, told=extremes(lengths))
 
 
 def extremes(lengths: Tensor) -> tuple[int | None, int | None]:
@@ -99,6 +103,7 @@ def jagged(
     values: Tensor,
     offsets: Tensor,
     lengths: Tensor | None = None,
+    *,
     told: tuple[int | None, int | None] = (None, None),
 ) -> Tensor:
     """Return the jagged tensor of these parts, ragged along ``dim``; see torch.nested.nested_tensor_from_jagged.

@@ -28,7 +28,7 @@ def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
     if type(key) is str:
         return (key,)
     if isinstance(key, str):
-        return ("".join((key,)),)
+        return ("".join((key,)),)  # str() of a member of an enumeration is its name
     if isinstance(key, tuple) and key:
         for part in key:
             if type(part) is not str:

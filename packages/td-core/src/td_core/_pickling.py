@@ -117,10 +117,7 @@ def _parts(leaf: Any) -> list[Tensor]:
 
 def _like(leaf: Tensor, parts: list[Tensor]) -> Tensor:
     """Return the leaf that consists of ``parts``, as ``leaf`` does of its own."""
-    if not leaf.is_nested:
-        return parts[0]
-    lengths = parts[2] if len(parts) > 2 else None
-    return jagged(ragged_dim(leaf), parts[0], parts[1], lengths, told_lengths(leaf))
+    return jagged(ragged_dim(leaf), *parts, told=told_lengths(leaf)) if leaf.is_nested else parts[0]
 
 
 def copy_plain(leaves: list[Tensor], memo: dict[int, Any]) -> None:

@@ -255,9 +255,7 @@ def together(layout: Layout, pieces: list[Pieces], like: Sequence[Tensor] = ()) 
         made = known.get(id(parts))
         if made is None:
             told = told_lengths(like[i]) if like else _extremes(dim, *parts)
-            made = known[id(parts)] = jagged(
-                dim, parts[0], parts[1], parts[2] if len(parts) > 2 else None, told
-            )
+            made = known[id(parts)] = jagged(dim, *parts, told=told)
         result.append(made)
     return result
 

@@ -528,9 +528,8 @@ class Reader:
             at = self._at(node, stem + ".lengths.memmap")
             raise at.damaged("the lengths", lengths.tolist()[:10], f"from the offsets, within {size}")
         told = extremes(steps if lengths is None else lengths)
-        return jagged(
-            ragged, plain(values), plain(offsets), None if lengths is None else plain(lengths), told
-        )
+        rest = () if lengths is None else (plain(lengths),)
+        return jagged(ragged, plain(values), plain(offsets), *rest, told=told)
 
     def _build(self, node: Node) -> Any:
         """Put a node together, of what is below it."""
