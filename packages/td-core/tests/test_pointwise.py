@@ -908,6 +908,38 @@ def test_leaves_of_a_collection_that_was_not_told_its_batch_size_stand_beside_eq
     assert (named == TensorDict({"a": td["a"], "b": {"c": td["b", "c"]}})).all()
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("told", [[3], [3, 2]])
+def test_levels_with_batch_dims_of_their_own_stand_beside_equal_ones(told: list[int], stacked: bool) -> None:
+    deep = {"d": torch.rand(3, 2, 4), "e": torch.rand(3, 2)}
+    leaves = {"c": torch.rand(3, 2), **deep}
+    td = TensorDict(
+        {"a": torch.rand(3), "b": TensorDict({**leaves, "n": TensorDict(deep, [3, 2])}, told)}, [3]
+    )
+    below = TensorDict({**leaves, "n": TensorDict(deep, [3, 2])}, [3, 2])
+    other = TensorDict({"a": td["a"], "b": below})
+    named = lazy_stack(list(td.unbind(0))) if stacked else td
+    for result in (named - other, other - named, named.clone().sub_(other), named.lerp(other, 1.0) - td):
+        assert result.batch_size == (3,) == result["a"].shape
+        assert result["b", "n"].batch_size == (3, 2)
+        assert result["b"].batch_size in ((3,), (3, 2))
+        for key, leaf in leaves.items():
+            torch.testing.assert_close(result["b", key], torch.zeros_like(leaf))
+    assert (other == named).all()
+
+
+@pytest.mark.parametrize("size", [(4, 3), (4, 1), ()])
+def test_leaves_of_levels_stand_beside_each_other_from_the_batch_dims_of_these_on(
+    size: tuple[int, ...],
+) -> None:
+    td = TensorDict({"b": TensorDict({"c": torch.rand(3, 2, 2)}, [3, 2])}, [3])
+    other = TensorDict({"b": TensorDict({"c": torch.rand(*size, 2)}, [*size, 2])}, size)
+    wanted = td["b", "c"] + other["b", "c"][..., None]
+    for result in (td + other, other + td):
+        assert result["b"].batch_size == (*result.batch_size, 2) == wanted.shape[:-1]
+        torch.testing.assert_close(result["b", "c"], wanted)
+
+
 def test_a_leaf_beside_a_level_is_an_error_whatever_the_batch_sizes_are() -> None:
     td = TensorDict({"a": torch.zeros(3)}, [3])
     other = TensorDict({"a": {"b": torch.zeros(3)}})

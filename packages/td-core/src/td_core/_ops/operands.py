@@ -20,13 +20,14 @@ from .._collection import (
     Walked,
     changed_meanwhile,
     check_same_keys,
+    every_level,
     has_lazy_stack,
     lined_up,
     show_path,
 )
 from .._foreach import PLAIN, Op, columns, foreach, needs_grad, odd_first, shares_grad
 from .._known_looks import KnownLooks
-from .._plans import ShapePlan, broadcast_shape
+from .._plans import Shape, ShapePlan, broadcast_shape
 from .._ragged import shown_shape
 from ..errors import BatchSizeError, StructureError
 from .key_trees import Row, build
@@ -78,7 +79,7 @@ def combine(
             operand = []
             levels = node._collect_both(other, leaves, operand, foreign)
             if size is not None and not has_lazy_stack(node):
-                leaves, operand = _beside_each_other(leaves, operand, len(size))
+                leaves, operand = _beside_each_other(node, other, leaves, operand, len(size))
         else:
             if isinstance(other, np.ndarray):
                 other = _beside(node, other)
@@ -110,16 +111,19 @@ def _expanded(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
     """Return a collection expanded to the batch size that it has together with ``beside``.
 
     Leaves that have as many dims as those beside them, and fit, hold the batch dims already and stay as they are: a
-    collection that was not told its batch size is one of the same leaves.
+    collection that was not told its batch size is one of the same leaves. So does a level with batch dims of its own.
     """
     if item.batch_size == size:
         return item
     result = item.expand(size)
+    more = len(beside.batch_size) != len(item.batch_size)
     todo: list[tuple[Any, Any, Any]] = [] if has_lazy_stack(item) else [(item, beside, result)]
     while todo:
         mine, theirs, level = todo.pop()
+        if more and mine.batch_dims > item.batch_dims and _holds(mine, theirs, size):
+            _put_back(mine, level, size)
+            continue
         others = theirs._children()
-        stacked = theirs._stacked() is not None
         for key, leaf in dict(mine._children()).items():
             if key not in others:
                 continue
@@ -128,7 +132,7 @@ def _expanded(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
                 if isinstance(other, Core) and not leaf._opaque and not leaf._shows_tensor:
                     todo.append((leaf, other, level._get_child(key)))
                 continue
-            shape = theirs.get_item_shape(key) if stacked else shown_shape(others[key])
+            shape = _shape_at(theirs, key)
             if len(shape) == leaf.ndim:
                 both = broadcast_shape(leaf.shape, shape)
                 if both is not None and both[: level.batch_dims] == level.batch_size:
@@ -136,12 +140,71 @@ def _expanded(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
     return result
 
 
-def _beside_each_other(leaves: list[Tensor], operand: list[Any], ndim: int) -> tuple[list[Tensor], list[Any]]:
+def _holds(level: Any, beside: Any, size: Shape) -> bool:
+    """Tell whether every leaf of a level starts with a batch size, and one has as many dims as what it fits beside it."""
+    found = False
+    todo = [(level, beside)]
+    while todo:
+        mine, theirs = todo.pop()
+        others = theirs._children()
+        for key, leaf in dict(mine._children()).items():
+            if key not in others or (isinstance(leaf, Core) and leaf._opaque):
+                continue
+            if isinstance(leaf, Core):
+                todo += [(leaf, other)] if isinstance(other := theirs._get_child(key), Core) else ()
+                continue
+            shape, shown = shown_shape(leaf), _shape_at(theirs, key)
+            if len(shape) < len(size) or any(n not in (1, wanted) for n, wanted in zip(shape, size)):
+                return False
+            both = broadcast_shape(shape, shown) if len(shown) == len(shape) else None
+            found = found or (both is not None and both[: len(size)] == size)
+    return found
+
+
+def _shape_at(level: Any, key: str) -> Shape:
+    """Return the shape of an entry; a lazy stack knows it without stacking."""
+    if level._stacked() is not None:
+        return level.get_item_shape(key)  # type: ignore[no-any-return]
+    return shown_shape(level._children()[key])
+
+
+def _put_back(level: Any, expanded: Any, size: Shape) -> None:
+    """Give an expanded copy of a level the entries of that again, and the batch size that both have together."""
+    todo = [(level, expanded)]
+    while todo:
+        mine, copy = todo.pop()
+        copy._set_batch_size(torch.Size((*size, *mine.batch_size[len(size) :])))
+        for key, child in dict(mine._children()).items():
+            if isinstance(child, Core) and not child._opaque and not child._shows_tensor:
+                todo.append((child, copy._get_child(key)))
+            else:
+                copy._set_child(key, child)
+
+
+def _beside_each_other(
+    node: Core, other: Core, leaves: list[Tensor], operand: list[Any], ndim: int
+) -> tuple[list[Tensor], list[Any]]:
     """Return leaves with as many dims as what stands beside them: those behind the batch dims broadcast, too."""
+    dims = _batch_dims(node, ndim), _batch_dims(other, ndim)
+    rows = [
+        (leaf, value, min([at.get(id(each), ndim) for at, each in zip(dims, (leaf, value))]))
+        for leaf, value in zip(leaves, operand)
+    ]
     return (
-        [lined_up(leaf, value.ndim, ndim) for leaf, value in zip(leaves, operand)],
-        [lined_up(value, leaf.ndim, ndim) for leaf, value in zip(leaves, operand)],
+        [lined_up(leaf, value.ndim, common) for leaf, value, common in rows],
+        [lined_up(value, leaf.ndim, common) for leaf, value, common in rows],
     )
+
+
+def _batch_dims(node: Core, ndim: int) -> dict[int, int]:
+    """Return how many batch dims the level of a leaf has, by the id of the leaf, for levels with more than ``ndim``."""
+    return {
+        id(leaf): len(level.batch_size)
+        for level in every_level(node)
+        if len(level.batch_size) > ndim
+        for leaf in list(level._children().values())
+        if isinstance(leaf, Tensor)
+    }
 
 
 def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
@@ -178,8 +241,11 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
             )
         if not is_tensor:
             leaves: list[Tensor] = []
-            operand = _operand_leaves(node, _expanded(other, node, size), leaves)
-            return operand if has_lazy_stack(node) else _beside_each_other(leaves, operand, len(size))[1]
+            other = _expanded(other, node, size)
+            operand = _operand_leaves(node, other, leaves)
+            if has_lazy_stack(node):
+                return operand
+            return _beside_each_other(node, other, leaves, operand, len(size))[1]
     if is_tensor and not shape:
         operand = [other] * len(node._leaves())
     elif is_tensor:
