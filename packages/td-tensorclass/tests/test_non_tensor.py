@@ -1015,3 +1015,24 @@ def test_a_value_that_refers_to_its_collection_refers_to_the_copy(copied: Any) -
     assert found["a"] is not td["a"]
     owner = copied(td["owner"])
     assert owner.parts[0]["owner"] is owner
+
+
+def test_levels_without_tensors_keep_their_values() -> None:
+    def make(i: int) -> TensorDict:
+        level = TensorDict({"x": torch.zeros(2), "w": NonTensorData(i, batch_size=[2])}, [2])
+        return TensorDict({"a": torch.zeros(2), "s": NonTensorStack("p", "q"), "n": level}, [2])
+
+    td = make(1)
+    empty = td.empty(recurse=True)
+    assert set(empty.keys(True)) == {"s", "n", ("n", "w")}
+    assert (empty["s"], empty["n", "w"]) == (["p", "q"], 1)
+    assert td.empty().is_empty()
+    stack = lazy_stack([td, make(2)]).empty(recurse=True)
+    assert stack["n", "w"] == [[1, 1], [2, 2]] and stack.get(("n", "x")) is None
+    first, rest = td.split_keys(["a"], reproduce_struct=True)
+    assert list(first.keys(True)) == ["n", "a"] and ("n", "w") in rest.keys(True)
+    assert td.exclude("s").empty(recurse=True, batch_size=[3])["n", "w"] == 1
+    with pytest.raises(
+        BatchSizeError, match=r"key 's', a NonTensorStack with one value for each element of \[2\]"
+    ):
+        td.empty(recurse=True, batch_size=[3])

@@ -137,7 +137,7 @@ class Structure(Updating):
         """
         if inplace:
             refuse_if_locked(self, "split keys in place")
-        shells = [self.empty(recurse=True) for _ in key_sets] if reproduce_struct else []
+        shells = [_emptied(self, True, values=False) for _ in key_sets] if reproduce_struct else []
         parts: list[Any] = []
         rest: Any = self
         trees: list[KeyTree] = []
@@ -228,30 +228,18 @@ class Structure(Updating):
         """Return a collection of this kind without entries.
 
         Args:
-            recurse: keep the levels, empty.
+            recurse: keep the levels, without tensors; non-tensor values stay, too.
             batch_size: of the result, this one's if not given.
             device: of the result, this one's if not given.
             names: of the result, this one's if not given.
 
+        Raises:
+            BatchSizeError: the values of a stack, one for each element, do not fit ``batch_size``.
+
         >>> TensorDict({"a": 1, "b": {"c": 2}}, batch_size=[]).empty(recurse=True)
         TensorDict(batch_size=[], fields={b: {}})
         """
-        stacked = self._stacked()
-        result: Any
-        size = None if batch_size is None else as_batch_size(batch_size)
-        if stacked is not None and size is None:
-            result = self._like([member.empty(recurse) for member in stacked[0]])
-        elif stacked is not None:
-            result = self._with_children({}, batch_size=size, names=None)
-        else:
-            result = self._with_children({})
-            if size is not None:
-                result._change_batch_size(size)
-        if recurse and (stacked is None or size is not None):
-            for key in list(self._children()):
-                child = self._stand_in(key)
-                if not isinstance(child, Tensor) and not child._opaque:
-                    result._set_child(key, _empty_levels(child, size))
+        result: Any = _emptied(self, recurse, None if batch_size is None else as_batch_size(batch_size))
         if device is not NO_DEFAULT:
             relabel(result, None if device is None else as_device(device))
         if names is not NO_DEFAULT:
@@ -523,14 +511,40 @@ def _is_bare(node: Core) -> bool:
     return not node._children() if stacked is None else all(map(_is_bare, stacked[0]))
 
 
-def _empty_levels(root: Core, batch_size: torch.Size | None) -> Any:
-    rows: list[Row] = [(root, {}, None, "")]
-    for node, children, _, _ in rows:
+def _emptied(root: Any, recurse: bool, batch_size: torch.Size | None = None, values: bool = True) -> Any:
+    """Return a collection without entries, or with levels that have none, and maybe values without tensors."""
+    stacked = root._stacked()
+    if stacked is not None and batch_size is None:
+        return root._like([_emptied(member, recurse, None, values) for member in stacked[0]])
+    if stacked is not None:
+        result = root._with_children({}, batch_size=batch_size, names=None)
+    else:
+        result = root._with_children({})
+        if batch_size is not None:
+            result._change_batch_size(batch_size)
+    if recurse:
+        for key, child in _empty_entries(root, batch_size, values).items():
+            result._set_child(key, child)
+    return result
+
+
+def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> dict[str, Child]:
+    top: dict[str, Child] = {}
+    rows: list[Row] = [(root, top, None, "")]
+    paths: list[tuple[str, ...]] = [()]
+    for (node, children, _, _), at in zip(rows, paths):
         for key in list(node._children()):
             child = node._stand_in(key)
-            if not isinstance(child, Tensor) and not child._opaque:
+            if isinstance(child, Tensor) or child._shows_tensor or (child._opaque and not values):
+                continue
+            if child._opaque:
+                value = node._get_child(key)
+                value._check_batch_size(batch_size or torch.Size(), (*at, key))
+                children[key] = value._shallow()._fit(batch_size or torch.Size())
+            else:
                 children[key] = None
                 rows.append((child, {}, children, key))
+                paths.append((*at, key))
 
     def make(node: Core, children: dict[str, Child]) -> Core:
         fits = node._stacked() is None and node.batch_size[: len(batch_size or ())] == batch_size
@@ -538,7 +552,8 @@ def _empty_levels(root: Core, batch_size: torch.Size | None) -> Any:
             return node._with_children(children)
         return node._with_children(children, batch_size=batch_size, names=None)
 
-    return build(rows, make)
+    build(rows, lambda node, children: top if node is root else make(node, children))
+    return top
 
 
 def _replace_all(root: Core, other: Core) -> None:
