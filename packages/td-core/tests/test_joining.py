@@ -15,6 +15,7 @@ from td_core.errors import (
     DimError,
     KeyMismatchError,
     KeyPathError,
+    KeyThroughLeafError,
     LockedError,
     StructureError,
 )
@@ -283,8 +284,23 @@ def test_entries_are_replaced_by_what_takes_the_place_of_their_level() -> None:
     assert set(td.keys()) == {"a", "n"}
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_entries_are_replaced_by_what_is_below_one_of_them(stacked: bool) -> None:
+    td = lazy_stack(list(entries().unbind(0))) if stacked else entries()
+    td.stack_tensors("b", ("n", "c"), out_key=("n", "c", "o"), dim=1)
+    assert torch.equal(td["n", "c", "o"], torch.stack([ENTRIES["b"], ENTRIES["n"]["c"]], 1))
+    td.cat_tensors("a", "a", out_key=("a", "x"), dim=-1)
+    assert torch.equal(td["a", "x"], torch.cat([ENTRIES["a"]] * 2, -1))
+    assert set(td.keys(True, True)) == {("a", "x"), ("n", "c", "o")}
+
+
 def test_a_failed_replacement_changes_nothing() -> None:
     for call, error in [
+        (lambda td: td.cat_tensors("a", "b", out_key=("a", "o")), BatchSizeError),
+        (
+            lambda td: td.cat_tensors("a", "b", out_key=("a", "o"), dim=1, keep_entries=True),
+            KeyThroughLeafError,
+        ),
         (lambda td: td.stack_tensors("a", "zz", out_key="o"), KeyPathError),
         (lambda td: td.cat_tensors("a", "b", out_key="o"), BatchSizeError),
         (lambda td: td.lock_().stack_tensors("a", "b", out_key="o"), LockedError),

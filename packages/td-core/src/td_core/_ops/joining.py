@@ -7,6 +7,7 @@ keeps them only where they do not fit together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from ..errors import BatchSizeError, KeyMismatchError, StructureError
 from ..typing import NestedKey
 from .join_levels import unmixed
 from .shape import Shaping
+from .structure import unchanged_on_error
 
 SelfT = TypeVar("SelfT", bound="Joining")
 ItemT = TypeVar("ItemT")
@@ -289,9 +291,15 @@ class Joining(Shaping):
         except Exception as error:
             note_key(error, target)
             raise
-        self.set(target, joined)
+        # A level takes the place of an entry that goes.
+        above = [path for path in old if path == target[: len(path)]]
+        with unchanged_on_error(self) if above else nullcontext():
+            for path in above:
+                self.del_(path)
+            self.set(target, joined)
         for path in old:
-            self.del_(path)
+            if path not in above:
+                self.del_(path)
         return self
 
     def stack_from_tensordict(
