@@ -64,6 +64,7 @@ class Parallel(Core):
         Raises:
             WorkerError: a worker was killed.
             IndexError: there is no such batch dim.
+            KeyPathError: ``out`` lacks an entry of a result.
 
         >>> td = TensorDict({"a": torch.arange(4)}, batch_size=[4])
         >>> td.map(lambda chunk: chunk + 1, num_workers=0, chunksize=2)["a"]
