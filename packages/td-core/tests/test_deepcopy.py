@@ -256,6 +256,43 @@ def test_copies_keep_what_was_set_on_an_object(name: str) -> None:
     assert not hasattr(again.clone(), "note")
 
 
+class Slotted(TensorDict):
+    """Its instances have attributes in slots alone, one under a private name."""
+
+    __slots__ = ("__mark", "note", "unset")
+
+    def marked(self, mark: Any) -> Slotted:
+        """Store a mark."""
+        self.__mark = mark
+        return self
+
+    @property
+    def mark(self) -> Any:
+        """What was stored."""
+        return self.__mark
+
+
+class SlottedParams(TensorDictParams):
+    """As Slotted."""
+
+    __slots__ = ("note",)
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_copies_keep_what_is_in_slots(name: str) -> None:
+    td = noted(Slotted({"n": noted(Slotted({"y": 1}), ["level"]).marked(1)}), ["root"]).marked([2])
+    again = KEEPING[name](td)
+    assert (again.note, again.mark) == (["root"], [2]) and (again.note is td.note) is (
+        name in ("copy", "state")
+    )
+    assert not hasattr(again, "unset") and not hasattr(again, "__dict__")
+    if name != "copy":
+        assert (again["n"].note, again["n"].mark) == (["level"], 1)
+    assert not hasattr(again.clone(), "note")
+    if name != "state":
+        assert KEEPING[name](noted(SlottedParams(TensorDict({"w": 1.0})), ["p"])).note == ["p"]
+
+
 @pytest.mark.parametrize("name", [name for name in KEEPING if name != "state"])
 def test_copies_keep_the_mode_and_the_hooks_of_parameters(name: str) -> None:
     params = Listening(TensorDict({"w": torch.zeros(2)})).eval()

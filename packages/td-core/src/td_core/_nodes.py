@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -81,7 +82,8 @@ class NodeKind:
         layouts: by format (``"memmap/1"``, ``"consolidated/1"``, ``"state_dict/2"``), where it is not the default.
         with_class: the kind is registered when its class is defined, so a pickle has to import the class first.
         attributes: node -> what copies and pickles keep of its ``__dict__`` beside the record; if not given, all that an
-            instance of a subclass has there, where those of the class itself have no ``__dict__``.
+            instance of a subclass has there, where those of the class itself have no ``__dict__``. What is in slots that a
+            subclass adds is always kept.
 
     >>> KINDS["TensorDict"].type.__name__
     'TensorDict'
@@ -113,10 +115,33 @@ class NodeKind:
 
     def attributes_of(self, node: Core) -> dict[str, Any]:
         """Return what was set on a node of this kind beside what the kind keeps there."""
+        own = type(node) is self.type
         if self.attributes is not None:
-            return self.attributes(node)
-        none = type(node) is self.type or self.type.__dictoffset__
-        return {} if none else getattr(node, "__dict__", {})
+            held = self.attributes(node)
+        else:
+            held = {} if own or self.type.__dictoffset__ else getattr(node, "__dict__", {})
+        return held if own else {**held, **_in_slots(node, self.type)}
+
+
+def _in_slots(node: Core, base: type) -> dict[str, Any]:
+    """Return what a node has in the slots that its class adds to those of a base."""
+    cls = type(node)
+    found: dict[str, Any] = {}
+    for each in cls.__mro__:
+        for name, member in () if issubclass(base, each) else vars(each).items():
+            if isinstance(member, MemberDescriptorType) and not hasattr(base, name):
+                with contextlib.suppress(AttributeError):  # nothing was stored
+                    found[name] = member.__get__(node, cls)
+    return found
+
+
+def set_attributes(node: Core, attributes: Mapping[str, Any]) -> None:
+    """Give a node what :meth:`NodeKind.attributes_of` found on another of its class."""
+    slots = [name for name in attributes if isinstance(getattr(type(node), name, None), MemberDescriptorType)]
+    for name in slots:
+        object.__setattr__(node, name, attributes[name])
+    if len(slots) < len(attributes):
+        vars(node).update({name: value for name, value in attributes.items() if name not in slots})
 
 
 class NodeKinds:
@@ -393,7 +418,7 @@ def decode_all(encoded: Encoded, made: Mapping[int, Core] | None = None) -> list
                 f"{_shown(encoded.nodes, position)}, of the kind {tag!r}{writer} cannot be put together: {error!r}"
             ) from error
     for position, attributes in encoded.attributes.items():
-        vars(nodes[position]).update(attributes)
+        set_attributes(nodes[position], attributes)
     return nodes
 
 
