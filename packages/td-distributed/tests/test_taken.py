@@ -674,3 +674,39 @@ def test_dropping_a_collection_frees_what_is_remembered_of_it() -> None:
         assert [each() for each in gone] == [None] * 3
     finally:
         gc.enable()
+
+
+class Noted(TensorDict):
+    """Its instances have attributes."""
+
+    note: Any
+
+
+class Slotted(TensorDict):
+    """Its instances have attributes in a slot."""
+
+    __slots__ = ("note",)
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_a_pickle_keeps_what_was_set_on_every_level(protocol: int) -> None:
+    level = Noted({"b": torch.ones(2)})
+    td = Noted({"a": torch.zeros(3), "n": level, "s": Slotted({"c": torch.ones(1)})}).consolidate()
+    for each, note in ((td, "root"), (td["n"], "level"), (td["s"], "slot")):
+        each.note = [note]
+    for _ in range(2):  # taken apart, and as it was taken apart
+        again = pickle.loads(pickle.dumps(td, protocol))
+        assert [each.note for each in (again, again["n"], again["s"])] == [["root"], ["level"], ["slot"]]
+        assert len(storage_of(again)) == len(storage_of(td))
+    td["n"].note = "changed"
+    assert pickle.loads(pickle.dumps(td, protocol))["n"].note == "changed"
+    twice = TensorDict({"x": level, "y": level}).consolidate()
+    twice["x"].note = 1
+    assert pickle.loads(pickle.dumps(twice, protocol))["x"].note == 1
+
+
+def test_attributes_of_a_level_that_takes_none_are_refused() -> None:
+    rebuild, (schema, storage, values, classes) = tree().consolidate().__reduce_ex__(2)
+    for attributes in ({9: {"note": 1}}, {0: {"_batch_size": torch.Size([7])}}, {0: 1}):
+        with pytest.raises(FormatError, match=r"the attributes of node \d cannot be set"):
+            rebuild(schema, storage, values, classes, attributes)

@@ -125,23 +125,21 @@ class NodeKind:
 
 def _in_slots(node: Core, base: type) -> dict[str, Any]:
     """Return what a node has in the slots that its class adds to those of a base."""
-    cls = type(node)
     found: dict[str, Any] = {}
-    for each in cls.__mro__:
-        for name, member in () if issubclass(base, each) else vars(each).items():
-            if isinstance(member, MemberDescriptorType) and not hasattr(base, name):
-                with contextlib.suppress(AttributeError):  # nothing was stored
-                    found[name] = member.__get__(node, cls)
+    for name, slot in _added_slots(type(node), base).items():
+        with contextlib.suppress(AttributeError):  # nothing was stored
+            found[name] = slot.__get__(node)
     return found
 
 
-def set_attributes(node: Core, attributes: Mapping[str, Any]) -> None:
-    """Give a node what :meth:`NodeKind.attributes_of` found on another of its class."""
-    slots = [name for name in attributes if isinstance(getattr(type(node), name, None), MemberDescriptorType)]
-    for name in slots:
-        object.__setattr__(node, name, attributes[name])
-    if len(slots) < len(attributes):
-        vars(node).update({name: value for name, value in attributes.items() if name not in slots})
+def _added_slots(cls: type, base: type) -> dict[str, MemberDescriptorType]:
+    return {
+        name: member
+        for each in cls.__mro__
+        if not issubclass(base, each)
+        for name, member in vars(each).items()
+        if isinstance(member, MemberDescriptorType) and not hasattr(base, name)
+    }
 
 
 class NodeKinds:
@@ -217,6 +215,15 @@ class NodeKinds:
         """Return what was set on a node beside what its kind keeps there, if it has a kind."""
         kind = self._nearest(type(node))
         return {} if kind is None else kind.attributes_of(node)
+
+    def set_attributes(self, node: Core, attributes: Mapping[str, Any]) -> None:
+        """Give a node what :meth:`attributes_of` found on another of its class."""
+        slots = _added_slots(type(node), self.of(node).type)
+        more = {name: value for name, value in attributes.items() if name not in slots}
+        for name in attributes.keys() - more.keys():
+            slots[name].__set__(node, attributes[name])
+        if more:
+            vars(node).update(more)
 
     def named(self, format_name: str, name: str) -> NodeKind | None:
         """Return the kind that ``format_name`` calls ``name``."""
@@ -418,7 +425,10 @@ def decode_all(encoded: Encoded, made: Mapping[int, Core] | None = None) -> list
                 f"{_shown(encoded.nodes, position)}, of the kind {tag!r}{writer} cannot be put together: {error!r}"
             ) from error
     for position, attributes in encoded.attributes.items():
-        set_attributes(nodes[position], attributes)
+        try:
+            KINDS.set_attributes(nodes[position], attributes)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(f"the attributes of node {position} cannot be set: {error!r}") from error
     return nodes
 
 

@@ -22,7 +22,7 @@ from ._collection import Core, note_key
 from ._components import jagged
 from ._foreach import PLAIN
 from ._labels import arrived
-from ._nodes import KINDS, Encoded, decode, decode_all, encode, path_to, set_attributes
+from ._nodes import KINDS, Encoded, decode, decode_all, encode, path_to
 from ._torch_private import ragged_dim, told_lengths
 
 SelfT = TypeVar("SelfT", bound="Pickling")
@@ -188,7 +188,7 @@ class Pickling(Core):
     def __setstate__(self, state: Any) -> None:
         """Become the collection that ``__getstate__`` took apart, or take the attributes of one."""
         if len(state) == 1 and isinstance(state, tuple):
-            set_attributes(self, state[0])
+            KINDS.set_attributes(self, state[0])
             return
         if _foreign is not None and isinstance(state, dict):
             decoded = _foreign(type(self), state)
@@ -198,7 +198,7 @@ class Pickling(Core):
         for name in [*names, *getattr(decoded, "__dict__", ())]:
             if name != "__weakref__" and hasattr(decoded, name):
                 object.__setattr__(self, name, getattr(decoded, name))
-        set_attributes(self, KINDS.attributes_of(decoded))
+        KINDS.set_attributes(self, KINDS.attributes_of(decoded))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a copy with leaves and values of its own; what occurs twice stays one."""
@@ -222,14 +222,14 @@ class Pickling(Core):
         memo.update(zip(places, copied))
         for position, attributes in encoded.attributes.items():
             if position not in made:
-                set_attributes(copied[position], deepcopy(attributes, memo))
+                KINDS.set_attributes(copied[position], deepcopy(attributes, memo))
         return copied[0]
 
     def __copy__(self: SelfT) -> SelfT:
         """Return a shallow copy: new levels, the same leaves."""
         copied = self._shallow()
         if attributes := KINDS.attributes_of(self):
-            set_attributes(copied, attributes)
+            KINDS.set_attributes(copied, attributes)
         return copied
 
 

@@ -220,16 +220,42 @@ class Consolidated(Attachment):
         taken = self.taken(node)
         if taken.layout is None or taken.loses_grad:
             return None
+        attributes = _attributes_below(node)
+        if attributes and len(attributes.nodes) != len(taken.encoded.nodes):
+            return None  # a level in two places would get them twice
         if taken.schema is None:
             nodes = taken.encoded.nodes
             taken.schema = _file.as_json([nodes, _storage.to_columns(taken.layout)], nodes)
         # torch.save asks for protocol 2, and writes tensors itself.
         storage = [self.storage] if protocol <= 2 else Leaves([self.storage], in_place=True)
-        return rebuild, (taken.schema, storage, taken.encoded.values, portable(taken.encoded.classes))
+        # Releases that know of no attributes read what has none.
+        more = (attributes.attributes,) if attributes else ()
+        return rebuild, (taken.schema, storage, taken.encoded.values, portable(taken.encoded.classes), *more)
 
 
-def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], classes: dict[int, type]) -> Any:
+def _attributes_below(root: Any) -> Encoded | None:
+    """Return a collection taken apart with what was set on the levels below it; None where nothing was."""
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if node is not root and KINDS.attributes_of(node):
+            encoded = encode(root, shared=True)
+            encoded.attributes.pop(0, None)
+            return encoded
+        todo += (child for child in node._below() if not isinstance(child, Tensor))
+    return None
+
+
+def rebuild(
+    schema: str,
+    storage: list[Tensor] | Leaves,
+    values: list[Any],
+    classes: dict[int, type],
+    attributes: dict[int, dict[str, Any]] | None = None,
+) -> Any:
     """Return the consolidated collection that :meth:`Consolidated.pickled` took apart.
+
+    ``attributes`` are those of the levels below.
 
     Raises:
         FormatError: a file of :func:`torch.save` is damaged.
@@ -238,14 +264,15 @@ def rebuild(schema: str, storage: list[Tensor] | Leaves, values: list[Any], clas
     if isinstance(storage, Leaves):
         (data,) = storage.tensors
         leaves = _storage.Views(data).leaves(_storage.from_columns(columns))
-        result = arrived(decode(Encoded(nodes, leaves, values, classes)), nodes, leaves)
+        encoded = Encoded(nodes, leaves, values, classes, attributes or {})
+        result = arrived(decode(encoded), nodes, leaves)
     else:
         # torch.load() calls this for a file that anyone may have written.
         (data,) = storage
         with _file.damaged("the pickle"):
             layout = _storage.from_columns(columns)
             _paths.check_tree(nodes, len(layout.leaves), len(values))
-            result = _file.assembled(nodes, layout, values, data, classes)
+            result = _file.assembled(nodes, layout, values, data, classes, attributes)
     return attach(result, Consolidated(data))
 
 

@@ -238,6 +238,7 @@ def assembled(
     values: list[Any],
     storage: Tensor,
     classes: Mapping[int, type] | None = None,
+    attributes: dict[int, dict[str, Any]] | None = None,
 ) -> Any:
     """Return the collection of a table that came from outside and is a tree.
 
@@ -247,7 +248,7 @@ def assembled(
     """
     _storage.check(layout, len(storage))
     leaves = Views(storage).leaves(layout)
-    tree = arrived(decode(Encoded(nodes, leaves, values, classes or {})), nodes, leaves)
+    tree = arrived(decode(Encoded(nodes, leaves, values, classes or {}, attributes or {})), nodes, leaves)
     _check_shapes(tree)
     return tree
 
