@@ -314,3 +314,20 @@ def test_a_write_at_an_index_makes_no_nested_tensor(layout: torch.layout) -> Non
 def test_components_that_stay_in_place_are_no_copies(change, make):
     leaf = make()
     assert change(TensorDict({"n": leaf}, [2]))["n"] is leaf
+
+
+def test_the_bytes_of_jagged_leaves_are_those_of_all_that_they_consist_of() -> None:
+    values, offsets, lengths = torch.ones(10, 3), torch.tensor([0, 4, 10]), torch.tensor([2, 5])
+    holes = torch.nested.nested_tensor_from_jagged(values, offsets, lengths)
+    ragged = torch.nested.nested_tensor_from_jagged(values * 2, offsets)
+    assert TensorDict({"a": holes}).bytes() == 120 + 24 + 16
+    td = TensorDict({"a": holes, "b": ragged, "c": ragged})
+    assert td.bytes() == (120 + 24 + 16) + 2 * (120 + 24)
+    assert td.bytes(count_duplicates=False) == 120 + 120 + 24 + 16
+    assert td.param_count(count_duplicates=False) == holes.numel() + ragged.numel()
+    odd = {
+        "s": torch.eye(3).to_sparse(),
+        "n": torch.nested.nested_tensor([torch.ones(2)], layout=torch.strided),
+    }
+    td = TensorDict({"again": odd, **odd})
+    assert td.bytes(count_duplicates=False) * 2 == td.bytes()

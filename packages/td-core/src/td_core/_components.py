@@ -86,6 +86,18 @@ def _packed(leaf: Any) -> Tensor | None:
     return values if values.size(ragged_dim(leaf) - 1) == offsets[-1] - offsets[0] else None
 
 
+def parts_of(leaf: Any) -> list[Tensor]:
+    """Return the tensors that a leaf consists of: the values, offsets and lengths of a jagged one, any other itself.
+
+    >>> ragged = torch.nested.nested_tensor([torch.ones(1), torch.zeros(2)], layout=torch.jagged)
+    >>> [part.tolist() for part in parts_of(ragged)]
+    [[1.0, 0.0, 0.0], [0, 1, 3]]
+    """
+    if leaf.layout is not torch.jagged:
+        return [leaf]
+    return [part for part in (leaf.values(), leaf.offsets(), leaf.lengths()) if part is not None]
+
+
 def _jagged(like: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
     """Return the jagged tensor whose components have these lengths; its ragged dim is that of ``like``."""
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

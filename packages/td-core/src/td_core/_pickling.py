@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from ._attachments import attachments
 from ._buffers import Leaves
 from ._collection import Core, note_key
-from ._components import jagged
+from ._components import jagged, parts_of
 from ._foreach import PLAIN
 from ._labels import arrived
 from ._nodes import KINDS, Encoded, decode, decode_all, encode, path_to
@@ -110,7 +110,7 @@ def _apart(leaves: list[Tensor]) -> list[Tensor]:
 def _parts(leaf: Any) -> list[Tensor]:
     """Return the strided tensors that a leaf consists of: itself, or the values, offsets and lengths of a jagged one."""
     if leaf.layout is torch.jagged:
-        return [part for part in (leaf.values(), leaf.offsets(), leaf.lengths()) if part is not None]
+        return parts_of(leaf)
     plain = type(leaf) in PLAIN and leaf.layout is torch.strided and not leaf.is_nested
     return [leaf] if plain else []
 

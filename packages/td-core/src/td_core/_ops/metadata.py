@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Child, Core, dense, every_level, missing_key
+from .._components import parts_of
 from .._keys import unravel_key_to_tuple
 from .._labels import relabel
 from .._names import Names, check_names
@@ -277,7 +278,7 @@ class Metadata(Core):
         return _addresses(self, storage)
 
     def bytes(self, *, count_duplicates: bool = True) -> int:
-        """Return the number of bytes of the leaves and of their gradients.
+        """Return the number of bytes of the leaves, offsets of jagged ones among them, and of their gradients.
 
         Args:
             count_duplicates: count a tensor that stands under several keys each time.
@@ -288,7 +289,10 @@ class Metadata(Core):
         leaves = self._leaves() if count_duplicates else _distinct(self._leaves())
         # Only leaves of the graph have a gradient; torch warns where others are asked for theirs.
         grads = [leaf.grad for leaf in leaves if leaf.is_leaf and leaf.requires_grad]
-        return sum(one.numel() * one.element_size() for one in (*leaves, *grads) if one is not None)
+        parts = [part for one in (*leaves, *grads) if one is not None for part in parts_of(one)]
+        # Jagged leaves of the same lengths share their offsets.
+        parts = parts if count_duplicates else _distinct(parts)
+        return sum(part.numel() * part.element_size() for part in parts)
 
     def param_count(self, *, count_duplicates: bool = True) -> int:
         """Return the number of elements of the leaves.
@@ -401,8 +405,16 @@ def _filled_in(names: tuple[Any, ...], mine: Sequence[str | None]) -> tuple[Any,
 
 def _distinct(leaves: list[Tensor]) -> list[Tensor]:
     """Return the leaves without those that are the same view of the same memory."""
-    found = {(leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device): leaf for leaf in leaves}
-    return list(found.values())
+    return list({_view(leaf): leaf for leaf in leaves}.values())
+
+
+def _view(leaf: Tensor) -> Any:
+    """Return what a leaf has in common with those that are the same view of the same memory, and no others."""
+    if leaf.layout is torch.jagged:
+        return tuple(map(_view, parts_of(leaf)))
+    if leaf.layout is not torch.strided or leaf.is_nested:
+        return id(leaf)  # it has no memory of its own
+    return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride(), leaf.device
 
 
 def _addresses(entry: Child, storage: bool) -> Any:
