@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from td_core import LazyStackedTensorDict, TensorDict, lazy_stack
-from td_core.errors import CollectionIndexError, KeyMismatchError, LockedError, StructureError
+from td_core.errors import CollectionIndexError, KeyMismatchError, KeyPathError, LockedError, StructureError
 
 
 def uneven_keys() -> LazyStackedTensorDict:
@@ -388,3 +390,24 @@ def test_cat_of_an_uneven_stack_and_a_dense_collection_keeps_both(dense_first: b
     assert torch.cat([stack, dense[:, :0]], 1).batch_size == (2, 2)
     with pytest.raises(StructureError, match="key 'a'"):
         torch.cat(items, 0)
+
+
+@pytest.mark.parametrize("index", [0, -1, slice(0, 1), slice(None), (), [0], (..., 0)])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_levels_that_are_uneven_are_updated_at_an_index(index: Any, stacked: bool) -> None:
+    def make(start: float) -> Any:
+        members = [
+            TensorDict({"a": torch.full((2, 3), start), "b": torch.full((2, 1), start)}, [2]),
+            TensorDict({"b": torch.full((2, 2), start), "only": torch.full((2,), start)}, [2]),
+        ]
+        td = TensorDict({"q": torch.full((2,), start), "m": lazy_stack(members)}, [2])
+        return lazy_stack([td, td.clone()]) if stacked else td
+
+    td, other, wanted = make(0.0), make(1.0), make(0.0)
+    wanted[index] = other[index]
+    assert td.update_at_(other[index], index) is td
+    assert (td == wanted).all() and not (td == make(0.0)).all()
+    more = other[index]
+    more["m", "new"] = torch.ones(more["m"].batch_size)
+    with pytest.raises(KeyPathError, match=r"'new' not found in key 'm'"):
+        td.update_at_(more, index)

@@ -382,13 +382,13 @@ class Updating(Entries):
         return [IndexedWrite(plan_index(index, self.batch_size), self, value, non_blocking)]
 
 
-def _refuse_new(root: Core, index: Any, source: Any) -> None:
+def _refuse_new(root: Core, index: Any, source: Any, above: Path = ()) -> None:
     """Raise KeyPathError where ``source`` has an entry that ``root`` lacks, or the member of it that the index names."""
     if root._stacked() is not None:
-        for member, at, part in member_parts(root, index, source):
-            _refuse_new(member, at, part)
+        for member, inner, part in member_parts(root, index, source):
+            _refuse_new(member, inner, part, above)
         return
-    todo: list[tuple[Any, Any, Path]] = [(root, source, ())]
+    todo: list[tuple[Any, Any, Path]] = [(root, source, above)]
     while todo:
         node, theirs, at = todo.pop()
         if not isinstance(theirs, (Core, Mapping)):
@@ -401,5 +401,10 @@ def _refuse_new(root: Core, index: Any, source: Any) -> None:
                     entry = entry._stand_in(part)
                 except (KeyError, AttributeError):
                     raise missing_key(node, key, at + path[:depth]) from None
-            if not isinstance(entry, Tensor) and not entry._opaque and not isinstance(value, Tensor):
+            if isinstance(entry, Tensor) or entry._opaque or isinstance(value, Tensor):
+                continue
+            if entry._stacked() is not None and isinstance(value, (Core, Mapping)):
+                # What ``...`` stands for is known where the index is given.
+                _refuse_new(entry, plan_index(index, root.batch_size).index, value, at + path)
+            else:
                 todo.append((entry, value, at + path))
