@@ -677,3 +677,13 @@ def test_a_subclass_is_a_pytree_and_stays_itself() -> None:
     assert doubled["a"].tolist() == [2, 2]
     assert type(doubled.get("own")) is Own
     assert doubled["own"] == ["x", "y"]
+
+
+def test_apply_keeps_the_elements_of_a_stack_where_it_gives_another_batch_size() -> None:
+    stack = NonTensorStack(NonTensorStack("p", "q"), NonTensorStack("r", "s"))
+    td = TensorDict({"a": torch.ones(2, 2), "v": stack, "n": {"v": stack}}, [2, 2])
+    for size in ([], [2], [2, 2]):
+        result = td.apply(torch.neg, batch_size=size)
+        assert result.batch_size == torch.Size(size) and result["v"] == result["n", "v"] == td["v"]
+    with pytest.raises(BatchSizeError, match=r"key \('n', 'v'\), a NonTensorStack with one value for each"):
+        td.exclude("v", "a").apply(torch.neg, batch_size=[3])

@@ -43,6 +43,19 @@ def as_batch_size(batch_size: BatchSize | None) -> torch.Size:
     return batch_size
 
 
+def fitted(value: Any, batch_size: torch.Size, path: tuple[str, ...]) -> Any:
+    """Return a node that holds values, which is at ``path``, or one of them whose batch size starts with ``batch_size``.
+
+    Raises:
+        BatchSizeError: it has one value for each element of another one; the message names the key.
+    """
+    try:
+        return value._fit(batch_size)
+    except BatchSizeError:
+        value._check_batch_size(batch_size, path)
+        raise
+
+
 def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bool) -> None:
     """Give every level the leading dims that all of its entries share; see ``auto_batch_size_``."""
     if batch_dims is not None and batch_dims < 0:

@@ -22,7 +22,7 @@ from .._names import check_names
 from .._views import IsLeaf
 from ..errors import BatchSizeError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
-from .batch_size import as_batch_size
+from .batch_size import as_batch_size, fitted
 from .joining import written
 from .leaf_writes import apart, check_copied
 from .operands import copy_named
@@ -245,9 +245,13 @@ class _Walk:
                         kept = self.shown(child, node, key, path, others)
                         if kept is None:
                             continue
-                    entries[key] = (
-                        kept if self.size is None else kept._with_children(kept._children(), batch_size=size)
-                    )
+                    if self.size is not None:
+                        # One value takes any batch size; a stack of values keeps the elements that it has.
+                        if kept._reach() is None:
+                            kept = kept._with_children(kept._children(), batch_size=size)
+                        else:
+                            kept = fitted(kept, size, (*path, key))
+                    entries[key] = kept
                 else:
                     inner = (
                         others if single else tuple([self.other(other, key, path, child) for other in others])

@@ -23,7 +23,7 @@ from .._ragged import distinct_members
 from .._views import IsLeaf, holds_no_entries
 from ..errors import KeyTakenError
 from ..typing import NO_DEFAULT, BatchSize, NestedKey
-from .batch_size import as_batch_size
+from .batch_size import as_batch_size, fitted
 from .entries import contained
 from .flattening import flat_entries, nested_entries
 from .key_trees import Asked, KeyTree, Row, build, key_tree, restrict
@@ -538,9 +538,9 @@ def _empty_entries(root: Any, batch_size: torch.Size | None, values: bool) -> di
             if isinstance(child, Tensor) or child._shows_tensor or (child._opaque and not values):
                 continue
             if child._opaque:
-                value = node._get_child(key)
-                value._check_batch_size(batch_size or torch.Size(), (*at, key))
-                children[key] = value._shallow()._fit(batch_size or torch.Size())
+                children[key] = fitted(
+                    node._get_child(key)._shallow(), batch_size or torch.Size(), (*at, key)
+                )
             else:
                 children[key] = None
                 rows.append((child, {}, children, key))
