@@ -940,6 +940,23 @@ def test_leaves_of_levels_stand_beside_each_other_from_the_batch_dims_of_these_o
         torch.testing.assert_close(result["b", "c"], wanted)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("size", [(3,), (1, 3), (4, 1), (1, 1), ()])
+def test_leaves_of_lazy_stacks_stand_beside_others_from_the_batch_dims_on(
+    size: tuple[int, ...], dim: int
+) -> None:
+    td = TensorDict({"a": torch.rand(4, 3, 3), "n": {"b": torch.rand(4, 3)}}, [4, 3])
+    other = TensorDict({"a": torch.rand(*size, 1)[..., 0], "n": {"b": torch.rand(*size, 4)}}, size)
+    wanted = {"a": td["a"] + other["a"][..., None], "b": td["n", "b"][..., None] + other["n", "b"]}
+    stack = lazy_stack(list(td.unbind(dim)), dim)
+    for result in (td + other, stack + other, other + td, other + stack):
+        assert result.batch_size == (4, 3)
+        torch.testing.assert_close(result["a"], wanted["a"])
+        torch.testing.assert_close(result["n", "b"], wanted["b"])
+    written = stack.select("a").add_(other.select("a"))
+    torch.testing.assert_close(written["a"], wanted["a"])
+
+
 def test_a_leaf_beside_a_level_is_an_error_whatever_the_batch_sizes_are() -> None:
     td = TensorDict({"a": torch.zeros(3)}, [3])
     other = TensorDict({"a": {"b": torch.zeros(3)}})

@@ -152,6 +152,22 @@ def test_where_broadcasts_the_batch_size_of_the_other_collection(kind: Any) -> N
         td.where(mask, TensorDict({"a": torch.ones(4, 4), "n": {"b": torch.ones(4)}}, [4]))
 
 
+@pytest.mark.parametrize("kind", [lambda td: td, lambda td: lazy_stack(td.unbind(0))], ids=["dense", "lazy"])
+def test_where_broadcasts_what_is_behind_the_batch_dims(kind: Any) -> None:
+    td = kind(
+        TensorDict(
+            {"a": torch.zeros(2, 3, 3), "n": TensorDict({"b": torch.zeros(2, 3, 2, 2)}, [2, 3, 2])}, [2, 3]
+        )
+    )
+    b = torch.arange(6.0).view(3, 2)
+    other = TensorDict({"a": torch.arange(3.0), "n": TensorDict({"b": b}, [3, 2])}, [3])
+    result = td.where(torch.tensor([True, False]), other)
+    assert torch.equal(result["a"], torch.stack([torch.zeros(3, 3), torch.arange(3.0)[:, None].expand(3, 3)]))
+    assert torch.equal(result["n", "b"][1], b[..., None].expand(3, 2, 2))
+    padded = td.exclude("n").where(torch.tensor([True, False]), other, pad=7)
+    assert padded["n", "b"].tolist() == [[[7.0, 7.0]] * 3, b.tolist()]
+
+
 @pytest.mark.parametrize("locked", [False, True])
 def test_where_writes_into_out(locked: bool) -> None:
     out = make(-1.0)

@@ -20,7 +20,6 @@ from .._collection import (
     Walked,
     changed_meanwhile,
     check_same_keys,
-    every_level,
     has_lazy_stack,
     lined_up,
     show_path,
@@ -75,10 +74,10 @@ def combine(
             size = None
             if other.batch_size != node.batch_size:
                 size = _broadcast(name, other.batch_size, node.batch_size)
-                node, other = _expanded(node, other, size), _expanded(other, node, size)
+                node, other = expanded(node, other, size), expanded(other, node, size)
             operand = []
             levels = node._collect_both(other, leaves, operand, foreign)
-            if size is not None and not has_lazy_stack(node):
+            if size is not None:
                 leaves, operand = _beside_each_other(node, other, leaves, operand, len(size))
         else:
             if isinstance(other, np.ndarray):
@@ -107,7 +106,7 @@ def combine(
         raise_at_leaf(error, name, node, this.single, leaves, operand)
 
 
-def _expanded(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
+def expanded(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
     """Return a collection expanded to the batch size that it has together with ``beside``.
 
     Leaves that have as many dims as those beside them, and fit, hold the batch dims already and stay as they are: a
@@ -136,7 +135,7 @@ def _expanded(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
             if len(shape) == leaf.ndim:
                 both = broadcast_shape(leaf.shape, shape)
                 if both is not None and both[: level.batch_dims] == level.batch_size:
-                    level._set_child(key, leaf)
+                    level._set_child(key, _with_lead(leaf, level.batch_size))
     return result
 
 
@@ -178,33 +177,60 @@ def _put_back(level: Any, expanded: Any, size: Shape) -> None:
             if isinstance(child, Core) and not child._opaque and not child._shows_tensor:
                 todo.append((child, copy._get_child(key)))
             else:
-                copy._set_child(key, child)
+                copy._set_child(key, _with_lead(child, size) if isinstance(child, Tensor) else child)
+
+
+def _with_lead(leaf: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Return a leaf that holds the batch dims, some of size one, expanded along these: a lazy stack takes it apart."""
+    lead = len(size)
+    return leaf if leaf.shape[:lead] == size else leaf.expand(*size, *leaf.shape[lead:])
 
 
 def _beside_each_other(
     node: Core, other: Core, leaves: list[Tensor], operand: list[Any], ndim: int
 ) -> tuple[list[Tensor], list[Any]]:
     """Return leaves with as many dims as what stands beside them: those behind the batch dims broadcast, too."""
-    dims = _batch_dims(node, ndim), _batch_dims(other, ndim)
-    rows = [
-        (leaf, value, min([at.get(id(each), ndim) for at, each in zip(dims, (leaf, value))]))
-        for leaf, value in zip(leaves, operand)
-    ]
-    return (
-        [lined_up(leaf, value.ndim, common) for leaf, value, common in rows],
-        [lined_up(value, leaf.ndim, common) for leaf, value, common in rows],
-    )
+    if [leaf.ndim for leaf in leaves] == [value.ndim for value in operand]:
+        return leaves, operand
+    mine, theirs = _batch_dims(node), _batch_dims(other)
+    left, right = [], []
+    for leaf, value in zip(leaves, operand):
+        # A part of an entry, for one member of a lazy stack, has the batch dims of what it stands beside.
+        common = mine.get(id(leaf), theirs.get(id(value), ndim))
+        common = min(common, theirs.get(id(value), common))
+        left.append(lined_up(leaf, value.ndim, common))
+        right.append(lined_up(value, leaf.ndim, common))
+    return left, right
 
 
-def _batch_dims(node: Core, ndim: int) -> dict[int, int]:
-    """Return how many batch dims the level of a leaf has, by the id of the leaf, for levels with more than ``ndim``."""
-    return {
-        id(leaf): len(level.batch_size)
-        for level in every_level(node)
-        if len(level.batch_size) > ndim
-        for leaf in list(level._children().values())
-        if isinstance(leaf, Tensor)
-    }
+def beside_each_other(node: Any, other: Any) -> tuple[Any, Any]:
+    """Return two collections, of the same keys and batch size, whose leaves broadcast behind the batch dims."""
+    ndim = len(node.batch_size)
+    return _lined_up(node, other, ndim), _lined_up(other, node, ndim)
+
+
+def _lined_up(item: Any, beside: Any, ndim: int) -> Any:
+    leaves: list[Tensor] = []
+    others: list[Tensor] = []
+    levels = item._collect(leaves)
+    beside._collect_like(item, others)
+    lined = _beside_each_other(item, beside, leaves, others, ndim)[0]
+    return item if lined is leaves else item._with_leaves(lined, levels)
+
+
+def _batch_dims(root: Core) -> dict[int, int]:
+    """Return how many batch dims the level of a leaf has, by the id of the leaf."""
+    found: dict[int, int] = {}
+    todo: list[Any] = [root]
+    while todo:
+        level = todo.pop()
+        size = len(level.batch_size)
+        for child in level._below():
+            if isinstance(child, Core):
+                todo.append(child)
+            else:
+                found[id(child)] = min(size, found.get(id(child), size))
+    return found
 
 
 def combine_inplace(node: Any, name: str, this: Op, other: Operand) -> Any:
@@ -241,10 +267,8 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
             )
         if not is_tensor:
             leaves: list[Tensor] = []
-            other = _expanded(other, node, size)
+            other = expanded(other, node, size)
             operand = _operand_leaves(node, other, leaves)
-            if has_lazy_stack(node):
-                return operand
             return _beside_each_other(node, other, leaves, operand, len(size))[1]
     if is_tensor and not shape:
         operand = [other] * len(node._leaves())

@@ -10,13 +10,21 @@ import torch
 from torch import Tensor
 
 from .. import _element_plans as elements
-from .._collection import Core, has_lazy_stack
+from .._collection import Core
 from .._foreach import Op, foreach, op
 from .._locking import refuse_if_locked
 from .._plans import broadcast_shape
 from ..errors import BatchSizeError, StructureError
 from .joining import written
-from .operands import LEAF_ERRORS, each_leaf, raise_at_leaf, with_keys_of, write_leaves
+from .operands import (
+    LEAF_ERRORS,
+    beside_each_other,
+    each_leaf,
+    expanded,
+    raise_at_leaf,
+    with_keys_of,
+    write_leaves,
+)
 from .shape import Shaping
 
 SelfT = TypeVar("SelfT", bound="Selecting")
@@ -140,11 +148,12 @@ class Selecting(Shaping):
                     raise BatchSizeError(
                         f"where: the other collection has batch size {list(other.batch_size)}, this one {list(size)}"
                     )
-                if has_lazy_stack(mine) or has_lazy_stack(theirs):
-                    theirs = other.expand(size)  # type: ignore[attr-defined]
+                theirs = expanded(other, mine, size)
             if pad is not None:
                 fill = partial(torch.full_like, fill_value=pad)
                 mine, theirs = with_keys_of(mine, theirs, fill), with_keys_of(theirs, mine, fill)
+            if other.batch_size != size:
+                mine, theirs = beside_each_other(mine, theirs)
             result = _choose(mine, theirs, condition)
         if out is None:
             return result
