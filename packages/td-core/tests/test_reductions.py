@@ -265,6 +265,17 @@ def test_logsumexp(dim: object, keepdim: bool, td: TensorDict) -> None:
     check(out, expected)
 
 
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [None, ()])
+def test_logsumexp_over_no_dims_is_each_element(dim: object, keepdim: bool) -> None:
+    td = TensorDict({"a": torch.rand(2, 3), "n": TensorDict({"b": torch.arange(3)}, [3])})
+    result = td.logsumexp(dim, keepdim)
+    assert (result.batch_size, result["n"].batch_size) == ((), (3,))
+    torch.testing.assert_close(result["a"], td["a"])
+    torch.testing.assert_close(result["n", "b"], td["n", "b"].float())
+    assert result["a"].data_ptr() != td["a"].data_ptr()
+
+
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_softmax(dim: int, td: TensorDict) -> None:
     check(td.softmax(dim), {key: leaf.softmax(dim % 2) for key, leaf in entries(td).items()})

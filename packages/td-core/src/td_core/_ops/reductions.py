@@ -21,7 +21,7 @@ from .._plans import ShapePlan, as_int, wrap_dim
 from ..errors import DimNamesError, StructureError
 from ..typing import NO_DEFAULT, NestedKey, NoDefault
 from .dim_plans import Pair, Reduce, Scan, caller, caller_of_one, features
-from .operands import LEAF_ERRORS, named, raise_at_entry, raise_at_leaf, transformed, write_out
+from .operands import LEAF_ERRORS, each_leaf, named, raise_at_entry, raise_at_leaf, transformed, write_out
 
 SelfT = TypeVar("SelfT", bound="Reductions")
 
@@ -417,7 +417,8 @@ class Reductions(Core):
         """Return the logarithm of the sum of exponentials, over batch dims.
 
         Args:
-            dim: a batch dim, its name or a tuple of them; None for all batch dims.
+            dim: a batch dim, its name or a tuple of them; None for all batch dims. Where there are none, each element is
+                the sum.
             keepdim: keep the reduced dims, with size 1.
             out: a collection of the same structure that takes the result, in place.
 
@@ -427,8 +428,11 @@ class Reductions(Core):
         dims = _dims_of(self, "logsumexp", dim)
         if dims is None:
             dims = tuple(range(len(self.batch_size)))
-        make = caller("logsumexp", keepdim, {})
-        result = transformed("logsumexp", self, Reduce(tuple(self.batch_size), dims, keepdim, make))
+        if dims:
+            make = caller("logsumexp", keepdim, {})
+            result = transformed("logsumexp", self, Reduce(tuple(self.batch_size), dims, keepdim, make))
+        else:  # torch takes no dims for all of them
+            result = each_leaf("logsumexp", self, lambda leaf: leaf[None].logsumexp(0))
         return result if out is None else write_out("logsumexp", result, out)
 
     def quantile(
