@@ -206,6 +206,16 @@ class TestInPlace:
         leaf = td["a"]
         assert td.apply(lambda leaf: leaf + 1, inplace=True)["a"] is leaf
 
+    @pytest.mark.parametrize("size", [[], [2], [7]])
+    def test_the_collection_keeps_its_batch_size(self, td: Any, size: list[int]) -> None:
+        members = [TensorDict({"x": torch.ones(3)}, [3]) for _ in range(2)]
+        td["s"] = lazy_stack(members, 1)
+        before, wanted = td.batch_size, {key: leaf + 1 for key, leaf in td.items(True, True)}
+        assert td.apply(lambda leaf: leaf + 1, inplace=True, batch_size=size) is td
+        assert td.batch_size == before
+        for key, leaf in td.items(True, True):
+            assert torch.equal(leaf, wanted[key])
+
     def test_none_leaves_a_leaf_as_it_is(self, td: Any) -> None:
         assert td.apply_(lambda leaf: None) is td
         assert td.apply(lambda leaf: None, inplace=True) is None

@@ -63,7 +63,7 @@ class LeafMapping(Core):
             batch_size: of the result and all its levels; by default each level keeps its own.
             device: of the result; by default this one's.
             names: of the result; by default this one's, unless the batch size changes.
-            inplace: copy the results into the leaves, and return this collection.
+            inplace: copy the results into the leaves, and return this collection, which keeps its batch size and names.
             default: passed for entries that one of ``others`` lacks.
             filter_empty: True drops every level without entries, False none, None those that lost all of theirs. Where
                 nothing remains the result is None.
@@ -167,7 +167,9 @@ class _Walk:
         for other in others:
             if not isinstance(other, Core):
                 raise TypeError(f"apply() goes through collections side by side; got {type(other).__name__}")
-        if batch_size is not None:
+        if self.inplace:
+            pass  # this collection keeps what it is, as a lazy stack its members
+        elif batch_size is not None:
             self.size = as_batch_size(batch_size)
             self.names = None
         elif out is not None and out.batch_size != root.batch_size:
