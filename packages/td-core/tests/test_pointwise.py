@@ -955,6 +955,10 @@ def test_leaves_of_lazy_stacks_stand_beside_others_from_the_batch_dims_on(
         torch.testing.assert_close(result["n", "b"], wanted["b"])
     written = stack.select("a").add_(other.select("a"))
     torch.testing.assert_close(written["a"], wanted["a"])
+    for result in (td.addcmul(other, other), stack.addcmul(other, other)):
+        torch.testing.assert_close(result["a"], td["a"] + other["a"][..., None] ** 2)
+        torch.testing.assert_close(result["n", "b"], td["n", "b"][..., None] + other["n", "b"] ** 2)
+    torch.testing.assert_close(td.lerp(other, 1.0)["n", "b"], other["n", "b"].expand(4, 3, 4))
 
 
 def test_a_leaf_beside_a_level_is_an_error_whatever_the_batch_sizes_are() -> None:

@@ -218,6 +218,20 @@ def _lined_up(item: Any, beside: Any, ndim: int) -> Any:
     return item if lined is leaves else item._with_leaves(lined, levels)
 
 
+def lined_up_leaves(node: Core, leaves: list[Tensor], *operands: Any) -> list[Any]:
+    """Return leaves of a collection, and what stands beside each, with as many dims: those behind the batch dims broadcast."""
+    dims, ndim = _batch_dims(node), len(node.batch_size)
+    common = [dims.get(id(leaf), ndim) for leaf in leaves]
+    rows = list(zip(leaves, *columns(leaves, operands), strict=True))
+    most = [max(item.ndim for item in row if isinstance(item, Tensor)) for row in rows]
+    return [
+        [lined_up(item, *at) for item, at in zip(column, zip(most, common))]
+        if type(column) is list
+        else column
+        for column in (leaves, *operands)
+    ]
+
+
 def _batch_dims(root: Core) -> dict[int, int]:
     """Return how many batch dims the level of a leaf has, by the id of the leaf."""
     found: dict[int, int] = {}

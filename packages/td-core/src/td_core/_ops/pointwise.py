@@ -28,6 +28,7 @@ from .operands import (
     combine_inplace,
     compare_values,
     each_leaf,
+    lined_up_leaves,
     operand_inplace,
     raise_at_leaf,
     write_leaves,
@@ -540,6 +541,8 @@ class Pointwise(Core):
         if name.endswith("_"):
             write_leaves(name, self, this, leaves, *operands)
             return self
+        if any(isinstance(each, Core) and each.batch_size != self.batch_size for each in (first, second)):
+            leaves, *operands = lined_up_leaves(self, leaves, *operands)
         try:
             return self._with_leaves(foreach(this, leaves, *operands))
         except LEAF_ERRORS as error:
