@@ -67,7 +67,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
     _origin: tuple[Core, str] | None
     _values_size: torch.Size
 
-    def _store(self, cells: list[list[Any]], places: Sequence[int], new: Sequence[Any]) -> None:
+    def _store(self, cells: list[Any], places: Sequence[int], new: Sequence[Any]) -> None:
         if cells is self._cells and self._origin is not None:
             stack, key = self._origin
             for place, value in zip(places, new, strict=True):
@@ -300,8 +300,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         return result
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
-        # The list is shared, for a write replaces it.
-        node = self._of(self._values, self._values_size, self._device, self._names)
+        node = self._of(self._kept_values, self._values_size, self._device, self._names)
         node._batch_size = self._batch_size
         return node
 

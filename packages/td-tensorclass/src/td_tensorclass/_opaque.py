@@ -101,8 +101,9 @@ class ValueNode(OpaqueNode):
     #: The class of one value for each element: its module, which needs this one, puts it here.
     _stack: ClassVar[Any]
 
-    #: One list, in which a write puts another: so views share the cells, and copies the list until one of them is written.
-    _cells: list[list[Any]]
+    #: The list of the values, and whether a write made it for these cells alone. Views share the cells, copies the list: a
+    #: write puts another list into the cells, and those that follow write into that one until it is shared too.
+    _cells: list[Any]
     #: Of a view: where its values stand in the cells, and whose they are.
     _places: Sequence[int] | None
     _root: ValueNode | None
@@ -118,6 +119,13 @@ class ValueNode(OpaqueNode):
             return self._cells[0][0]  # what is read most is no view, and nobody else writes it
         return self._values[0]
 
+    @property
+    def _kept_values(self) -> list[Any]:
+        """The values for one who keeps the list: no write changes it from now on."""
+        if self._root is None:
+            self._cells[1] = False
+        return self._values
+
     def _settled(self) -> ValueNode:
         """Return the node that this is a view of, or itself; a view that a sibling keeps has cells of its own."""
         if self._root is not None and self._attachments is not None:
@@ -125,25 +133,30 @@ class ValueNode(OpaqueNode):
             self._own([values[i] for i in self._places or ()])
         return self if self._root is None else self._root
 
-    def _read(self, cells: list[list[Any]]) -> list[Any]:
+    def _read(self, cells: list[Any]) -> list[Any]:
         """Return what is in cells: of this node, and written by another process meanwhile, or older ones."""
         if self._attachments is not None:
             found: list[Any] = latest(self)._cells[0]
             if len(found) == len(self._cells[0]):
-                self._cells[0] = found
-        return cells[0]
+                self._cells[:] = found, False
+        values: list[Any] = cells[0]
+        return values
 
     def _own(self, values: list[Any]) -> None:
         """Store values in cells that no other node has."""
-        self._cells = [values]
+        self._cells = [values, False]
         self._places = self._root = None
 
-    def _store(self, cells: list[list[Any]], places: Sequence[int], new: Sequence[Any]) -> None:
+    def _store(self, cells: list[Any], places: Sequence[int], new: Sequence[Any]) -> None:
         """Write values into cells: of this node, and to where siblings keep them, or older ones."""
-        values = self._read(cells).copy()
-        for place, value in zip(places, new, strict=True):
+        old, own = self._read(cells), cells[1] and self._attachments is None
+        values = old if own else old.copy()
+        # What is written may be the list itself, in another order.
+        for place, value in zip(places, list(new) if new is old else new, strict=True):
             values[place] = value
-        old, cells[0] = cells[0], values
+        if own:
+            return
+        cells[:] = values, self._attachments is None
         try:
             for attachment in attachments(self) if cells is self._cells else ():
                 attachment.changed(self)
