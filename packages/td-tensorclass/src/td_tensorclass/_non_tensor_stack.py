@@ -28,7 +28,7 @@ from td_core._values import same_value
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
-from ._arrangement import Arrangement, arrangements, positions
+from ._arrangement import Arrangement, arrangements, positions, taken
 from ._non_tensor import NonTensorData, NonTensorDataBase
 from ._opaque import ValueNode, nested, side_by_side
 from ._settings import list_to_stack
@@ -85,7 +85,8 @@ class NonTensorStack(ValueNode, TensorDictBase):
         device: DeviceType | None = None,
         names: Sequence[str | None] | None = None,
     ) -> None:
-        items: list[Core] = [as_node(arg) for arg in args]
+        plain = not any(issubclass(kind, Core) for kind in set(map(type, args)))
+        items: list[Core] = [] if plain else [as_node(arg) for arg in args]
         for i, item in enumerate(items):
             if item.batch_size != items[0].batch_size:
                 raise BatchSizeError(
@@ -93,14 +94,16 @@ class NonTensorStack(ValueNode, TensorDictBase):
                     f"item {i} has {list(item.batch_size)}"
                 )
         given = None if batch_size is None else as_batch_size(batch_size)
-        size, values = given or torch.Size((0,)), []
+        size, values = given or torch.Size((0,)), list(args)
+        if args:
+            inner = items[0].batch_size if items else torch.Size()
+            plan = stack_plan(inner, stack_dim, len(args))
+            size = plan.resized(inner)
         if items:
-            plan = stack_plan(items[0].batch_size, stack_dim, len(items))
-            size = plan.resized(items[0].batch_size)
             values = side_by_side(items, plan.dim)
             device = items[0].device if device is None else device
         if size.numel() != len(values) or given not in (None, size):
-            made = list(size) if items else "none"
+            made = list(size) if args else "none"
             raise BatchSizeError(f"batch_size {list(given or ())} was given, the values make {made}")
         self._fill(values, size, None if device is None else as_device(device), check_names(names, len(size)))
 
@@ -287,16 +290,21 @@ class NonTensorStack(ValueNode, TensorDictBase):
         # What was expanded has values that stand in several places, and is a copy where torch makes one too.
         known = self._places if isinstance(plan, Reshape) and self._places is not None else ()
         shares = plan.shares and len(set(known)) == len(known)
-        values = self._values
+        arranged = self._arranged(plan)
+        if not shares:
+            values = self._values
+            parts = [
+                self._of(list(taken(values, places)), torch.Size(size), self._device)
+                for places, size in arranged
+            ]
+        elif arranged and not arranged[0][1]:  # most are made here, one for each element
+            return NonTensorData._of_stack(self, [places[0] for places, _ in arranged])
+        else:
+            parts = [self._view(places, size) for places, size in arranged]
         result: list[Any] = []
-        for places, size in self._arranged(plan):
-            source = self if shares else self._of([values[i] for i in places], torch.Size(size), self._device)
-            if not size:  # most are made here, one for each element
-                result.append(NonTensorData._of_stack(source, places if shares else (0,)))
-                continue
-            part = self._view(places, size) if shares else source
+        for part in parts:
             part._names = names
-            result.append(part)
+            result += [part] if part._batch_size else NonTensorData._of_stack(part, [0])
         return result
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
@@ -357,7 +365,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         ((places, size),) = self._arranged(plan_index(index, self._batch_size))
         root, mine = self._settled(), self._places
-        at = places if mine is None else [mine[i] for i in places]
+        at = places if mine is None else taken(mine, places)
         root._store(self._cells, at, spread(value, torch.Size(size)))
 
     def _take(self, source: Any) -> None:

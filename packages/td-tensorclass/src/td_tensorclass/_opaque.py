@@ -20,7 +20,7 @@ from td_core._values import same_value
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
 
-from ._arrangement import positions
+from ._arrangement import positions, taken
 from ._values import equal_values
 
 NodeT = TypeVar("NodeT", bound="OpaqueNode")
@@ -111,7 +111,7 @@ class ValueNode(OpaqueNode):
     @property
     def _values(self) -> list[Any]:
         values, places = self._settled()._read(self._cells), self._places
-        return values if places is None else [values[i] for i in places]
+        return values if places is None else taken(values, places)  # type: ignore[return-value]
 
     @property
     def _value(self) -> Any:
@@ -130,7 +130,7 @@ class ValueNode(OpaqueNode):
         """Return the node that this is a view of, or itself; a view that a sibling keeps has cells of its own."""
         if self._root is not None and self._attachments is not None:
             values = self._root._read(self._cells)
-            self._own([values[i] for i in self._places or ()])
+            self._own(list(taken(values, self._places or ())))
         return self if self._root is None else self._root
 
     def _read(self, cells: list[Any]) -> list[Any]:
@@ -167,7 +167,7 @@ class ValueNode(OpaqueNode):
     def _show(self, source: ValueNode, places: Sequence[int]) -> None:
         """Show some of the values of another node: what is written to one is written to both."""
         self._cells = source._cells
-        self._places = places if source._places is None else [source._places[i] for i in places]
+        self._places = places if source._places is None else taken(source._places, places)
         self._root = source if source._root is None else source._root
 
     def _values_for(self, size: torch.Size) -> list[Any]:
@@ -420,9 +420,11 @@ def _check_sizes(items: Sequence[Any], plan: Join, path: tuple[str, ...]) -> Non
 
 def side_by_side(items: Sequence[Any], dim: int) -> list[Any]:
     """Return the values of a stack or concatenation along ``dim``, in order; without tensors, for torch.compile."""
-    steps = [torch.Size(item.batch_size[dim:]).numel() for item in items]
     columns = [item._values_for(item.batch_size) for item in items]
     outer = torch.Size(items[0].batch_size[:dim]).numel()
+    if outer == 1:
+        return [value for column in columns for value in column]
+    steps = [torch.Size(item.batch_size[dim:]).numel() for item in items]
     return [
         value
         for row in range(outer)
