@@ -30,7 +30,7 @@ from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
 from ._arrangement import Arrangement, arrangements, positions, taken
 from ._non_tensor import NonTensorData, NonTensorDataBase
-from ._opaque import ValueNode, nested, side_by_side
+from ._opaque import ValueNode, evened, nested, side_by_side
 from ._settings import list_to_stack
 from ._trees import register_stack
 
@@ -45,20 +45,23 @@ class NonTensorStack(ValueNode, TensorDictBase):
 
     Args:
         *args: the values along the new dim. Nodes of non-tensor data of one batch size give their values; anything
-            else, lists included, is a value.
+            else, lists included, is a value. Where the batch sizes of nodes differ, lists stand for the dims from there on.
         stack_dim: where the new dim stands in the batch size.
         batch_size: checked against what the values give; for a stack without values, its batch size.
         device: the device to report; None: that of the nodes.
         names: a name or None for each batch dim.
 
     Raises:
-        BatchSizeError: the batch sizes of the nodes differ, or do not give ``batch_size``.
+        BatchSizeError: the batch sizes of the nodes differ before ``stack_dim``, or do not give ``batch_size``.
 
     >>> stack = NonTensorStack("a", "b", "c")
     >>> stack[1:].tolist()
     ['b', 'c']
     >>> NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d")).batch_size
     torch.Size([2, 2])
+    >>> uneven = NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c"))
+    >>> uneven.batch_size, uneven.tolist()
+    (torch.Size([2]), [['a', 'b'], ['c']])
     """
 
     __slots__ = ("_origin", "_values_size")
@@ -71,7 +74,11 @@ class NonTensorStack(ValueNode, TensorDictBase):
         if cells is self._cells and self._origin is not None:
             stack, key = self._origin
             for place, value in zip(places, new, strict=True):
-                stack._assign(coordinates(place, self._values_size), {key: NonTensorData(value)})  # type: ignore[attr-defined]
+                at, node = coordinates(place, self._values_size), as_node(value)
+                if isinstance(value, list) and (size := stack._index(at)._get_child(key).batch_size):
+                    # The member has one for each of its elements: read together, they were too uneven for a batch.
+                    node = self.from_list(value, len(size))
+                stack._assign(at, {key: node})  # type: ignore[attr-defined]
         super()._store(cells, places, new)
 
     def _read_from(self, stack: Core, key: str) -> None:
@@ -86,7 +93,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
         names: Sequence[str | None] | None = None,
     ) -> None:
         plain = not any(issubclass(kind, Core) for kind in set(map(type, args)))
-        items: list[Core] = [] if plain else [as_node(arg) for arg in args]
+        items = [] if plain else evened([as_node(arg) for arg in args], stack_dim)
         for i, item in enumerate(items):
             if item.batch_size != items[0].batch_size:
                 raise BatchSizeError(

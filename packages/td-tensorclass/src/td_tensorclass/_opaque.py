@@ -195,10 +195,20 @@ class ValueNode(OpaqueNode):
 
     def _keep_together(self, items: Sequence[Core], dim: int) -> Any:
         sizes = [item.batch_size for item in items]
-        if sizes != [self._batch_size] * len(items) and self._stays_one(items, True):
+        if sizes == [self._batch_size] * len(items):
+            return super()._keep_together(items, dim)
+        if self._stays_one(items, True):
             # What is the same for all members needs no even batch.
             return self._made(torch.Size(merged_shape(sizes, dim)), self._device, None)  # type: ignore[attr-defined]
-        return super()._keep_together(items, dim)
+        even = evened(items, dim)
+        return even[0]._join(even, stack_plan(even[0].batch_size, dim, len(even)))
+
+    def _with_lists(self, ndim: int) -> Any:
+        """Return this node with lists for values, in place of all dims of the batch but the first ``ndim``."""
+        size, inner = self._batch_size[:ndim], self._batch_size[ndim:]
+        values, step = self._values_for(self._batch_size), inner.numel()
+        lists = [nested(values[i * step : (i + 1) * step], inner) for i in range(size.numel())]
+        return self._stack._of(lists, size, self._device)
 
     def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
         for item in items:
@@ -416,6 +426,18 @@ def _check_sizes(items: Sequence[Any], plan: Join, path: tuple[str, ...]) -> Non
                 f"cannot join{f' {show_path(path)}' if path else ''}: item 0 has values for a batch of {list(first)} and item "
                 f"{i} for one of {list(size)}; lazy_stack() keeps both, and get(key, as_list=True) reads them from it"
             )
+
+
+def evened(items: Sequence[Any], dim: int) -> Sequence[Any]:
+    """Return nodes to be stacked along ``dim`` with one batch size: where theirs differ, lists stand for the dims from there on.
+
+    Nodes that differ before ``dim`` or in their number of dims, and others than of values, are returned as they are.
+    """
+    sizes = [item.batch_size for item in items]
+    if not all(isinstance(item, ValueNode) for item in items) or len(set(map(len, sizes))) > 1:
+        return items
+    ndim = next((at for at, column in enumerate(zip(*sizes)) if len(set(column)) > 1), -1)
+    return [item._with_lists(ndim) for item in items] if 0 <= dim <= ndim else items
 
 
 def side_by_side(items: Sequence[Any], dim: int) -> list[Any]:
