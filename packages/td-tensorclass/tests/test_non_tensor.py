@@ -1042,6 +1042,15 @@ def test_a_column_that_was_read_is_written_as_a_column(write: Any) -> None:
     assert [td[i]["k"] for i in range(3)] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("condition", [False, True])
+@pytest.mark.parametrize("value", [NonTensorData, MetaData])
+def test_one_value_that_was_chosen_is_one_value(value: Any, condition: bool) -> None:
+    first, second = TensorDict({"n": {"k": value("a")}}), TensorDict({"n": {"k": value("b")}})
+    chosen = first.where(torch.tensor(condition), second)
+    assert isinstance(chosen.get(("n", "k")), NonTensorData)
+    assert chosen["n", "k"] == ("a" if condition else "b")
+
+
 @pytest.mark.parametrize("capture", [False, True])
 def test_one_object_for_members_of_different_batch_sizes_is_shown_as_one(capture: bool) -> None:
     thing = NonTensorData("a") if capture else MetaData("a")

@@ -136,6 +136,17 @@ class NonTensorStack(ValueNode, TensorDictBase):
         return node
 
     @classmethod
+    def _holding(
+        cls, values: list[Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> Any:
+        """Return a stack of checked values, or the one value of a batch without dims."""
+        return (
+            cls._of(values, batch_size, device, names)
+            if batch_size
+            else NonTensorData(values[0], device=device)
+        )
+
+    @classmethod
     def from_nontensordata(cls: type[SelfT], non_tensor: NonTensorDataBase) -> SelfT:
         """Return one value repeated for each element of its batch.
 

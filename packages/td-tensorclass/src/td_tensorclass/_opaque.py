@@ -221,7 +221,7 @@ class ValueNode(OpaqueNode):
             return self._made(size, self._device, names)  # type: ignore[attr-defined]
         values = side_by_side(items, plan.dim) if isinstance(plan, Join) else _chosen(items, plan)
         made = type(self) if isinstance(self, self._stack) else self._stack
-        return made._of(values, size, self._device, names)
+        return made._holding(values, size, self._device, names)
 
     def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
         """Return which values are equal (which differ, for ``torch.ne``), as a tensor of the batch size."""
