@@ -1051,6 +1051,24 @@ def test_one_value_that_was_chosen_is_one_value(value: Any, condition: bool) -> 
     assert chosen["n", "k"] == ("a" if condition else "b")
 
 
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda td: td.unsqueeze(0),
+        lambda td: td.view(1, 1),
+        lambda td: td.unsqueeze(0).clone(False),
+        lambda td: td.expand(1),
+        lambda td: lazy_stack([td, td.clone()]).unsqueeze(1),
+    ],
+)
+@pytest.mark.parametrize("index", [0, ..., slice(None), [0]])
+def test_a_value_that_is_shown_with_more_dims_is_written_through(show: Any, index: Any) -> None:
+    td = TensorDict({"n": {"k": "a"}, "x": torch.zeros(())})
+    view = show(td)
+    view[index] = TensorDict({"n": {"k": "z"}, "x": 1.0}).expand(view[index].batch_size)
+    assert (td["n", "k"], td["x"].item()) == ("z", 1)
+
+
 @pytest.mark.parametrize("capture", [False, True])
 def test_one_object_for_members_of_different_batch_sizes_is_shown_as_one(capture: bool) -> None:
     thing = NonTensorData("a") if capture else MetaData("a")

@@ -233,6 +233,10 @@ class NonTensorDataBase(ValueNode, TensorCollection):
             if isinstance(value, self._stack) and self._expanded()._holds_same(value):
                 return self
         stack = self._expanded()
+        if self._root is not None and self._batch_size.numel() == 1:
+            # One value is shown in two places, and stays one.
+            stack._assign(index, value)
+            return self._replace_value(stack._values[0])
         # It takes the place of this node in a collection that may be locked, or mapped to files.
         stack._locked, stack._lock_parents = self._locked, self._lock_parents
         stack._attachments = self._attachments
