@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import ItemsView, KeysView, ValuesView
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import assert_type
 
-from td_core import LazyStackedTensorDict, TensorDict, cat, stack
-from td_tensorclass import TensorClass
+from td_core import (
+    LazyStackedTensorDict,
+    NestedKey,
+    TensorDict,
+    TensorDictBase,
+    cat,
+    lazy_stack,
+    pad_sequence,
+    stack,
+)
+from td_tensorclass import NonTensorStack, TensorClass
 
 
 class Digits(TensorClass):
@@ -68,3 +79,51 @@ def classes(digits: Digits) -> Tensor:
     assert_type(Digits.from_dict({"image": torch.zeros(2), "label": torch.zeros(1)}), Digits)
     assert_type(TensorDict.from_dict({"image": torch.zeros(2)}), TensorDict)
     return Digits(image=torch.zeros(1, 2), label=torch.zeros(1), batch_size=[1]).label
+
+
+def entries(td: TensorDict, digits: Digits) -> dict[str, float]:
+    """Go through keys and entries: those of one level have strings for keys."""
+    assert_type(td.keys(), KeysView[str])
+    assert_type(td.keys(sort=True), KeysView[str])
+    assert_type(td.keys(True, True), KeysView[NestedKey])
+    assert_type(td.items(), ItemsView[str, Any])
+    assert_type(td.items(include_nested=True), ItemsView[NestedKey, Any])
+    assert_type(td.values(True, leaves_only=True), ValuesView[Any])
+    assert_type(digits.keys(), KeysView[str])
+    assert_type(LazyStackedTensorDict(td).items(), ItemsView[str, Any])
+    for key, value in td.items():
+        td[key.lower()] = value + 1
+    for name in sorted(td.keys() - {"done"}):
+        print(name.upper(), td[name] + 1)
+    for path in td.keys(True, True):
+        td.set(path, td[path] * 2)
+    torch.optim.SGD(td.values(True, True), lr=0.1)
+    total: Tensor = td["a"].mean() + td["a", "b"].sum()
+    td.update({key: value.clone() for key, value in td.items()})
+    return {"total": total.item(), **{key: value.item() for key, value in td.sum(0).items()}}
+
+
+def halved(td: TensorDictBase) -> None:
+    """Tell leaves from levels."""
+    for value in td.values():
+        if isinstance(value, Tensor):
+            value.mul_(0.5)
+        else:
+            halved(value)
+
+
+def rows(td: TensorDict, digits: Digits, texts: NonTensorStack) -> list[Tensor]:
+    """Make batches of rows, and rows of batches."""
+    assert_type(list(td), list[TensorDict])
+    assert_type(list(digits), list[Digits])
+    assert_type(TensorDict.stack([td, td]), TensorDict)
+    assert_type(TensorDict.lazy_stack(td.unbind(0), 1), TensorDict)
+    assert_type(TensorDict.maybe_dense_stack([td, td]), TensorDict)
+    assert_type(Digits.cat([digits, digits]), Digits)
+    assert_type(lazy_stack([digits, digits]), Digits)
+    assert_type(lazy_stack([torch.zeros(3)]), Tensor)
+    assert_type(pad_sequence([td, td]), TensorDict)
+    assert_type(td.where(td["mask"], td.gather(0, td["order"])), TensorDict)
+    assert_type(NonTensorStack.from_list(["a", "b"]), NonTensorStack)
+    print(", ".join(text.data for text in texts))
+    return [row["a"] for row in td]

@@ -954,8 +954,7 @@ def test_values_are_padded_with_none_and_cut_again_at_every_level(
     "join",
     [
         lambda x, y: torch.stack([x, y]),
-        lambda x, y: lazy_stack([x, y])["s"],
-        lambda x, y: lazy_stack([x, y]).densify(),
+        lambda x, y: lazy_stack([x, y]).contiguous(),
         lambda x, y: torch.cat([x.unsqueeze(0), y.unsqueeze(0)]),
     ],
 )
@@ -967,6 +966,64 @@ def test_values_of_uneven_number_are_not_joined(join: Any) -> None:
         join(first, second)
     nodes = lazy_stack([first, second]).get("s", as_list=True)
     assert [node.tolist() for node in nodes] == [["a", "b"], ["d", "e", "f"]]
+
+
+def conversations(batched: bool) -> Any:
+    turns = (["hi", "ho", "bye"], ["yes"], [])
+    return lazy_stack(
+        [TensorDict({"n": {"s": NonTensorStack.from_list(each)}}, [len(each)][:batched]) for each in turns]
+    )
+
+
+READS: list[Callable[[Any], Any]] = [
+    lambda td: td["n", "s"],
+    lambda td: td.get(("n", "s")).tolist(),
+    lambda td: td.to_dict()["n"]["s"],
+    lambda td: td.clone()["n"]["s"],
+    lambda td: td.flatten_keys(".")["n.s"],
+    lambda td: td.to_tensordict()["n", "s"],
+    lambda td: td.densify()["n", "s"],
+    lambda td: (td + 1)["n", "s"],
+    lambda td: td[[2, 0, 1]][[1, 2, 0]]["n", "s"],
+    lambda td: lazy_stack([td, td])["n", "s"][1],
+    lambda td: pickle.loads(pickle.dumps(td))["n", "s"],
+    lambda td: [td[i]["n", "s"] for i in range(3)],
+]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("read", READS)
+def test_values_of_uneven_number_are_read_from_a_lazy_stack_as_lists(read: Any, batched: bool) -> None:
+    assert read(conversations(batched)) == [["hi", "ho", "bye"], ["yes"], []]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_lists_that_stand_for_uneven_members_are_written_to_them(batched: bool) -> None:
+    td = conversations(batched)
+    td["n", "s"][0] = ["a", "b", "c"]
+    td.get(("n", "s"))[1] = NonTensorData("z")
+    assert [td[i]["n", "s"] for i in range(3)] == td["n", "s"] == [["a", "b", "c"], ["z"], []]
+    with pytest.raises(
+        StructureError, match=r"cannot write key 's' in place: it has shape \[3\] there, the value \[2\]"
+    ):
+        td["n", "s"][0] = ["p", "q"]
+    assert td["n", "s"] == [["a", "b", "c"], ["z"], []]
+
+
+def test_a_stack_of_uneven_stacks_has_lists_for_values() -> None:
+    parts = [NonTensorStack.from_list([[1, 2], [3, 4]]), NonTensorStack.from_list([[5], [6]])]
+    for made in (NonTensorStack(*parts), lazy_stack(parts)):
+        assert made.batch_size == (2, 2)
+        assert made.tolist() == [[[1, 2], [3, 4]], [[5], [6]]]
+    assert NonTensorStack(*parts, stack_dim=1).tolist() == [[[1, 2], [5]], [[3, 4], [6]]]
+    with pytest.raises(BatchSizeError, match=r"item 0 has batch size \[2, 2\], item 1 has \[2, 1\]"):
+        NonTensorStack(*parts, stack_dim=2)
+
+
+def test_uneven_values_are_padded_with_none() -> None:
+    padded = conversations(True).to_padded_tensor()
+    assert padded.batch_size == padded["n"].batch_size == padded.get(("n", "s")).batch_size == (3, 3)
+    assert padded["n", "s"] == [["hi", "ho", "bye"], ["yes", None, None], [None, None, None]]
 
 
 @pytest.mark.parametrize(
@@ -983,6 +1040,33 @@ def test_values_of_uneven_number_are_not_joined(join: Any) -> None:
 def test_a_column_that_was_read_is_written_as_a_column(write: Any) -> None:
     td = write(TensorDict({"k": NonTensorStack("a", "b", "c")}, [3]))
     assert [td[i]["k"] for i in range(3)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("condition", [False, True])
+@pytest.mark.parametrize("value", [NonTensorData, MetaData])
+def test_one_value_that_was_chosen_is_one_value(value: Any, condition: bool) -> None:
+    first, second = TensorDict({"n": {"k": value("a")}}), TensorDict({"n": {"k": value("b")}})
+    chosen = first.where(torch.tensor(condition), second)
+    assert isinstance(chosen.get(("n", "k")), NonTensorData)
+    assert chosen["n", "k"] == ("a" if condition else "b")
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda td: td.unsqueeze(0),
+        lambda td: td.view(1, 1),
+        lambda td: td.unsqueeze(0).clone(False),
+        lambda td: td.expand(1),
+        lambda td: lazy_stack([td, td.clone()]).unsqueeze(1),
+    ],
+)
+@pytest.mark.parametrize("index", [0, ..., slice(None), [0]])
+def test_a_value_that_is_shown_with_more_dims_is_written_through(show: Any, index: Any) -> None:
+    td = TensorDict({"n": {"k": "a"}, "x": torch.zeros(())})
+    view = show(td)
+    view[index] = TensorDict({"n": {"k": "z"}, "x": 1.0}).expand(view[index].batch_size)
+    assert (td["n", "k"], td["x"].item()) == ("z", 1)
 
 
 @pytest.mark.parametrize("capture", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
+from torch.utils import _pytree as pytree
 
 from td_core import TensorDict, group_by, lazy_stack
 from td_core._shape_plans import cat_plan, stack_plan
@@ -246,6 +248,51 @@ def test_what_was_expanded_gets_values_of_its_own_where_leaves_do(copy: Callable
     made[0] = "z"
     assert stack.tolist() == ["a", "b"]
     assert made.flatten().tolist() == (["z", "z", "a", "b"] if made.ndim > 1 else ["z", "b", "a", "b"])
+
+
+def test_a_row_or_a_slice_that_is_written_costs_no_copy_of_the_column() -> None:
+    td = TensorDict({"k": NonTensorStack.from_list(["a"] * 100_000), "x": torch.zeros(100_000)}, [100_000])
+    row, rows = TensorDict({"k": "z", "x": 1}), TensorDict({"k": ["y", "w"], "x": torch.ones(2)}, [2])
+    td[0] = row
+    tracemalloc.start()
+    td[7], td[8:10], td[[11, 12]] = row, rows, rows
+    td[13:].get("k")[1] = "v"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert td["k"][6:16] == ["a", "z", "y", "w", "a", "y", "w", "a", "v", "a"]
+    assert peak < 400_000  # a list of the values takes 800,000 bytes
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        lambda s: s.clone(),
+        lambda s: s[...].clone(),
+        lambda s: s.to_tensordict(),
+        copy.deepcopy,
+        lambda s: pytree.tree_map(lambda leaf: leaf, s),
+        lambda s: TensorDict({"k": s}, [2]).to_dict()["k"],
+        lambda s: TensorDict({"k": s}, [2]).load_state_dict(TensorDict({"k": s}, [2]).state_dict()).get("k"),
+        lambda s: s.tolist(),
+        lambda s: s[[0, 1]],
+    ],
+)
+def test_snapshots_between_writes_stay(snapshot: Callable[..., Any]) -> None:
+    stack = NonTensorStack("a", "b")
+    stack[0] = "z"
+    first = snapshot(stack)
+    stack[1] = "y"
+    second = snapshot(stack)
+    stack[0] = "x"
+    found = [each if isinstance(each, list) else each.tolist() for each in (first, second)]
+    assert (*found, stack.tolist()) == (["z", "b"], ["z", "y"], ["x", "y"])
+
+
+def test_a_stack_is_written_to_itself_in_another_order() -> None:
+    stack = NonTensorStack("a", "b", "c")
+    for wanted in (["c", "b", "a"], ["a", "b", "c"]):
+        stack[[2, 1, 0]] = stack
+        assert stack.tolist() == wanted
 
 
 def test_a_flat_view_is_written_through() -> None:

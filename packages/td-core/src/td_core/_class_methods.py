@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 __all__ = ["of_class"]
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def of_class(function: Callable[P, Any], *, dense: bool = False) -> classmethod[Any, P, Any]:
+def of_class(function: Callable[P, R], *, dense: bool = False) -> classmethod[Any, P, R]:
     """Return a classmethod that calls ``function`` without the class, with its signature and documentation.
 
     Args:
@@ -26,7 +27,7 @@ def of_class(function: Callable[P, Any], *, dense: bool = False) -> classmethod[
     """
 
     @functools.wraps(function)
-    def method(cls: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def method(cls: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         result = function(*args, **kwargs)
         return cls._of_dense(result) if dense else result
 

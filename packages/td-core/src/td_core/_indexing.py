@@ -63,7 +63,10 @@ class IndexPlan(ShapePlan):
 
     @property
     def shares(self) -> bool:  # type: ignore[override]
-        return all(_is_scalar(item) or not isinstance(item, (Tensor, bool)) for item in _items(self.index))
+        index = self.index
+        return type(index) is int or all(
+            _is_scalar(item) or not isinstance(item, (Tensor, bool)) for item in _items(index)
+        )
 
     def dims(self) -> tuple[int | None, ...]:
         return self.kept
@@ -94,6 +97,8 @@ class IndexPlan(ShapePlan):
         return dim < self.n and isinstance(self._listed()[self._place(dim)], Tensor)
 
     def _along(self, stack_dim: int) -> Along | None:
+        if type(self.index) is int:
+            return Along(self.index, None, None)
         items = self._listed()
         advanced = [item for item in items if isinstance(item, (Tensor, bool, list)) and not _is_scalar(item)]
         at = self._place(stack_dim)

@@ -39,7 +39,7 @@ from ._pytree import register_mapping, register_with_subclasses
 from ._traced import new_object
 from ._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, LevelKeys, stores_what_is_shown
 from .errors import KeyPathError, KeyTakenError, StructureError
-from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
+from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault, typed_as
 
 SelfT = TypeVar("SelfT", bound="TensorDict")
 _CLONE = op("clone", copy_of)
@@ -353,6 +353,7 @@ class TensorDict(TensorDictBase):
                     pass  # a nested tensor of strided layout has no shape
         super()._set_path(key, value, at, non_blocking=non_blocking)
 
+    @typed_as(TensorDictBase.keys)
     def keys(
         self,
         include_nested: bool = False,
@@ -366,6 +367,7 @@ class TensorDict(TensorDictBase):
             return CollectionKeys(self, include_nested, leaves_only, is_leaf, sort)
         return LevelKeys(self._data)
 
+    @typed_as(TensorDictBase.items)
     def items(
         self,
         include_nested: bool = False,
@@ -379,6 +381,7 @@ class TensorDict(TensorDictBase):
             return CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
         return self._data.items()
 
+    @typed_as(TensorDictBase.values)
     def values(
         self,
         include_nested: bool = False,

@@ -38,6 +38,17 @@ def arrangements(plan: Any, size: tuple[int, ...], device: torch.device | None) 
     return [(part.flatten().tolist(), tuple(part.shape)) for part in parts]
 
 
+def taken(values: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
+    """Return what a sequence has at some places, which for a range of them is a slice.
+
+    >>> taken("abcd", [2, 0]), taken([1, 2, 3, 4], range(1, 4, 2))
+    (['c', 'a'], [2, 4])
+    """
+    if type(places) is range and places.step > 0:
+        return values[places.start : places.stop : places.step]
+    return [values[i] for i in places]
+
+
 def positions(size: tuple[int, ...], device: torch.device | None) -> Tensor:
     """Return the position of each element of a batch, in the shape of the batch.
 
@@ -65,6 +76,9 @@ def _by_members(plan: Any, size: tuple[int, ...]) -> list[Arrangement] | None:
         return None
     several = isinstance(plan, ExplodePlan) and along.picks is not None
     picked = along.picks if several else [along.picks]
+    if several and along.stack_dim is None and along.plan is None:  # one of the members each
+        step = prod(rest)
+        return [(range(i * step, i * step + step), rest) for i in picked]
     return [_stacked(member, size, picks, along.stack_dim) for picks in picked for member in members]
 
 
@@ -74,7 +88,11 @@ def _stacked(member: Arrangement, size: tuple[int, ...], picks: Any, dim: int | 
     step = prod(size[1:])
     if isinstance(picks, int):
         start = picks % size[0] * step
+        if type(inner) is range:
+            return range(start + inner.start, start + inner.stop, inner.step), shape
         return [start + position for position in inner], shape
+    if type(picks) is range and step == 1 and not shape:
+        return picks, (len(picks),)
     starts = [i % size[0] * step for i in (range(size[0]) if picks is None else picks)]
     block = prod(shape[dim:])
     arranged = [

@@ -52,7 +52,7 @@ def _unflatten_data(cls: type[NonTensorDataBase], record: Record) -> NonTensorDa
 
 def _flatten_stack(node: NonTensorStack) -> Record:
     node._check_whole()
-    return Record(header(node), values={"data": node._values})
+    return Record(header(node), values={"data": node._kept_values})
 
 
 def _unflatten_stack(record: Record) -> NonTensorStack:

@@ -26,6 +26,7 @@ from td_core._values import same_value
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import BatchSize, DeviceType
 
+from ._arrangement import taken
 from ._opaque import ValueNode, nested
 from ._settings import capture_non_tensor_stack
 from ._trees import register_data
@@ -146,13 +147,21 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         return node
 
     @classmethod
-    def _of_stack(cls: type[SelfT], stack: Any, place: Sequence[int]) -> SelfT:
-        """Return the node that shows the value that a stack has in one place."""
-        node = new_object(cls)
-        node._show(stack, place)
-        node._metadata = None
-        node._start(torch.Size(), stack._device)
-        return node
+    def _of_stack(cls: type[SelfT], stack: Any, places: Sequence[int]) -> list[SelfT]:
+        """Return a node for each of some places, that shows the value which a stack has there."""
+        size, device, cells = torch.Size(), stack._device, stack._cells
+        root = stack if stack._root is None else stack._root
+        if stack._places is not None:
+            places = taken(stack._places, places)
+        nodes: list[SelfT] = []
+        for place in places:
+            # As _show and _start do, without a call for each of many elements.
+            node = new_object(cls)
+            node._cells, node._places, node._root = cells, (place,), root
+            node._batch_size, node._device, node._locked = size, device, False
+            node._metadata = node._names = node._lock_parents = node._attachments = node._undo = None
+            nodes.append(node)
+        return nodes
 
     @property
     def data(self) -> Any:
@@ -224,6 +233,10 @@ class NonTensorDataBase(ValueNode, TensorCollection):
             if isinstance(value, self._stack) and self._expanded()._holds_same(value):
                 return self
         stack = self._expanded()
+        if self._root is not None and self._batch_size.numel() == 1:
+            # One value is shown in two places, and stays one.
+            stack._assign(index, value)
+            return self._replace_value(stack._values[0])
         # It takes the place of this node in a collection that may be locked, or mapped to files.
         stack._locked, stack._lock_parents = self._locked, self._lock_parents
         stack._attachments = self._attachments

@@ -28,9 +28,9 @@ from td_core._values import same_value
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
-from ._arrangement import Arrangement, arrangements, positions
+from ._arrangement import Arrangement, arrangements, positions, taken
 from ._non_tensor import NonTensorData, NonTensorDataBase
-from ._opaque import ValueNode, nested, side_by_side
+from ._opaque import ValueNode, evened, nested, side_by_side
 from ._settings import list_to_stack
 from ._trees import register_stack
 
@@ -45,20 +45,23 @@ class NonTensorStack(ValueNode, TensorDictBase):
 
     Args:
         *args: the values along the new dim. Nodes of non-tensor data of one batch size give their values; anything
-            else, lists included, is a value.
+            else, lists included, is a value. Where the batch sizes of nodes differ, lists stand for the dims from there on.
         stack_dim: where the new dim stands in the batch size.
         batch_size: checked against what the values give; for a stack without values, its batch size.
         device: the device to report; None: that of the nodes.
         names: a name or None for each batch dim.
 
     Raises:
-        BatchSizeError: the batch sizes of the nodes differ, or do not give ``batch_size``.
+        BatchSizeError: the batch sizes of the nodes differ before ``stack_dim``, or do not give ``batch_size``.
 
     >>> stack = NonTensorStack("a", "b", "c")
     >>> stack[1:].tolist()
     ['b', 'c']
     >>> NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c", "d")).batch_size
     torch.Size([2, 2])
+    >>> uneven = NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c"))
+    >>> uneven.batch_size, uneven.tolist()
+    (torch.Size([2]), [['a', 'b'], ['c']])
     """
 
     __slots__ = ("_origin", "_values_size")
@@ -67,11 +70,15 @@ class NonTensorStack(ValueNode, TensorDictBase):
     _origin: tuple[Core, str] | None
     _values_size: torch.Size
 
-    def _store(self, cells: list[list[Any]], places: Sequence[int], new: Sequence[Any]) -> None:
+    def _store(self, cells: list[Any], places: Sequence[int], new: Sequence[Any]) -> None:
         if cells is self._cells and self._origin is not None:
             stack, key = self._origin
             for place, value in zip(places, new, strict=True):
-                stack._assign(coordinates(place, self._values_size), {key: NonTensorData(value)})  # type: ignore[attr-defined]
+                at, node = coordinates(place, self._values_size), as_node(value)
+                if isinstance(value, list) and (size := stack._index(at)._get_child(key).batch_size):
+                    # The member has one for each of its elements: read together, they were too uneven for a batch.
+                    node = self.from_list(value, len(size))
+                stack._assign(at, {key: node})  # type: ignore[attr-defined]
         super()._store(cells, places, new)
 
     def _read_from(self, stack: Core, key: str) -> None:
@@ -85,7 +92,8 @@ class NonTensorStack(ValueNode, TensorDictBase):
         device: DeviceType | None = None,
         names: Sequence[str | None] | None = None,
     ) -> None:
-        items: list[Core] = [as_node(arg) for arg in args]
+        plain = not any(issubclass(kind, Core) for kind in set(map(type, args)))
+        items = [] if plain else evened([as_node(arg) for arg in args], stack_dim)
         for i, item in enumerate(items):
             if item.batch_size != items[0].batch_size:
                 raise BatchSizeError(
@@ -93,14 +101,16 @@ class NonTensorStack(ValueNode, TensorDictBase):
                     f"item {i} has {list(item.batch_size)}"
                 )
         given = None if batch_size is None else as_batch_size(batch_size)
-        size, values = given or torch.Size((0,)), []
+        size, values = given or torch.Size((0,)), list(args)
+        if args:
+            inner = items[0].batch_size if items else torch.Size()
+            plan = stack_plan(inner, stack_dim, len(args))
+            size = plan.resized(inner)
         if items:
-            plan = stack_plan(items[0].batch_size, stack_dim, len(items))
-            size = plan.resized(items[0].batch_size)
             values = side_by_side(items, plan.dim)
             device = items[0].device if device is None else device
         if size.numel() != len(values) or given not in (None, size):
-            made = list(size) if items else "none"
+            made = list(size) if args else "none"
             raise BatchSizeError(f"batch_size {list(given or ())} was given, the values make {made}")
         self._fill(values, size, None if device is None else as_device(device), check_names(names, len(size)))
 
@@ -124,6 +134,17 @@ class NonTensorStack(ValueNode, TensorDictBase):
         node = new_object(cls)
         node._fill(values, batch_size, device, names)
         return node
+
+    @classmethod
+    def _holding(
+        cls, values: list[Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+    ) -> Any:
+        """Return a stack of checked values, or the one value of a batch without dims."""
+        return (
+            cls._of(values, batch_size, device, names)
+            if batch_size
+            else NonTensorData(values[0], device=device)
+        )
 
     @classmethod
     def from_nontensordata(cls: type[SelfT], non_tensor: NonTensorDataBase) -> SelfT:
@@ -287,21 +308,25 @@ class NonTensorStack(ValueNode, TensorDictBase):
         # What was expanded has values that stand in several places, and is a copy where torch makes one too.
         known = self._places if isinstance(plan, Reshape) and self._places is not None else ()
         shares = plan.shares and len(set(known)) == len(known)
-        values = self._values
+        arranged = self._arranged(plan)
+        if not shares:
+            values = self._values
+            parts = [
+                self._of(list(taken(values, places)), torch.Size(size), self._device)
+                for places, size in arranged
+            ]
+        elif arranged and not arranged[0][1]:  # most are made here, one for each element
+            return NonTensorData._of_stack(self, [places[0] for places, _ in arranged])
+        else:
+            parts = [self._view(places, size) for places, size in arranged]
         result: list[Any] = []
-        for places, size in self._arranged(plan):
-            source = self if shares else self._of([values[i] for i in places], torch.Size(size), self._device)
-            if not size:  # most are made here, one for each element
-                result.append(NonTensorData._of_stack(source, places if shares else (0,)))
-                continue
-            part = self._view(places, size) if shares else source
+        for part in parts:
             part._names = names
-            result.append(part)
+            result += [part] if part._batch_size else NonTensorData._of_stack(part, [0])
         return result
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
-        # The list is shared, for a write replaces it.
-        node = self._of(self._values, self._values_size, self._device, self._names)
+        node = self._of(self._kept_values, self._values_size, self._device, self._names)
         node._batch_size = self._batch_size
         return node
 
@@ -358,7 +383,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         ((places, size),) = self._arranged(plan_index(index, self._batch_size))
         root, mine = self._settled(), self._places
-        at = places if mine is None else [mine[i] for i in places]
+        at = places if mine is None else taken(mine, places)
         root._store(self._cells, at, spread(value, torch.Size(size)))
 
     def _take(self, source: Any) -> None:

@@ -20,7 +20,7 @@ from td_core._values import same_value
 from td_core.errors import KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, NoDefault
 
-from ._arrangement import positions
+from ._arrangement import positions, taken
 from ._values import equal_values
 
 NodeT = TypeVar("NodeT", bound="OpaqueNode")
@@ -101,8 +101,9 @@ class ValueNode(OpaqueNode):
     #: The class of one value for each element: its module, which needs this one, puts it here.
     _stack: ClassVar[Any]
 
-    #: One list, in which a write puts another: so views share the cells, and copies the list until one of them is written.
-    _cells: list[list[Any]]
+    #: The list of the values, and whether a write made it for these cells alone. Views share the cells, copies the list: a
+    #: write puts another list into the cells, and those that follow write into that one until it is shared too.
+    _cells: list[Any]
     #: Of a view: where its values stand in the cells, and whose they are.
     _places: Sequence[int] | None
     _root: ValueNode | None
@@ -110,7 +111,7 @@ class ValueNode(OpaqueNode):
     @property
     def _values(self) -> list[Any]:
         values, places = self._settled()._read(self._cells), self._places
-        return values if places is None else [values[i] for i in places]
+        return values if places is None else taken(values, places)  # type: ignore[return-value]
 
     @property
     def _value(self) -> Any:
@@ -118,32 +119,44 @@ class ValueNode(OpaqueNode):
             return self._cells[0][0]  # what is read most is no view, and nobody else writes it
         return self._values[0]
 
+    @property
+    def _kept_values(self) -> list[Any]:
+        """The values for one who keeps the list: no write changes it from now on."""
+        if self._root is None:
+            self._cells[1] = False
+        return self._values
+
     def _settled(self) -> ValueNode:
         """Return the node that this is a view of, or itself; a view that a sibling keeps has cells of its own."""
         if self._root is not None and self._attachments is not None:
             values = self._root._read(self._cells)
-            self._own([values[i] for i in self._places or ()])
+            self._own(list(taken(values, self._places or ())))
         return self if self._root is None else self._root
 
-    def _read(self, cells: list[list[Any]]) -> list[Any]:
+    def _read(self, cells: list[Any]) -> list[Any]:
         """Return what is in cells: of this node, and written by another process meanwhile, or older ones."""
         if self._attachments is not None:
             found: list[Any] = latest(self)._cells[0]
             if len(found) == len(self._cells[0]):
-                self._cells[0] = found
-        return cells[0]
+                self._cells[:] = found, False
+        values: list[Any] = cells[0]
+        return values
 
     def _own(self, values: list[Any]) -> None:
         """Store values in cells that no other node has."""
-        self._cells = [values]
+        self._cells = [values, False]
         self._places = self._root = None
 
-    def _store(self, cells: list[list[Any]], places: Sequence[int], new: Sequence[Any]) -> None:
+    def _store(self, cells: list[Any], places: Sequence[int], new: Sequence[Any]) -> None:
         """Write values into cells: of this node, and to where siblings keep them, or older ones."""
-        values = self._read(cells).copy()
-        for place, value in zip(places, new, strict=True):
+        old, own = self._read(cells), cells[1] and self._attachments is None
+        values = old if own else old.copy()
+        # What is written may be the list itself, in another order.
+        for place, value in zip(places, list(new) if new is old else new, strict=True):
             values[place] = value
-        old, cells[0] = cells[0], values
+        if own:
+            return
+        cells[:] = values, self._attachments is None
         try:
             for attachment in attachments(self) if cells is self._cells else ():
                 attachment.changed(self)
@@ -154,7 +167,7 @@ class ValueNode(OpaqueNode):
     def _show(self, source: ValueNode, places: Sequence[int]) -> None:
         """Show some of the values of another node: what is written to one is written to both."""
         self._cells = source._cells
-        self._places = places if source._places is None else [source._places[i] for i in places]
+        self._places = places if source._places is None else taken(source._places, places)
         self._root = source if source._root is None else source._root
 
     def _values_for(self, size: torch.Size) -> list[Any]:
@@ -182,10 +195,20 @@ class ValueNode(OpaqueNode):
 
     def _keep_together(self, items: Sequence[Core], dim: int) -> Any:
         sizes = [item.batch_size for item in items]
-        if sizes != [self._batch_size] * len(items) and self._stays_one(items, True):
+        if sizes == [self._batch_size] * len(items):
+            return super()._keep_together(items, dim)
+        if self._stays_one(items, True):
             # What is the same for all members needs no even batch.
             return self._made(torch.Size(merged_shape(sizes, dim)), self._device, None)  # type: ignore[attr-defined]
-        return super()._keep_together(items, dim)
+        even = evened(items, dim)
+        return even[0]._join(even, stack_plan(even[0].batch_size, dim, len(even)))
+
+    def _with_lists(self, ndim: int) -> Any:
+        """Return this node with lists for values, in place of all dims of the batch but the first ``ndim``."""
+        size, inner = self._batch_size[:ndim], self._batch_size[ndim:]
+        values, step = self._values_for(self._batch_size), inner.numel()
+        lists = [nested(values[i * step : (i + 1) * step], inner) for i in range(size.numel())]
+        return self._stack._of(lists, size, self._device)
 
     def _join(self, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> Any:
         for item in items:
@@ -198,7 +221,7 @@ class ValueNode(OpaqueNode):
             return self._made(size, self._device, names)  # type: ignore[attr-defined]
         values = side_by_side(items, plan.dim) if isinstance(plan, Join) else _chosen(items, plan)
         made = type(self) if isinstance(self, self._stack) else self._stack
-        return made._of(values, size, self._device, names)
+        return made._holding(values, size, self._device, names)
 
     def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
         """Return which values are equal (which differ, for ``torch.ne``), as a tensor of the batch size."""
@@ -405,11 +428,25 @@ def _check_sizes(items: Sequence[Any], plan: Join, path: tuple[str, ...]) -> Non
             )
 
 
+def evened(items: Sequence[Any], dim: int) -> Sequence[Any]:
+    """Return nodes to be stacked along ``dim`` with one batch size: where theirs differ, lists stand for the dims from there on.
+
+    Nodes that differ before ``dim`` or in their number of dims, and others than of values, are returned as they are.
+    """
+    sizes = [item.batch_size for item in items]
+    if not all(isinstance(item, ValueNode) for item in items) or len(set(map(len, sizes))) > 1:
+        return items
+    ndim = next((at for at, column in enumerate(zip(*sizes)) if len(set(column)) > 1), -1)
+    return [item._with_lists(ndim) for item in items] if 0 <= dim <= ndim else items
+
+
 def side_by_side(items: Sequence[Any], dim: int) -> list[Any]:
     """Return the values of a stack or concatenation along ``dim``, in order; without tensors, for torch.compile."""
-    steps = [torch.Size(item.batch_size[dim:]).numel() for item in items]
     columns = [item._values_for(item.batch_size) for item in items]
     outer = torch.Size(items[0].batch_size[:dim]).numel()
+    if outer == 1:
+        return [value for column in columns for value in column]
+    steps = [torch.Size(item.batch_size[dim:]).numel() for item in items]
     return [
         value
         for row in range(outer)

@@ -93,4 +93,4 @@ def register_stack(cls: Any) -> None:
         node._batch_size = batch_size
         return node
 
-    register_held(cls, ("_values", "_values_size", "batch_size", "device", "_names"), made_of)
+    register_held(cls, ("_kept_values", "_values_size", "batch_size", "device", "_names"), made_of)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,15 +24,17 @@ MASKS = "masks"
 
 Path = tuple[str, ...]
 
+ItemT = TypeVar("ItemT")
+
 
 def pad_sequence(
-    list_of_tensordicts: Sequence[Any],
+    list_of_tensordicts: Sequence[ItemT],
     pad_dim: int = 0,
     padding_value: float | Mapping[NestedKey, float] = 0.0,
     out: Any = None,
     return_mask: bool | NestedKey = False,
     padding_side: str = "right",
-) -> Any:
+) -> ItemT:
     """Return a stack of collections whose leaves are padded to the same length along a dim.
 
     Args:
@@ -110,8 +112,8 @@ def pad_sequence(
         for path, mask in masks.items():
             result._set_path((*where, *path), mask)
     if out is None:
-        return result
-    return out.update(result, inplace=True)
+        return result  # type: ignore[no-any-return]
+    return out.update(result, inplace=True)  # type: ignore[no-any-return]
 
 
 def _padded_size(nodes: list[Any]) -> torch.Size:

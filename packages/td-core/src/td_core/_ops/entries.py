@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeVar, overload
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from typing import Any, Literal, TypeVar, overload
 
 from torch import Tensor, strided
 
@@ -329,6 +329,24 @@ class Entries(Core):
         self._set_path(key, nest({}, self.batch_size, self.device))
         return self
 
+    @overload
+    def keys(
+        self,
+        include_nested: Literal[False] = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> KeysView[str]: ...
+    @overload
+    def keys(
+        self,
+        include_nested: bool,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> KeysView[NestedKey]: ...
     def keys(
         self,
         include_nested: bool = False,
@@ -358,14 +376,32 @@ class Entries(Core):
         is_leaf: IsLeaf | None = None,
         *,
         sort: bool = False,
-    ) -> Any:
+    ) -> ValuesView[Any]:
         """Return a live view of the entries; arguments as for :meth:`keys`.
 
         >>> list(TensorDict({"a": {"b": 1}}).values(include_nested=True, leaves_only=True))
         [tensor(1)]
         """
-        return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)
+        return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)  # type: ignore[return-value]
 
+    @overload
+    def items(
+        self,
+        include_nested: Literal[False] = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> ItemsView[str, Any]: ...
+    @overload
+    def items(
+        self,
+        include_nested: bool,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> ItemsView[NestedKey, Any]: ...
     def items(
         self,
         include_nested: bool = False,
@@ -390,7 +426,7 @@ class Entries(Core):
         batch_size = self.batch_size
         return batch_size[0] if batch_size else 0
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self: SelfT) -> Iterator[SelfT]:
         """Iterate over the first batch dim.
 
         Raises:

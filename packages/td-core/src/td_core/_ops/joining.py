@@ -107,7 +107,7 @@ def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     return _joined(unmixed(items, plan), plan, out)  # type: ignore[no-any-return]
 
 
-def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
+def lazy_stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None, **kwargs: Any) -> ItemT:
     """Return a lazy stack: it keeps the collections as its members, and stacks an entry when it is read.
 
     Args:
@@ -126,12 +126,12 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
     >>> both["a"], list(both.keys())
     (tensor([0, 1]), ['a'])
     """
-    items = list(input)
+    items: list[Any] = list(input)
     if items and isinstance(items[0], Tensor) and any(option.startswith("as_") for option in kwargs):
-        return in_form("of the list", _tensors(items, "stack"), dim, None, **kwargs)
+        return in_form("of the list", _tensors(items, "stack"), dim, None, **kwargs)  # type: ignore[no-any-return]
     strict, name = _options("lazy_stack", **kwargs)
     if items and isinstance(items[0], Tensor):
-        return torch.stack(_tensors(items, "stack", out), dim, out=out)
+        return torch.stack(_tensors(items, "stack", out), dim, out=out)  # type: ignore[return-value]
     sizes = _batch_sizes(items, "stack")
     size = sizes[0]
     for i, other in enumerate(sizes):
@@ -142,8 +142,8 @@ def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs:
     at = stack_plan(size, dim, len(items)).dim
     result = items[0]._keep_together(items, at)
     if out is not None:
-        return written(out, torch.Size((*size[:at], len(items), *size[at:])), result)
-    return _named(result, at, name)
+        return written(out, torch.Size((*size[:at], len(items), *size[at:])), result)  # type: ignore[no-any-return]
+    return _named(result, at, name)  # type: ignore[no-any-return]
 
 
 def _options(what: str, strict_shape: bool = False, stack_dim_name: str | None = None, **unknown: Any) -> Any:
@@ -161,8 +161,8 @@ def _named(result: Any, dim: int, name: str | None) -> Any:
 
 
 def maybe_dense_stack(
-    input: Iterable[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **kwargs: Any
-) -> Any:
+    input: Iterable[ItemT], dim: int = 0, *, out: Any = None, strict: bool = False, **kwargs: Any
+) -> ItemT:
     """Return :func:`stack` where structures and shapes agree, else :func:`lazy_stack`.
 
     Args:
@@ -189,7 +189,7 @@ def maybe_dense_stack(
                 f"extra {sorted(map(str, found - wanted))}"
             )
     try:
-        return _named(stack(items, dim, out=out), dim, name)
+        return _named(stack(items, dim, out=out), dim, name)  # type: ignore[no-any-return]
     except (StructureError, BatchSizeError):
         if not items or isinstance(items[0], Tensor):
             raise

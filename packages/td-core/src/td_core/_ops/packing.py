@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Child, Core, dense, show_path
+from .._element_plans import pad_plan
 from .._keys import unravel_key_to_tuple
 from .._plans import wrap_dim
 from .._ragged import padded_tensor
@@ -226,7 +227,8 @@ def _padded(node: Any, padding: float) -> Any:
     if -1 not in node.batch_size:
         return node._with_children(children)
     # What densify() made of members of different batch sizes has its size from now on.
-    leads = [child.shape[: len(node.batch_size)] for child in children.values()]
+    ndim = len(node.batch_size)
+    leads = [child.shape[:ndim] for child in children.values() if child.ndim >= ndim]
     return node._with_children(children, batch_size=next((lead for lead in leads if -1 not in lead), None))
 
 
@@ -234,6 +236,8 @@ def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
     """Return dense nodes of one number of batch dims stacked, with the keys that all of them have."""
     columns = [node._children() for node in nodes]
     children: dict[str, Child] = {}
+    size = tuple([max(sizes) for sizes in zip(*[node.batch_size for node in nodes], strict=True)])
+    missing = [[n for pair in zip(size, node.batch_size) for n in (0, pair[0] - pair[1])] for node in nodes]
     for key, first in columns[0].items():
         if not all(key in column for column in columns):
             continue
@@ -241,10 +245,13 @@ def _pad_and_stack(nodes: Sequence[Any], dim: int, padding: float) -> Any:
         if all(isinstance(value, Tensor) for value in values):
             children[key] = padded_tensor(key, values, dim, padding)
         elif first._opaque:
-            children[key] = first._keep_together(values, dim)
+            values = [
+                each._transform(pad_plan(each.batch_size, amounts, 0)) if any(amounts) else each
+                for each, amounts in zip(values, missing, strict=True)
+            ]
+            children[key] = values[0]._keep_together(values, dim)
         else:
             children[key] = _pad_and_stack(values, dim, padding)
-    size = tuple([max(sizes) for sizes in zip(*[node.batch_size for node in nodes], strict=True)])
     return nodes[0]._with_children(
         children, batch_size=torch.Size((*size[:dim], len(nodes), *size[dim:])), names=None
     )

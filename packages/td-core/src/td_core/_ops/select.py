@@ -39,7 +39,7 @@ class Selecting(Shaping):
 
     __slots__ = ()
 
-    def gather(self: SelfT, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Any:
+    def gather(self: SelfT, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> SelfT:
         """Return elements of a batch dim chosen for each position, as :func:`torch.gather` does.
 
         Args:
@@ -58,7 +58,7 @@ class Selecting(Shaping):
         """
         result = self._transform(elements.gather_plan(self.batch_size, dim, index))
         if out is not None:
-            return written(out, result.batch_size, result)
+            return written(out, result.batch_size, result)  # type: ignore[no-any-return]
         return self._become(result, "gather") if inplace else result
 
     def masked_select(self: SelfT, mask: Tensor, *, inplace: bool = False) -> SelfT:
@@ -114,7 +114,7 @@ class Selecting(Shaping):
         out: Any = None,
         pad: float | bool | None = None,
         update_batch_size: bool = False,
-    ) -> Any:
+    ) -> SelfT:
         """Return the elements of this collection where a condition is true, and those of another elsewhere.
 
         Args:
@@ -156,10 +156,10 @@ class Selecting(Shaping):
                 mine, theirs = beside_each_other(mine, theirs)
             result = _choose(mine, theirs, condition)
         if out is None:
-            return result
+            return result  # type: ignore[no-any-return]
         if update_batch_size and out.batch_size != size:
-            return out.update(result, update_batch_size=True)
-        return written(out, size, result, inplace=False)
+            return out.update(result, update_batch_size=True)  # type: ignore[no-any-return]
+        return written(out, size, result, inplace=False)  # type: ignore[no-any-return]
 
     def pad(
         self: SelfT, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True
