@@ -167,15 +167,12 @@ class Metadata(Core):
         todo: list[tuple[Core, int]] = [(self, 0)]
         while todo:
             node, level = todo.pop()
-            stacked = node._stacked()
-            if stacked is not None:
-                todo.extend((member, level) for member in stacked[0])
-                continue
-            for child in list(node._children().values()):
+            inner = level + (node._stacked() is None)
+            for child in node._below():
                 if isinstance(child, Tensor) or child._opaque:
                     deepest = max(deepest, level)
                 else:
-                    todo.append((child, level + 1))
+                    todo.append((child, inner))
         return deepest
 
     @property

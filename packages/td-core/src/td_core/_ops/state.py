@@ -24,7 +24,7 @@ from .._collection import Child, Core, dense, lead_of, show_path
 from .._components import same_components
 from .._locking import refuse_if_locked
 from .._nodes import KINDS, NodeKind, Record
-from .._ragged import shown_shape
+from .._ragged import distinct_members, shown_shape
 from ..errors import FormatError, KeyPathError, StructureError
 from .leaf_writes import check_writable, copied_fused, may_fuse
 from .operands import copy_named, where
@@ -397,12 +397,7 @@ def _values(given: Any) -> Mapping[str, Any]:
 
 def _check_writable(root: Core, path: tuple[str, ...], value: Tensor) -> None:
     """Raise StructureError where a value could not be copied into an entry; each member of a stack has its own."""
-    todo = [root]
-    for node in todo:
-        stacked = node._stacked()
-        if stacked is not None:
-            todo += stacked[0]
-            continue
+    for node in distinct_members([root]):
         held = _stored_leaf(node, path[-1])
         if held is not None:
             check_writable(held, path, value)

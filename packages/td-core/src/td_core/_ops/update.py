@@ -17,6 +17,7 @@ from .._foreach import Op, op
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
+from .._ragged import distinct_members
 from .._views import IsLeaf
 from ..errors import StructureError
 from ..typing import NestedKey
@@ -324,15 +325,9 @@ class Updating(Entries):
         tensor([3., 3.])
         """
         path = unravel_key_to_tuple(key)
-        todo = [self._holder(path)]
         leaves: list[Tensor] = []
-        while todo:
-            node = todo.pop()
-            stacked = node._stacked()
-            if stacked is not None:
-                # What a lazy stack gives is a copy, so its members are filled.
-                todo.extend(stacked[0])
-                continue
+        # What a lazy stack gives is a copy, so its members are filled.
+        for node in distinct_members([self._holder(path)]):
             entry = node._get_path(path[-1:])
             if isinstance(entry, Tensor):
                 leaves.append(entry)
