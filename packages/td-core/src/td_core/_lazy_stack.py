@@ -81,18 +81,18 @@ class LazyStackedTensorDict(TensorDictBase):
             if not isinstance(item, Core):
                 raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")
         members = [item.to(device) if device is not None else item for item in tensordicts]
-        ndim = len(members[0].batch_size) if members else len(batch_size or (0,)) - 1
-        if batch_size and not members and 0 not in batch_size[stack_dim : stack_dim + 1 or None]:
-            ndim += 1  # the batch size of the members to come
-            at = stack_dim + ndim + 1 if stack_dim < 0 else stack_dim
-            batch_size = (*batch_size[:at], 0, *batch_size[at:])
+        given = tuple(batch_size or ())
+        of_those_to_come = bool(given) and not members and 0 not in given[stack_dim : stack_dim + 1 or None]
+        ndim = len(members[0].batch_size) if members else len(given or (0,)) - (not of_those_to_come)
         dim = stack_dim + ndim + 1 if stack_dim < 0 else stack_dim
         if not 0 <= dim <= ndim:
             raise CollectionIndexError(
                 f"stack_dim {stack_dim} is out of range for members of {ndim} batch dims"
             )
+        if of_those_to_come:
+            given = (*given[:dim], 0, *given[dim:])
         self._init(members, dim, stack_dim_name, hook_in, hook_out)
-        self._empty_size = torch.Size(batch_size or (0,))
+        self._empty_size = torch.Size(given or (0,))
         self._empty_device = None if device is None else as_device(device)
         for i, member in enumerate(members):
             if len(member.batch_size) != ndim or (
@@ -102,12 +102,8 @@ class LazyStackedTensorDict(TensorDictBase):
                     f"cannot stack: item 0 has batch size {list(members[0].batch_size)}, "
                     f"item {i} has {list(member.batch_size)}"
                 )
-        if batch_size is not None and tuple(self.batch_size) != (
-            tuple(batch_size) if members else self._empty_size
-        ):
-            raise BatchSizeError(
-                f"batch_size {list(batch_size)} was given, the members make {list(self.batch_size)}"
-            )
+        if members and batch_size is not None and self.batch_size != given:
+            raise BatchSizeError(f"batch_size {list(given)} was given, the members make {list(self.batch_size)}")
         if names is not None:
             self._names = check_names(names, ndim + 1)
 
