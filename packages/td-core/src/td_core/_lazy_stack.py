@@ -103,7 +103,9 @@ class LazyStackedTensorDict(TensorDictBase):
                     f"item {i} has {list(member.batch_size)}"
                 )
         if members and batch_size is not None and self.batch_size != given:
-            raise BatchSizeError(f"batch_size {list(given)} was given, the members make {list(self.batch_size)}")
+            raise BatchSizeError(
+                f"batch_size {list(given)} was given, the members make {list(self.batch_size)}"
+            )
         if names is not None:
             self._names = check_names(names, ndim + 1)
 

@@ -123,15 +123,13 @@ def _described(leaf: Tensor) -> Ragged:
     return Ragged(shown_shape(leaf), leaf.dtype, leaf.device, type(leaf).__name__, str(leaf.device))
 
 
-def _exclusive(node: Any) -> list[tuple[int, Any, list[str]]]:
-    """Return position, node and keys of the members of a lazy stack that have entries which others lack."""
+def _exclusive(node: Any) -> list[tuple[int, Any, list[Shown]]]:
+    """Return position and node of the members of a lazy stack that have entries which others lack, and these."""
     stacked = node._stacked()
-    if stacked is None:
-        return []
     common = set(node._children())
     found = [
-        (i, member, [key for key in member._children() if key not in common])
-        for i, member in enumerate(stacked[0])
+        (i, member, [_entry(key, member._stand_in(key)) for key in member._children() if key not in common])
+        for i, member in enumerate(() if stacked is None else stacked[0])
     ]
     return [row for row in found if row[2]]
 
@@ -193,10 +191,10 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
     if exclusive:
         members: list[_Line] = []
         groups.append(_Line(", exclusive_fields=", members))
-        for i, member, keys in exclusive:
+        for i, member, theirs in exclusive:
             parts = []
             members.append(_Line(f"{i}: ", parts))
-            todo.append((parts, member, [_entry(key, member._stand_in(key)) for key in keys]))
+            todo.append((parts, member, theirs))
         everything += [groups[1], *members]
     plain = type(dense({}, torch.Size()))
     with_device = options["show_field_device"] and root.device is None
@@ -315,9 +313,9 @@ def _long(root: Any, options: dict[str, Any]) -> str:
             if stacked is not None:
                 pieces.append(f"{pad}exclusive_fields={{\n")
                 rows = _exclusive(node)
-                for i, member, keys in rows:
-                    theirs = _sorted([_entry(key, member._stand_in(key)) for key in keys], options)
-                    pieces += [f"{pad}    {i} ->\n", *_long_fields(theirs, indent + 12, options)]
+                for i, _, theirs in rows:
+                    shown = _long_fields(_sorted(theirs, options), indent + 12, options)
+                    pieces += [f"{pad}    {i} ->\n", *shown]
                     pieces.append("" if i == rows[-1][0] else ",\n")
                 pieces.append(f"{'' if rows else pad}}},\n")
                 ending.append(f"stack_dim={stacked[1]}")
@@ -416,13 +414,12 @@ def _html(root: Any) -> str:
             head = f"{html.escape(field.key)}:{'' if name == plain.__name__ else f' <b>{name}</b>'}"
             about = [*([_dims(size)] if size else []), *about, _count(fields)]
         if parent is None or parent._stacked() is None:
-            about.append(f"{_bytes(node)} bytes")
+            about.append(f"{sum(leaf.numel() * leaf.element_size() for leaf in _leaves(node))} bytes")
         out.append(_summary(head, ", ".join(about), " open" if field is None else ""))
         pieces = _html_fields(fields, node)
-        for i, member, keys in [] if stacked is None else _exclusive(node):
-            theirs = _sorted([_entry(key, member._stand_in(key)) for key in keys], options)
+        for i, member, theirs in [] if stacked is None else _exclusive(node):
             head = _summary(f"exclusive_fields of member {i}:", _count(theirs))
-            pieces += [f"<li>{head}", *_html_fields(theirs, member), f"{_END}</li>"]
+            pieces += [f"<li>{head}", *_html_fields(_sorted(theirs, options), member), f"{_END}</li>"]
         todo += [_END, *reversed(pieces)]
     return "".join(out)
 
@@ -458,10 +455,6 @@ def _html_entry(entry: Any, node: Any) -> str:
         return repr(entry)
     text = f"{short_dtype(entry.dtype)}{_tail(entry, node)} {entry.device}"
     return f"{text}, {entry.numel() * entry.element_size()} bytes" if isinstance(entry, Tensor) else text
-
-
-def _bytes(node: Any) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in _leaves(node))
 
 
 def _leaves(root: Any) -> list[Tensor]:
