@@ -811,6 +811,16 @@ def test_a_stack_without_members_has_the_batch_size_of_a_tensor(operation):
     assert operation(empty).batch_size == operation(torch.zeros(0, 3)).shape
 
 
+def test_the_batch_size_of_a_stack_without_members_can_be_set():
+    empty = LazyStackedTensorDict(stack_dim=0)
+    empty.batch_size = [0, 3]
+    assert empty.batch_size == (0, 3)
+    for size in ([], [2, 3]):
+        with pytest.raises(BatchSizeError, match="does not fit a stack of 0 along dim 0"):
+            empty.batch_size = size
+    assert empty.batch_size == (0, 3)
+
+
 @pytest.mark.parametrize("inplace", [True, False])
 def test_keys_that_members_lack_are_treated_alike_in_place_and_not(inplace):
     def members():

@@ -192,7 +192,7 @@ class Core(ABC):
         return (child for child in list(self._children().values()) if not isinstance(child, Tensor))
 
     def _stacked(self) -> tuple[Sequence[Any], int] | None:
-        """Return the members and the dim they are stacked along, for kinds made of members; None for the others."""
+        """Return the members and the dim they are stacked along, for kinds made of members; None for all others."""
         return None
 
     def _all_locked(self) -> bool:
@@ -379,8 +379,8 @@ def every_level(root: Core) -> Iterator[Core]:
 
 
 def has_lazy_stack(root: Core) -> bool:
-    """Tell whether a collection is a lazy stack, or holds one, of other than values."""
-    return any(level._stacked() is not None and not level._opaque for level in every_level(root))
+    """Tell whether a collection is a lazy stack, or holds one."""
+    return any(level._stacked() is not None for level in every_level(root))
 
 
 def changed_meanwhile(node: Core) -> StructureError:

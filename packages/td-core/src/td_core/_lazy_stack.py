@@ -156,7 +156,7 @@ class LazyStackedTensorDict(TensorDictBase):
 
     def _all_locked(self) -> bool:
         # The first member tells as a rule, so they are not copied: a loop that adds one by one would become quadratic.
-        members = () if self._opaque else self._members
+        members = self._members
         return bool(self._locked) or (bool(members) and all(member.is_locked for member in members))
 
     @property
@@ -204,18 +204,16 @@ class LazyStackedTensorDict(TensorDictBase):
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
         size = as_batch_size(batch_size)
-        todo: list[tuple[Core, torch.Size]] = [(self, size)] if self._members else []
+        todo: list[tuple[Sequence[Any], int, Sequence[int]]] = [(self._members, self._stack_dim, size)]
         while todo:
-            node, wanted = todo.pop()
-            stacked = node._stacked()
-            if stacked is not None:
-                members, dim = stacked
-                if len(wanted) <= dim or wanted[dim] != len(members):
-                    raise BatchSizeError(
-                        f"the batch size {list(size)} does not fit a stack of {len(members)} along dim {dim}: the stack "
-                        "dim stays; densify() first to drop it"
-                    )
-                todo.extend((member, wanted[:dim] + wanted[dim + 1 :]) for member in members)
+            members, dim, wanted = todo.pop()
+            if len(wanted) <= dim or wanted[dim] != len(members):
+                raise BatchSizeError(
+                    f"the batch size {list(size)} does not fit a stack of {len(members)} along dim {dim}: the stack "
+                    "dim stays; densify() first to drop it"
+                )
+            inner = without(wanted, dim)
+            todo.extend((*stacked, inner) for member in members if (stacked := member._stacked()) is not None)
         self._change_batch_size(size)
 
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
@@ -231,15 +229,12 @@ class LazyStackedTensorDict(TensorDictBase):
                 member._check_batch_size(inner, path)
 
     def _grow(self, batch_size: torch.Size) -> None:
+        self._empty_size = batch_size
         inner = torch.Size(without(batch_size, self._stack_dim))
         for member in self._members:
             member._grow(inner)
 
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        inner = torch.Size(without(batch_size, self._stack_dim))
-        for member in self._members:
-            member._set_batch_size(inner)
-        self._empty_size = batch_size
+    _set_batch_size = _grow
 
     @property
     def device(self) -> torch.device | None:
@@ -504,14 +499,12 @@ class LazyStackedTensorDict(TensorDictBase):
         if isinstance(picks, int):
             return self._members[picks]._transform(inner) if inner is not None else self._members[picks]
         members = self._members if picks is None else [self._members[i] for i in picks]
-        if not members and not self._opaque:
+        if not members:
             return nothing_of(self, plan.resized(self.batch_size))
         result = self._like(
             [member._shallow() if inner is None else member._transform(inner) for member in members],
             stack_dim,
         )
-        if not members:
-            result._empty_size = plan.resized(self.batch_size)
         at, name = self._stack_dim, self._stack_dim_name
         if name is not None and at < plan.n and at not in plan.dims():
             result._stack_dim_name = None

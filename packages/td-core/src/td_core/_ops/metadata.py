@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, dense, every_level, missing_key
+from .._collection import Child, Core, dense, every_level, has_lazy_stack, missing_key
 from .._keys import unravel_key_to_tuple
 from .._labels import relabel
 from .._names import Names, check_names
@@ -226,8 +226,7 @@ class Metadata(Core):
         >>> TensorDict({"a": torch.zeros(2, 3).T}).is_contiguous()
         False
         """
-        stacked = any(level._stacked() is not None for level in every_level(self))
-        return not stacked and all(leaf.is_contiguous() for leaf in self._leaves())
+        return not has_lazy_stack(self) and all(leaf.is_contiguous() for leaf in self._leaves())
 
     def is_shared(self) -> bool:
         """Tell whether every leaf is in shared memory, which CUDA memory is; False where there is none.
