@@ -92,8 +92,6 @@ class _Slots(MutableMapping[str, Any]):
 
     def items(self) -> Any:
         """Return what there is now, which a module may go through while it writes."""
-        if self._root is None:  # nn.Module asks before there is a collection
-            return []
         entries = self._root.items(include_nested=True, leaves_only=True)
         return [
             (".".join(key) if isinstance(key, tuple) else key, leaf)
@@ -145,6 +143,11 @@ def _place_of(root: Any, name: str) -> tuple[Any, str]:
             if isinstance(below := children.get(rest[:dot]), Core):
                 todo.append((below, rest[dot + 1 :]))
     raise KeyError(name)
+
+
+def _told(read: Callable[[Any], Any]) -> Any:
+    """Return a property that ignores what ``nn.Module.__init__`` sets: the collection is the one place where tensors are kept."""
+    return property(read, lambda self, value: None)
 
 
 def _without_grad(method: MethodT) -> MethodT:
@@ -219,29 +222,11 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     def _of_module(cls, taken: Any) -> Any:
         return cls(taken, no_convert=True)
 
-    @property
-    def _parameters(self) -> Any:
-        return _Slots(self.__dict__.get("_tensordict"), True)
-
-    @_parameters.setter
-    def _parameters(self, value: Any) -> None:
-        """Ignore what ``nn.Module.__init__`` sets: the collection is the one place where tensors are kept."""
-
-    @property
-    def _buffers(self) -> Any:
-        return _Slots(self.__dict__.get("_tensordict"), False)
-
-    @_buffers.setter
-    def _buffers(self, value: Any) -> None:
-        """Ignore what ``nn.Module.__init__`` sets."""
-
-    @property
-    def _non_persistent_buffers_set(self) -> set[str]:
-        return {name for name, leaf in self._buffers.items() if not _is_persistent(leaf)}
-
-    @_non_persistent_buffers_set.setter
-    def _non_persistent_buffers_set(self, value: Any) -> None:
-        """Ignore what ``nn.Module.__init__`` sets."""
+    _parameters = _told(lambda self: _Slots(self._tensordict, True))
+    _buffers = _told(lambda self: _Slots(self._tensordict, False))
+    _non_persistent_buffers_set = _told(
+        lambda self: {name for name, leaf in self._buffers.items() if not _is_persistent(leaf)}
+    )
 
     def __getattr__(self, name: str) -> Any:
         """Return an entry as an attribute, as modules do, and a level as the module of its parameters.
