@@ -160,10 +160,10 @@ def padded_tensor(
     if side not in ("left", "right"):
         raise ValueError(f"padding_side is 'left' or 'right'; got {side!r}")
     alike = {(leaf.dtype, leaf.device, leaf.shape[1:]) for leaf in leaves}
-    if dim == 0 and side == "right" and len(alike) == 1 and PLAIN.issuperset(map(type, leaves)):
+    plain = PLAIN.issuperset(map(type, leaves)) and functorch_level() is None
+    if plain and dim == 0 and side == "right" and len(alike) == 1 and leaves[0].ndim:
         # One tensor is made and filled, where pad() makes one of each leaf for stack() to copy.
-        if leaves[0].ndim and functorch_level() is None:
-            return torch.nn.utils.rnn.pad_sequence(leaves, batch_first=True, padding_value=value)
+        return torch.nn.utils.rnn.pad_sequence(leaves, batch_first=True, padding_value=value)
     shape = [max(sizes) for sizes in zip(*[leaf.shape for leaf in leaves])]
     padded = []
     for leaf in leaves:

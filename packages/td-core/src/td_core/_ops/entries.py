@@ -161,10 +161,8 @@ class Entries(Core):
         if is_key(index):
             self._set_path(index, value)
         else:
-            self._assign(index, value)
+            self._assign(index, value)  # type: ignore[attr-defined]
 
-    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
-        raise NotImplementedError  # the update mixin provides it
 
     def _set_path(
         self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
