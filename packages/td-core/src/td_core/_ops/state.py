@@ -302,12 +302,8 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
         entries = dict(node._children()) if record is None else record.entries
         values = {} if node._opaque else _values(level)
         size = tuple(level.meta.get("batch_size", node.batch_size if -1 not in node.batch_size else ()))
-        for key, held in entries.items():
-            entry = level.entries.get(key, held)
-            if isinstance(entry, Tensor) and isinstance(held, Tensor):
-                wrong += _misfit(entry, size, (*path, key))
-        for key, entry in level.entries.items():
-            if key not in entries:
+        for key, entry in {**entries, **level.entries}.items():
+            if key not in entries or (isinstance(entry, Tensor) and isinstance(entries[key], Tensor)):
                 wrong += _misfits(entry, size, (*path, key))
         for key, child in entries.items():
             at = (*path, key)
@@ -319,27 +315,24 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
             given = level.entries[key]
             if isinstance(child, Core) and child._shows_tensor:
                 child = child._unwrap()
-            if isinstance(child, Tensor) != isinstance(given, Tensor):
-                wrong.append(f"{show_path(at)} is a leaf on one side and a level on the other")
-            elif not isinstance(child, Tensor):
-                if given.entries if child._opaque else _stored_kind(given):
-                    wrong.append(f"{show_path(at)} is a value on one side and a collection on the other")
-                elif not child._opaque:
-                    todo.append((child, given, at))
-                elif "_non_tensor" in given.meta:
-                    steps.append((node, key, given))
-            else:
+            if isinstance(child, Tensor) and isinstance(given, Tensor):
+                steps.append((node, key, given))
+                if assign:
+                    continue
                 nested = child.is_nested or given.is_nested
-                if (
-                    not assign
-                    and (nested or child.shape != given.shape)
-                    and not same_components(child, given)
-                ):
+                if same_components(child, given) if nested else child.shape == given.shape:
+                    _check_writable(node, at, given)
+                else:
                     wrong.append(
                         f"{show_path(at)} has shape {shown_shape(child)}, given {shown_shape(given)}"
                     )
-                elif not assign:
-                    _check_writable(node, at, given)
+            elif isinstance(child, Tensor) or isinstance(given, Tensor):
+                wrong.append(f"{show_path(at)} is a leaf on one side and a level on the other")
+            elif given.entries if child._opaque else _stored_kind(given):
+                wrong.append(f"{show_path(at)} is a value on one side and a collection on the other")
+            elif not child._opaque:
+                todo.append((child, given, at))
+            elif "_non_tensor" in given.meta:
                 steps.append((node, key, given))
         if not strict:
             node._check_keys(level.entries)
@@ -354,11 +347,8 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
                 if names or not (strict or node._locked):
                     steps.append((node, key, given))
         steps.extend((node, key, (value,)) for key, value in values.items())
-    problems = list(wrong)
-    if strict and missing:
-        problems.insert(0, f"missing keys: {missing}")
-    if strict and unexpected:
-        problems.insert(0, f"unexpected keys: {unexpected}")
+    keys = {"unexpected": unexpected, "missing": missing} if strict else {}
+    problems = [*(f"{what} keys: {names}" for what, names in keys.items() if names), *wrong]
     if problems:
         raise StructureError(
             f"cannot load the state dict into the {type(target).__name__}: " + "; ".join(problems)
@@ -368,20 +358,16 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
     return steps
 
 
-def _misfit(leaf: Tensor, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
-    if tuple(lead_of(leaf, len(size))) == size:
-        return []
-    return [f"{show_path(path)} has shape {tuple(shown_shape(leaf))}, the batch size there is {size}"]
-
-
 def _misfits(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
-    """Say what does not start with the batch size in an entry that is new to a collection."""
+    """Say what does not start with the batch size in an entry of a state dict."""
     wrong: list[str] = []
     todo = [(entry, size, path)]
     while todo:
         entry, size, path = todo.pop()
         if isinstance(entry, Tensor):
-            wrong += _misfit(entry, size, path) if type(entry) not in WRAPPED else []
+            if type(entry) not in WRAPPED and tuple(lead_of(entry, len(size))) != size:
+                shape = tuple(shown_shape(entry))
+                wrong.append(f"{show_path(path)} has shape {shape}, the batch size there is {size}")
         elif _stored_kind(entry) is None:
             inner = tuple(entry.meta.get("batch_size", size))
             if inner[: len(size)] != size:
