@@ -163,7 +163,6 @@ class Entries(Core):
         else:
             self._assign(index, value)  # type: ignore[attr-defined]
 
-
     def _set_path(
         self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
