@@ -663,17 +663,13 @@ def give_roles(root: Core, roles: str) -> None:
             node._set_child(key, held)
 
 
-def _tree_flatten(params: TensorDictParams) -> tuple[list[Any], tuple[Any, ...]]:
-    return [params._tensordict], ()
-
-
-def _tree_unflatten(children: Any, context: tuple[Any, ...]) -> Any:
-    """Return the plain collection: what came back is no longer the module's parameters."""
-    return next(iter(children))
-
-
 def _register_params(cls: Any) -> None:
-    register(cls, _tree_flatten, _tree_unflatten, lambda context: ("params",))
+    def unflatten(children: Any, context: tuple[Any, ...]) -> Any:
+        return next(
+            iter(children)
+        )  # the plain collection: what came back is no longer the module's parameters
+
+    register(cls, lambda params: ([params._tensordict], ()), unflatten, lambda context: ("params",))
 
 
 register_with_subclasses(TensorDictParams, _register_params)

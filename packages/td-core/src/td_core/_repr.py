@@ -92,8 +92,13 @@ def _stacked_entry(node: Any, key: str, stacked: Any) -> Shown:
     members, dim = stacked
     entries = [member._stand_in(key) for member in members]
     first = entries[0]
+    inner = [member._stacked() for member in members]
     if all(isinstance(entry, Tensor) for entry in entries):
-        leaves = [_known(member, key, entry) for member, entry in zip(members, entries, strict=True)]
+        # A member may be a stack of ragged leaves itself.
+        leaves = [
+            _described(entry) if stack is None else _stacked_entry(member, key, stack).entry
+            for member, entry, stack in zip(members, entries, inner, strict=True)
+        ]
         shapes = [leaf.shape for leaf in leaves]
         shape = (-1,) if (-1,) in shapes else merged_shape(shapes, dim)
         devices = ",".join(sorted({device for leaf in leaves for device in leaf.devices.split(",")}))
@@ -105,18 +110,8 @@ def _stacked_entry(node: Any, key: str, stacked: Any) -> Shown:
     if stack is None:
         names = [type(entry).__name__ for entry in entries]
         return Shown(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
-    inner = members[0]._stacked()
-    name = type(first).__name__ if inner is None else _stacked_entry(members[0], key, inner).name
+    name = type(first).__name__ if inner[0] is None else _stacked_entry(members[0], key, inner[0]).name
     return Shown(key, stack, first._print_entry() if first._opaque else name)
-
-
-def _known(member: Any, key: str, leaf: Tensor) -> Ragged:
-    """Return what is known of a leaf of a member, which may be a stack of ragged ones itself."""
-    stacked = member._stacked()
-    if stacked is not None:
-        known: Ragged = _stacked_entry(member, key, stacked).entry
-        return known
-    return _described(leaf)
 
 
 def _described(leaf: Tensor) -> Ragged:
