@@ -1171,3 +1171,8 @@ def test_a_subclass_is_a_pytree_and_stays_itself() -> None:
         doubled = torch.utils._pytree.tree_map(lambda leaf: leaf * 2, own)
         assert type(doubled) is Own
         assert [leaf.item() for leaf in doubled._leaves()] == [2, 4]
+
+
+def test_what_is_not_there_is_the_default() -> None:
+    assert LazyStackedTensorDict(stack_dim=0).get("a", 5) == 5
+    assert lazy_stack([TensorDict({"a": torch.zeros(2)})]).get_nestedtensor("b", 5) == 5
