@@ -54,13 +54,14 @@ def merged_shape(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
 def distinct_members(members: Sequence[Core]) -> list[Any]:
     """Return the members of a stack, and those of the stacks among them, each of them once."""
     flat: list[Any] = []
-    todo = list(members)
-    for member in todo:
+    todo = list(members)[::-1]
+    while todo:
+        member = todo.pop()
         stacked = member._stacked()
         if stacked is None:
             flat.append(member)
         else:
-            todo.extend(stacked[0])
+            todo.extend(stacked[0][::-1])
     if torch.compiler.is_compiling():
         # A graph that takes an id is of use for this very object only.
         return [one for at, one in enumerate(flat) if not any(one._inner() is o._inner() for o in flat[:at])]

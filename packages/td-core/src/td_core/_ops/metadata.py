@@ -246,17 +246,13 @@ class Metadata(Core):
         >>> TensorDict({"a": {}}).is_empty()
         True
         """
-        return next(iter(self._leaf_entries()), None) is None
-
-    def _leaf_entries(self) -> Any:
-        """Iterate over everything that is not a plain sub-collection: tensors and non-tensor entries."""
-        todo: list[Core] = [self]
+        todo: list[Child] = [self]
         while todo:
-            for child in todo.pop()._below():
-                if isinstance(child, Tensor) or child._opaque:
-                    yield child
-                else:
-                    todo.append(child)
+            child = todo.pop()
+            if isinstance(child, Tensor) or child._opaque:
+                return False
+            todo += child._below()
+        return True
 
     def data_ptr(self, *, storage: bool = False) -> Any:
         """Return a collection of the addresses of the leaves, as int64 tensors without dims.
