@@ -53,6 +53,9 @@ class Core(ABC):
     #: True for stacks that change each value before it is written, see ``_parts``.
     _changes_values: bool = False
 
+    #: The dict that holds the entries, for kinds that keep them in one.
+    _dict: Any = None
+
     # A kind has nothing to do for these, unless it has slots.
     _locked: bool | str = False
     _lock_parents: list[weakref.ref[Core]] | None = None

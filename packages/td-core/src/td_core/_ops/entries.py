@@ -14,7 +14,15 @@ from .._locking import refuse_if_locked
 from .._names import take_names
 from .._ragged import in_form
 from .._settings import SETTINGS
-from .._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, shown
+from .._views import (
+    CollectionItems,
+    CollectionKeys,
+    CollectionValues,
+    IsLeaf,
+    LevelKeys,
+    shown,
+    stores_what_is_shown,
+)
 from ..errors import CycleError, KeyPathError, KeyThroughLeafError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
 from .leaf_writes import refused_as_shared
@@ -346,7 +354,9 @@ class Entries(Core):
         >>> list(td.keys(include_nested=True)), ("a", "b") in td.keys(include_nested=True)
         (['a', ('a', 'b')], True)
         """
-        return CollectionKeys(self, include_nested, leaves_only, is_leaf, sort)
+        if include_nested or leaves_only or sort or self._dict is None:
+            return CollectionKeys(self, include_nested, leaves_only, is_leaf, sort)
+        return LevelKeys(self._dict)
 
     def values(
         self,
@@ -361,7 +371,9 @@ class Entries(Core):
         >>> list(TensorDict({"a": {"b": 1}}).values(include_nested=True, leaves_only=True))
         [tensor(1)]
         """
-        return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)
+        if include_nested or leaves_only or sort or not stores_what_is_shown(self._dict):
+            return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)
+        return self._dict.values()
 
     def items(
         self,
@@ -376,7 +388,9 @@ class Entries(Core):
         >>> list(TensorDict({"a": {"b": 1}}).items(include_nested=True, leaves_only=True))
         [(('a', 'b'), tensor(1))]
         """
-        return CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
+        if include_nested or leaves_only or sort or not stores_what_is_shown(self._dict):
+            return CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
+        return self._dict.items()
 
     def __contains__(self, key: object) -> bool:
         """Tell whether there is an entry ``key``, nested or not."""
