@@ -298,23 +298,6 @@ class TensorDict(TensorDictBase):
                 return args[0] if args else self._default(key)
         return super().get(key, *args, **kwargs)
 
-    def set(
-        self: SelfT,
-        key: NestedKey,
-        item: Any,
-        inplace: bool = False,
-        *,
-        non_blocking: bool = False,
-        **kwargs: Any,
-    ) -> SelfT:
-        """Store an entry, making the nested levels it needs; see :meth:`TensorCollection.set`."""
-        if inplace and not kwargs and type(key) is str and key in self._dict:
-            return self.set_(key, item, non_blocking=non_blocking)
-        if inplace or kwargs:
-            return super().set(key, item, inplace, non_blocking=non_blocking, **kwargs)
-        self._set_path(key, item, non_blocking=non_blocking)
-        return self
-
     def set_(self: SelfT, key: NestedKey, item: Any, *, non_blocking: bool = False) -> SelfT:
         """Copy a value into an existing entry, in place; see :meth:`TensorCollection.set_`."""
         held = self._dict.get(key) if type(key) is str else None

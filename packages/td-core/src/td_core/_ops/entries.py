@@ -159,7 +159,7 @@ class Entries(Core):
         """
         if kwargs:
             raise TypeError(f"set() takes no {', '.join(kwargs)}")
-        if inplace and (key if type(key) is str else unravel_key_to_tuple(key)) in self.keys(True):
+        if inplace and key in self:
             return self.set_(key, item, non_blocking=non_blocking)
         self._set_path(key, item, non_blocking=non_blocking)
         return self
@@ -255,7 +255,7 @@ class Entries(Core):
         >>> TensorDict().setdefault("a", 1)
         tensor(1)
         """
-        if unravel_key_to_tuple(key) not in self.keys(True):
+        if key not in self:
             self.set(key, default, inplace=inplace)
         return self.get(key)
 
@@ -394,7 +394,9 @@ class Entries(Core):
 
     def __contains__(self, key: object) -> bool:
         """Tell whether there is an entry ``key``, nested or not."""
-        return key in (self._children() if type(key) is str else self.keys(include_nested=True))
+        if type(key) is not str:
+            return key in self.keys(include_nested=True)
+        return key in (self._children() if self._dict is None else self._dict)
 
     def __len__(self) -> int:
         """Return the first batch dim, 0 without batch dims."""
