@@ -127,7 +127,7 @@ class State(Core):
         if self._opaque:
             return self.update_(_build(self, root))  # type: ignore[attr-defined,no-any-return]
         with torch.no_grad():
-            steps = _compare(self, root, strict, assign)
+            steps, levels = _compare(self, root, strict, assign)
         targets: list[Tensor] = []
         values: list[Tensor] = []
         for node, key, value in steps:
@@ -139,7 +139,8 @@ class State(Core):
                 values.append(value)
         with torch.no_grad():
             copy_named(targets, values, lambda i: where(self, targets[i]))
-        for node, meta in _levels(self, root):
+        # Deepest first: a level's batch size must not outgrow those below it.
+        for node, meta in reversed(levels):
             size = meta.get("batch_size")
             if size is not None and tuple(node.batch_size) != tuple(size):
                 node._change_batch_size(torch.Size(size))
@@ -286,15 +287,19 @@ def _checked_tensor(value: Any, path: tuple[str, ...]) -> Tensor:
     return value
 
 
-def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tuple[Core, str, Any]]:
-    """Check everything, and return what to write where: (node, key, tensor, level or value)."""
+def _compare(
+    target: Core, root: _Level, strict: bool, assign: bool
+) -> tuple[list[tuple[Core, str, Any]], list[tuple[Core, dict[str, Any]]]]:
+    """Check everything, and return what to write where, (node, key, tensor, level or value), and what is said of each node."""
     steps: list[tuple[Core, str, Any]] = []
+    levels: list[tuple[Core, dict[str, Any]]] = []
     missing: list[str] = []
     unexpected: list[str] = []
     wrong: list[str] = []
     todo: list[tuple[Core, _Level, tuple[str, ...]]] = [(target, root, ())]
     while todo:
         node, level, path = todo.pop()
+        levels.append((node, level.meta))
         device = level.meta.get("device")
         if device is not None and node.device is not None and torch.device(device) != node.device:
             wrong.append(f"{show_path(path)} is on {node.device}, in the state dict on {device}")
@@ -355,7 +360,7 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
         )
     if assign or unexpected:
         refuse_if_locked(target, "load a state dict with assign=True or extra keys")
-    return steps
+    return steps, levels
 
 
 def _misfits(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
@@ -457,21 +462,6 @@ def _build(held: Any, level: _Level, parent: Any = None) -> Any:
     for name, value in _values(level).items():
         _apply(node, name, (value,), False)
     return node
-
-
-def _levels(target: Core, root: _Level) -> list[tuple[Core, dict[str, Any]]]:
-    found: list[tuple[Core, dict[str, Any]]] = []
-    todo: list[tuple[Core, _Level]] = [(target, root)]
-    while todo:
-        node, level = todo.pop()
-        found.append((node, level.meta))
-        children = node._children()
-        for key, below in level.entries.items():
-            child = children.get(key)
-            if isinstance(below, _Level) and isinstance(child, Core) and not child._opaque:
-                todo.append((child, below))
-    # Deepest first: a level's batch size must not outgrow those below it.
-    return found[::-1]
 
 
 def _stored_kind(level: _Level) -> NodeKind | None:
