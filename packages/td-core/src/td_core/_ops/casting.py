@@ -295,7 +295,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.ones(2, 3)}, batch_size=[2]).new_zeros(4)["a"].shape
         torch.Size([4, 3])
         """
-        return _new(self, size, "new_zeros", dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
+        return _new(self, size, "new_zeros", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
 
     def new_ones(
         self: SelfT,
@@ -312,7 +312,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_ones(3)["a"]
         tensor([1., 1., 1.])
         """
-        return _new(self, size, "new_ones", dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
+        return _new(self, size, "new_ones", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
 
     def new_empty(
         self: SelfT,
@@ -329,7 +329,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2]).new_empty(0)["a"]
         tensor([], size=(0, 3))
         """
-        return _new(self, size, "new_empty", dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
+        return _new(self, size, "new_empty", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
 
     def new_full(
         self: SelfT,
@@ -350,7 +350,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_full((3,), 7)["a"]
         tensor([7., 7., 7.])
         """
-        return _new(  # type: ignore[no-any-return]
+        return _new(
             self,
             (size,),
             "new_full",
@@ -430,7 +430,7 @@ def _pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]:
 
 
 def _new(
-    node: Any,
+    node: SelfT,
     size: tuple[Any, ...],
     name: str,
     dtype: torch.dtype | None,
@@ -440,7 +440,7 @@ def _new(
     pin_memory: bool | None,
     empty_lazy: bool,
     *filled: Any,
-) -> Any:
+) -> SelfT:
     """Return what the ``new_`` methods return; ``size`` is ints, or one sequence of them."""
     new = as_ints(size[0] if len(size) == 1 else size)
     label = node.device if device is NO_DEFAULT else device if device is None else as_device(device)
@@ -451,7 +451,7 @@ def _new(
         # What the members have need not stack, and only its class matters.
         levels = {key: node._stand_in(key) for key in list(node._children())}
         members = [_without_leaves(levels, inner, label) for _ in range(new[dim])]
-        return lazy_stack_of(members, dim)
+        return lazy_stack_of(members, dim)  # type: ignore[return-value]
     place = None if device is NO_DEFAULT else label
 
     def make(leaf: Tensor, shape: Shape) -> Tensor:
