@@ -10,7 +10,7 @@ import copy
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -308,24 +308,20 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         return value
 
     def _set_child(self, key: str, value: Child) -> None:
-        if isinstance(value, Core):
-            _refuse_lazy_stacks(value)
-        if not self._no_convert:
-            value = _converted(key, value)
-        self._tensordict._set_child(key, value)
+        self._tensordict._set_child(key, self._adopted(key, value))
 
     def _add_child(self, key: str, value: Core) -> Child:
-        _refuse_lazy_stacks(value)
-        return self._tensordict._add_child(key, value if self._no_convert else _converted(key, value))
+        return self._tensordict._add_child(key, self._adopted(key, value))
+
+    def _adopted(self, key: str, value: Child) -> Child:
+        if isinstance(value, Core):
+            _refuse_lazy_stacks(value)
+        return value if self._no_convert else _converted(key, value)
 
     def _set_path(
         self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
-        path = unravel_key_to_tuple(key)
-        if len(path) > 1:
-            with self._adopting():
-                super()._set_path(path, value, at, non_blocking=non_blocking)
-        else:
+        with self._adopting() if len(unravel_key_to_tuple(key)) > 1 else nullcontext():
             super()._set_path(key, value, at, non_blocking=non_blocking)
 
     @contextmanager
