@@ -30,6 +30,7 @@ from ._collection import (
     show_path,
 )
 from ._keys import is_key, unravel_key_to_tuple
+from ._labels import correct
 from ._locking import refuse_if_locked
 from ._names import Names
 from ._ops.moving import put_back
@@ -446,9 +447,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
                     torch.utils.swap_tensors(leaf, _like_parameter(moved, leaf))
                 if grad is not None:
                     leaf.grad = fn(grad)
-        if self.device is not None:
-            devices = {leaf.device for leaf in self._tensordict._leaves()}
-            self._set_device(devices.pop() if len(devices) == 1 else None)
+        correct(self._tensordict)
         return self
 
     def _load_from_state_dict(
