@@ -440,6 +440,8 @@ class TestPytrees:
     def test_leaves(self) -> None:
         with pytest.raises(TypeError, match="the leaf '0' of a pytree is a str"):
             td_core.from_pytree(["x"])
+        with pytest.raises(TypeError, match="a pytree is made of dicts, lists and tuples; got int"):
+            td_core.from_pytree(3)
 
 
 TREES = st.recursive(

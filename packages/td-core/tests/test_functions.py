@@ -161,6 +161,12 @@ class TestPadSequence:
             ),
             ([TensorDict(a=torch.ones(2))], {"padding_side": "x"}, ValueError, "'left' or 'right'; got 'x'"),
             (
+                [TensorDict({"a": torch.ones(2)}, [2]), TensorDict(a=torch.ones(2))],
+                {},
+                StructureError,
+                r"the batch sizes \[\[2\], \[\]\] differ in their dims",
+            ),
+            (
                 [TensorDict(a=torch.ones(2)), TensorDict(a={})],
                 {},
                 StructureError,
@@ -181,6 +187,11 @@ class TestPadSequence:
         mask = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
         with pytest.raises(ValueError, match="data in more than one place"):
             unpad_sequence(padded, mask)
+
+    def test_a_row_without_data_is_empty(self) -> None:
+        padded = TensorDict({"a": torch.ones(2, 3)}, [2])
+        again = unpad_sequence(padded, torch.tensor([[True, True, False], [False] * 3]))
+        assert [item["a"].shape for item in again.tensordicts] == [(2,), (0,)]
 
     @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.sampled_from(["left", "right"]))
     def test_round_trip(self, lengths: list[int], side: str) -> None:

@@ -360,3 +360,10 @@ def test_lazy_stack_puts_tensors_together_in_the_form_that_is_asked_for() -> Non
     ]
     nested = lazy_stack(leaves, as_nested_tensor=True, layout=torch.strided)
     assert nested.is_nested and nested.layout is torch.strided
+
+
+def test_a_leaf_beside_a_level_is_named() -> None:
+    leaf, level = TensorDict({"a": torch.zeros(2)}, [2]), TensorDict({"a": {"b": torch.zeros(2)}}, [2])
+    for items in ([leaf, level], [level, leaf]):
+        with pytest.raises(StructureError, match="the structures differ at key 'a'"):
+            torch.stack(items)

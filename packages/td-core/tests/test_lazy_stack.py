@@ -811,6 +811,16 @@ def test_a_stack_without_members_has_the_batch_size_of_a_tensor(operation):
     assert operation(empty).batch_size == operation(torch.zeros(0, 3)).shape
 
 
+def test_the_batch_size_of_a_stack_without_members_can_be_set():
+    empty = LazyStackedTensorDict(stack_dim=0)
+    empty.batch_size = [0, 3]
+    assert empty.batch_size == (0, 3)
+    for size in ([], [2, 3]):
+        with pytest.raises(BatchSizeError, match="does not fit a stack of 0 along dim 0"):
+            empty.batch_size = size
+    assert empty.batch_size == (0, 3)
+
+
 @pytest.mark.parametrize("inplace", [True, False])
 def test_keys_that_members_lack_are_treated_alike_in_place_and_not(inplace):
     def members():
@@ -1161,3 +1171,8 @@ def test_a_subclass_is_a_pytree_and_stays_itself() -> None:
         doubled = torch.utils._pytree.tree_map(lambda leaf: leaf * 2, own)
         assert type(doubled) is Own
         assert [leaf.item() for leaf in doubled._leaves()] == [2, 4]
+
+
+def test_what_is_not_there_is_the_default() -> None:
+    assert LazyStackedTensorDict(stack_dim=0).get("a", 5) == 5
+    assert lazy_stack([TensorDict({"a": torch.zeros(2)})]).get_nestedtensor("b", 5) == 5

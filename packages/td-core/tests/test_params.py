@@ -260,6 +260,13 @@ def test_an_optimizer_updates_it_and_casts_move_it():
     assert holder.p["w"].grad is None
 
 
+def test_a_module_that_moves_tells_of_every_level_where_it_is() -> None:
+    module = nn.Module()
+    module.p = TensorDictParams(TensorDict({"n": {"a": torch.zeros(2)}}, device="cpu"))
+    module.to("meta")
+    assert module.p.device == module.p["n"].device == module.p["n", "a"].device == torch.device("meta")
+
+
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_a_module_on_the_meta_device_is_given_memory(device):
     module = nn.Module()

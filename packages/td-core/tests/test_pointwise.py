@@ -967,3 +967,10 @@ def test_a_leaf_beside_a_level_is_an_error_whatever_the_batch_sizes_are() -> Non
     for first, second in ((td, other), (other, td)):
         with pytest.raises(StructureError, match="'a'"):
             first + second
+
+
+@pytest.mark.parametrize("name", ["lerp", "lerp_"])
+def test_a_leaf_that_three_tensors_fail_at_is_named(name: str) -> None:
+    td = TensorDict({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.int64)}, [2])
+    with pytest.raises(RuntimeError, match=f"cannot compute {name}.*: key 'b'"):
+        getattr(td, name)(td, 0.5)

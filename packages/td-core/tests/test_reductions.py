@@ -432,3 +432,9 @@ def test_no_dims_are_all_dims_in_a_list_as_in_a_tuple(name: str) -> None:
     for dim in [], ():
         result = getattr(td, name)(dim=dim)
         assert (result.batch_size, result["a"].shape) == ((), ())
+
+
+def test_quantiles_of_the_features_of_all_leaves() -> None:
+    td = TensorDict({"a": torch.rand(2, 3), "n": {"b": torch.rand(2)}}, [2])
+    both = torch.cat([td["a"], td["n", "b"][:, None]], 1)
+    torch.testing.assert_close(td.quantile(0.3, "feature", reduce=True), both.quantile(0.3, 1))

@@ -513,6 +513,11 @@ class TestParse:
             "TensorDict(batch_size=[], fields={a: f33[]})",
             "TensorDict(batch_size=[], fields={a f32[]})",
             "TensorDict(\n    fields={\n        a: Tensor(shape=3)},\n    batch_size=torch.Size([]))",
+            "TensorDict(\n    fields={\n        a: Tensor(shape=torch.Size([]), device=cpu, dtype=torch.float32)},\n    size=3)",
+            (
+                "TensorDict(\n    fields={\n        a: Tensor(shape=torch.Size([]), device=cpu, dtype=torch.float33)},\n"
+                "    batch_size=torch.Size([]),\n    device=None)"
+            ),
         ],
     )
     def test_anything_else_is_refused(self, text: str) -> None:

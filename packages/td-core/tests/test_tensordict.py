@@ -425,3 +425,14 @@ def test_is_locked_can_be_set() -> None:
     assert td.is_locked and td["n"].is_locked
     td.is_locked = False
     assert not td.is_locked and not td["n"].is_locked
+
+
+def test_many_rows_are_iterated_over_in_order() -> None:
+    td = TensorDict({"a": torch.arange(150), "n": {"b": torch.arange(150)}}, [150])
+    assert [(int(row["a"]), int(row["n", "b"])) for row in td] == [(i, i) for i in range(150)]
+
+
+def test_a_mapping_may_stand_under_two_keys() -> None:
+    shared = {"x": 1}
+    td = TensorDict({"n": {"a": shared, "b": shared}})
+    assert list(td.keys(True, True)) == [("n", "a", "x"), ("n", "b", "x")]

@@ -1069,3 +1069,10 @@ def test_positions_of_leaves_that_were_written_before_are_checked() -> None:
         assert wide["a"].tolist() == [[1, 1], [1, 1], [0, 1], [0, 1]]
         with pytest.raises((StructureError, BatchSizeError)):
             td[[0, 1, 2]] = TensorDict({"a": torch.ones(2, 2), "b": torch.ones(2, 2, 2)}, [2])
+
+
+@pytest.mark.parametrize("source", [{("n", "a"): 1, ("n", "b"): 2}, {"n": {"a": 1, "b": 2}}], ids=str)
+def test_nested_keys_are_picked_from_any_form_of_mapping(source: dict[Any, Any]) -> None:
+    td = TensorDict({"n": {"a": 0, "b": 0}})
+    td.update(source, keys_to_update=[("n", "a")])
+    assert td.to_dict() == {"n": {"a": torch.tensor(1), "b": torch.tensor(0)}}

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as torch_pytree
 
 from td_core import TensorDict, from_any, from_struct_array
-from td_tensorclass import TensorClass
+from td_tensorclass import NonTensorStack, TensorClass
 
 Pair = namedtuple("Pair", "a b")
 
@@ -93,3 +93,8 @@ def test_a_defaultdict_comes_back() -> None:
     back = TensorDict.from_pytree(tree).to_pytree()
     assert type(back) is type(back["b"]) is defaultdict
     assert (back["a"], back["b"]["c"]) == (tree["a"], tree["b"]["c"])
+
+
+def test_objects_in_structured_arrays() -> None:
+    td = TensorDict({"a": torch.arange(2), "v": NonTensorStack({"k": 1}, {"k": 2})}, [2])
+    assert td.to_struct_array().tolist() == [(0, {"k": 1}), (1, {"k": 2})]

@@ -69,9 +69,8 @@ class Coercers:
     def remove(self, coercer: Coercer) -> None:
         """Forget a coercer."""
         for kind in coercer.types:
-            if self._by_type.get(kind) is coercer:
-                del self._by_type[kind]
-                WRAPPED.discard(kind)
+            self._by_type.pop(kind, None)
+            WRAPPED.discard(kind)
 
     def find(self, cls: type) -> Coercer | None:
         """Return the coercer of the closest base of ``cls`` other than ``object``."""

@@ -4,7 +4,7 @@ A *kind* (dense, lazy stack, parameters, a tensorclass, one of a plugin) provide
 the primitives below are written once on top of them, and a kind overrides one only to be faster or lazier. The public
 behaviour lives in mixins that see only these members.
 
-Leaves are visited in one order, the same for ``_collect``, ``_collect_like`` and ``_map`` of a kind.
+Leaves are visited in one order, the same for ``_collect``, ``_leaves_like`` and ``_map`` of a kind.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ class Core(ABC):
 
     #: True for stacks that change each value before it is written, see ``_parts``.
     _changes_values: bool = False
+
+    #: The dict that holds the entries, for kinds that keep them in one.
+    _dict: Any = None
 
     # A kind has nothing to do for these, unless it has slots.
     _locked: bool | str = False
@@ -192,7 +195,7 @@ class Core(ABC):
         return (child for child in list(self._children().values()) if not isinstance(child, Tensor))
 
     def _stacked(self) -> tuple[Sequence[Any], int] | None:
-        """Return the members and the dim they are stacked along, for kinds made of members; None for the others."""
+        """Return the members and the dim they are stacked along, for kinds made of members; None for all others."""
         return None
 
     def _all_locked(self) -> bool:
@@ -290,16 +293,18 @@ class Core(ABC):
         self._collect(out)
         return out
 
-    def _collect_like(self, ref: Core, out: list[Tensor]) -> None:
-        """Append the leaves of this node in the order in which ``ref`` collects its own.
+    def _leaves_like(self, ref: Core) -> list[Tensor]:
+        """Return the leaves of this node in the order in which ``ref`` collects its own.
 
         Raises:
             StructureError: the keys differ; the message names the first differing one.
         """
+        out: list[Tensor] = []
         ref._collect_other(self, out)
+        return out
 
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
-        """Append the leaves of ``other`` in the order in which this node collects its own; see ``_collect_like``."""
+        """Append the leaves of ``other`` in the order in which this node collects its own; see ``_leaves_like``."""
         self._as_dense()._collect_other(other, out, path)
 
     def _collect_both(
@@ -316,7 +321,7 @@ class Core(ABC):
         if foreign is not None:
             foreign.append(self)
         levels = self._collect(mine)
-        other._collect_like(self, theirs)
+        theirs += other._leaves_like(self)
         return levels
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
@@ -379,8 +384,8 @@ def every_level(root: Core) -> Iterator[Core]:
 
 
 def has_lazy_stack(root: Core) -> bool:
-    """Tell whether a collection is a lazy stack, or holds one, of other than values."""
-    return any(level._stacked() is not None and not level._opaque for level in every_level(root))
+    """Tell whether a collection is a lazy stack, or holds one."""
+    return any(level._stacked() is not None for level in every_level(root))
 
 
 def changed_meanwhile(node: Core) -> StructureError:

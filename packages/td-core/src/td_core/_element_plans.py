@@ -24,14 +24,10 @@ class Repeat(ShapePlan):
 
     def __init__(self, batch: Shape, repeats: Shape) -> None:
         n = len(batch)
-        by_ndim: dict[int, Any] = {}
 
         def leaf(value: Tensor) -> Tensor:
-            ndim = value.ndim
-            full = by_ndim.get(ndim)
-            if full is None:
-                full = by_ndim[ndim] = (*repeats, *[1] * (ndim - n)) or ((),)
-            return value.repeat(*full)
+            # Starring no ints at all would call the method without a size.
+            return value.repeat(*(*repeats, *[1] * (value.ndim - n)) or ((),))
 
         added = len(repeats) - n
         repeated = [size * times for size, times in zip(batch, repeats[added:], strict=True)]
@@ -187,14 +183,9 @@ class Pad(ShapePlan):
         n = len(batch)
         # torch wants the last dim of the leaf first.
         backwards = [side for amount in reversed(amounts) for side in amount]
-        by_ndim: dict[int, list[int]] = {}
 
         def leaf(tensor: Tensor) -> Tensor:
-            ndim = tensor.ndim
-            full = by_ndim.get(ndim)
-            if full is None:
-                full = by_ndim[ndim] = [0] * 2 * (ndim - n) + backwards
-            return pad(tensor, full, value=value)
+            return pad(tensor, [0] * 2 * (tensor.ndim - n) + backwards, value=value)
 
         lead = [size + before + after for size, (before, after) in zip(batch, amounts, strict=True)]
         super().__init__(leaf, tuple(lead), n)

@@ -66,9 +66,8 @@ def from_any(
     content = _content(obj)
     if content is None:
         return obj
-    if isinstance(obj, np.ndarray) and batch_size is None and not auto_batch_size and batch_dims is None:
-        batch_size = obj.shape
-    return _build(content, batch_size, device, None, auto_batch_size, batch_dims)
+    own = obj.shape if isinstance(obj, np.ndarray) else None
+    return _build(content, batch_size, device, None, auto_batch_size, batch_dims, own)
 
 
 def from_dict(
@@ -97,12 +96,12 @@ def from_dict(
     >>> from_dict({"a": torch.zeros(3, 2), "b": {"c": torch.zeros(3)}}, auto_batch_size=True).batch_size
     torch.Size([3])
     """
+    own = None
     # A type check is several times faster than isinstance with an abstract class.
     if type(d) is not dict:
-        if isinstance(d, Core) and batch_size is None and not auto_batch_size and batch_dims is None:
-            batch_size = d.batch_size
+        own = d.batch_size if isinstance(d, Core) else None
         d = _entries("from_dict", d)
-    return _build(d, batch_size, device, names, bool(auto_batch_size), batch_dims)
+    return _build(d, batch_size, device, names, bool(auto_batch_size), batch_dims, own)
 
 
 def from_tuple(
@@ -174,9 +173,7 @@ def from_struct_array(
     fields = struct_fields(struct_array)
     if fields is None:
         raise TypeError(f"from_struct_array takes a structured array; got {type(struct_array).__name__}")
-    if batch_size is None and not auto_batch_size and batch_dims is None:
-        batch_size = struct_array.shape
-    return _build(fields, batch_size, device, None, auto_batch_size, batch_dims)
+    return _build(fields, batch_size, device, None, auto_batch_size, batch_dims, struct_array.shape)
 
 
 def from_list(
@@ -394,11 +391,14 @@ def _build(
     names: Sequence[str | None] | None,
     auto_batch_size: bool,
     batch_dims: int | None,
+    own: BatchSize | None = None,
 ) -> Any:
+    """Return content as a collection; ``own`` is the batch size that it has where the caller says nothing of one."""
     _refuse_both(batch_size, batch_dims)
-    size = as_batch_size(batch_size)
+    inferred = batch_size is None and (auto_batch_size or batch_dims is not None)
+    size = as_batch_size(own if batch_size is None and not inferred else batch_size)
     result = nest(_plain(content), size, None if device is None else as_device(device))
-    if batch_size is None and (auto_batch_size or batch_dims is not None):
+    if inferred:
         result.auto_batch_size_(batch_dims)
     if names is not None:
         result._set_names(check_names(names, len(result.batch_size)))

@@ -80,11 +80,6 @@ def is_key(index: object) -> bool:
     return isinstance(index, str)
 
 
-def join_key(prefix: tuple[str, ...], key: str) -> str | tuple[str, ...]:
-    """Return the key of the entry ``key`` of the collection at ``prefix``."""
-    return (*prefix, key) if prefix else key
-
-
 def closest(key: str, existing: Iterable[str]) -> str:
     """Say which existing keys resemble ``key``: the tail of an error message."""
     names = [str(name) for name in list(existing)]

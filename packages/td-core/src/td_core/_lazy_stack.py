@@ -81,18 +81,18 @@ class LazyStackedTensorDict(TensorDictBase):
             if not isinstance(item, Core):
                 raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")
         members = [item.to(device) if device is not None else item for item in tensordicts]
-        ndim = len(members[0].batch_size) if members else len(batch_size or (0,)) - 1
-        if batch_size and not members and 0 not in batch_size[stack_dim : stack_dim + 1 or None]:
-            ndim += 1  # the batch size of the members to come
-            at = stack_dim + ndim + 1 if stack_dim < 0 else stack_dim
-            batch_size = (*batch_size[:at], 0, *batch_size[at:])
+        given = tuple(batch_size or ())
+        of_those_to_come = bool(given) and not members and 0 not in given[stack_dim : stack_dim + 1 or None]
+        ndim = len(members[0].batch_size) if members else len(given or (0,)) - (not of_those_to_come)
         dim = stack_dim + ndim + 1 if stack_dim < 0 else stack_dim
         if not 0 <= dim <= ndim:
             raise CollectionIndexError(
                 f"stack_dim {stack_dim} is out of range for members of {ndim} batch dims"
             )
+        if of_those_to_come:
+            given = (*given[:dim], 0, *given[dim:])
         self._init(members, dim, stack_dim_name, hook_in, hook_out)
-        self._empty_size = torch.Size(batch_size or (0,))
+        self._empty_size = torch.Size(given or (0,))
         self._empty_device = None if device is None else as_device(device)
         for i, member in enumerate(members):
             if len(member.batch_size) != ndim or (
@@ -102,11 +102,9 @@ class LazyStackedTensorDict(TensorDictBase):
                     f"cannot stack: item 0 has batch size {list(members[0].batch_size)}, "
                     f"item {i} has {list(member.batch_size)}"
                 )
-        if batch_size is not None and tuple(self.batch_size) != (
-            tuple(batch_size) if members else self._empty_size
-        ):
+        if members and batch_size is not None and self.batch_size != given:
             raise BatchSizeError(
-                f"batch_size {list(batch_size)} was given, the members make {list(self.batch_size)}"
+                f"batch_size {list(given)} was given, the members make {list(self.batch_size)}"
             )
         if names is not None:
             self._names = check_names(names, ndim + 1)
@@ -158,7 +156,7 @@ class LazyStackedTensorDict(TensorDictBase):
 
     def _all_locked(self) -> bool:
         # The first member tells as a rule, so they are not copied: a loop that adds one by one would become quadratic.
-        members = () if self._opaque else self._members
+        members = self._members
         return bool(self._locked) or (bool(members) and all(member.is_locked for member in members))
 
     @property
@@ -206,18 +204,16 @@ class LazyStackedTensorDict(TensorDictBase):
     @batch_size.setter
     def batch_size(self, batch_size: BatchSize) -> None:
         size = as_batch_size(batch_size)
-        todo: list[tuple[Core, torch.Size]] = [(self, size)] if self._members else []
+        todo: list[tuple[Sequence[Any], int, Sequence[int]]] = [(self._members, self._stack_dim, size)]
         while todo:
-            node, wanted = todo.pop()
-            stacked = node._stacked()
-            if stacked is not None:
-                members, dim = stacked
-                if len(wanted) <= dim or wanted[dim] != len(members):
-                    raise BatchSizeError(
-                        f"the batch size {list(size)} does not fit a stack of {len(members)} along dim {dim}: the stack "
-                        "dim stays; densify() first to drop it"
-                    )
-                todo.extend((member, wanted[:dim] + wanted[dim + 1 :]) for member in members)
+            members, dim, wanted = todo.pop()
+            if len(wanted) <= dim or wanted[dim] != len(members):
+                raise BatchSizeError(
+                    f"the batch size {list(size)} does not fit a stack of {len(members)} along dim {dim}: the stack "
+                    "dim stays; densify() first to drop it"
+                )
+            inner = without(wanted, dim)
+            todo.extend((*stacked, inner) for member in members if (stacked := member._stacked()) is not None)
         self._change_batch_size(size)
 
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
@@ -233,15 +229,12 @@ class LazyStackedTensorDict(TensorDictBase):
                 member._check_batch_size(inner, path)
 
     def _grow(self, batch_size: torch.Size) -> None:
+        self._empty_size = batch_size
         inner = torch.Size(without(batch_size, self._stack_dim))
         for member in self._members:
             member._grow(inner)
 
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        inner = torch.Size(without(batch_size, self._stack_dim))
-        for member in self._members:
-            member._set_batch_size(inner)
-        self._empty_size = batch_size
+    _set_batch_size = _grow
 
     @property
     def device(self) -> torch.device | None:
@@ -506,14 +499,12 @@ class LazyStackedTensorDict(TensorDictBase):
         if isinstance(picks, int):
             return self._members[picks]._transform(inner) if inner is not None else self._members[picks]
         members = self._members if picks is None else [self._members[i] for i in picks]
-        if not members and not self._opaque:
+        if not members:
             return nothing_of(self, plan.resized(self.batch_size))
         result = self._like(
             [member._shallow() if inner is None else member._transform(inner) for member in members],
             stack_dim,
         )
-        if not members:
-            result._empty_size = plan.resized(self.batch_size)
         at, name = self._stack_dim, self._stack_dim_name
         if name is not None and at < plan.n and at not in plan.dims():
             result._stack_dim_name = None

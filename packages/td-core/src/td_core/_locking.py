@@ -86,7 +86,7 @@ def _is_part(node: Any) -> bool:
     """Tell whether a locked collection holds a node, or members of a stack that was made to read an entry."""
     if _is_held(node):
         return True
-    stacked = None if node._locked or node._opaque else node._stacked()
+    stacked = None if node._locked else node._stacked()
     return stacked is not None and any(_is_part(member._inner()) for member in stacked[0])
 
 
@@ -101,9 +101,9 @@ def _is_held(node: Core) -> bool:
 
 def refuse_if_locked(node: Core, what: str) -> None:
     """Raise LockedError naming the change that was tried; a change of a stack is one of each of its members."""
-    stacked = None if node._opaque else node._stacked()
-    for member in () if stacked is None else stacked[0]:
-        refuse_if_locked(member, what)
+    if (stacked := node._stacked()) is not None:
+        for member in stacked[0]:
+            refuse_if_locked(member, what)
     if node._locked:
         raise LockedError(
             f"cannot {what}: the {type(node).__name__} is locked; write in place (set_, update_, copy_), "

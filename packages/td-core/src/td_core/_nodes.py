@@ -298,13 +298,10 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
         record = kind.flatten(node)
         if not isinstance(record, Record):
             record = kind.record_of(node, path=path_to(nodes, position))  # which says what is wrong
-        row: dict[str, Any] = {
-            "kind": kind.tag,
-            "meta": record.meta,
-            "entries": [],
-            "members": [],
-            "values": [],
-        }
+        row = nodes[position]
+        row.update(kind=kind.tag, meta=record.meta, entries=[], members=[])
+        row["values"] = [[name, number] for number, name in enumerate(record.values, len(values))]
+        values += record.values.values()
         if kind.tag in KINDS.providers:
             row["from"] = KINDS.providers[kind.tag]
         if type(node) is not kind.type:
@@ -328,16 +325,11 @@ def encode(tree: Core, *, shared: bool = False) -> Encoded:
                     place.append([key, len(nodes)])
                     todo.append((len(nodes), child))
                     nodes.append({})
-        for name, value in record.values.items():
-            row["values"].append([name, len(values)])
-            values.append(value)
-        nodes[position] = row
-    if ordered:
-        return Encoded(nodes, leaves, values, classes, attributes, objects)
-    order = _behind_parents(nodes)
-    classes = {new: classes[old] for new, old in enumerate(order) if old in classes}
-    attributes = {new: attributes[old] for new, old in enumerate(order) if old in attributes}
-    nodes, objects = [nodes[old] for old in order], [objects[old] for old in order]
+    if not ordered:
+        order = _behind_parents(nodes)
+        classes = {new: classes[old] for new, old in enumerate(order) if old in classes}
+        attributes = {new: attributes[old] for new, old in enumerate(order) if old in attributes}
+        nodes, objects = [nodes[old] for old in order], [objects[old] for old in order]
     return Encoded(nodes, leaves, values, classes, attributes, objects)
 
 

@@ -10,7 +10,7 @@ import copy
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +30,7 @@ from ._collection import (
     show_path,
 )
 from ._keys import is_key, unravel_key_to_tuple
+from ._labels import correct
 from ._locking import refuse_if_locked
 from ._names import Names
 from ._ops.moving import put_back
@@ -92,8 +93,6 @@ class _Slots(MutableMapping[str, Any]):
 
     def items(self) -> Any:
         """Return what there is now, which a module may go through while it writes."""
-        if self._root is None:  # nn.Module asks before there is a collection
-            return []
         entries = self._root.items(include_nested=True, leaves_only=True)
         return [
             (".".join(key) if isinstance(key, tuple) else key, leaf)
@@ -145,6 +144,11 @@ def _place_of(root: Any, name: str) -> tuple[Any, str]:
             if isinstance(below := children.get(rest[:dot]), Core):
                 todo.append((below, rest[dot + 1 :]))
     raise KeyError(name)
+
+
+def _told(read: Callable[[Any], Any]) -> Any:
+    """Return a property that ignores what ``nn.Module.__init__`` sets: the collection is the one place where tensors are kept."""
+    return property(read, lambda self, value: None)
 
 
 def _without_grad(method: MethodT) -> MethodT:
@@ -219,29 +223,11 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     def _of_module(cls, taken: Any) -> Any:
         return cls(taken, no_convert=True)
 
-    @property
-    def _parameters(self) -> Any:
-        return _Slots(self.__dict__.get("_tensordict"), True)
-
-    @_parameters.setter
-    def _parameters(self, value: Any) -> None:
-        """Ignore what ``nn.Module.__init__`` sets: the collection is the one place where tensors are kept."""
-
-    @property
-    def _buffers(self) -> Any:
-        return _Slots(self.__dict__.get("_tensordict"), False)
-
-    @_buffers.setter
-    def _buffers(self, value: Any) -> None:
-        """Ignore what ``nn.Module.__init__`` sets."""
-
-    @property
-    def _non_persistent_buffers_set(self) -> set[str]:
-        return {name for name, leaf in self._buffers.items() if not _is_persistent(leaf)}
-
-    @_non_persistent_buffers_set.setter
-    def _non_persistent_buffers_set(self, value: Any) -> None:
-        """Ignore what ``nn.Module.__init__`` sets."""
+    _parameters = _told(lambda self: _Slots(self._tensordict, True))
+    _buffers = _told(lambda self: _Slots(self._tensordict, False))
+    _non_persistent_buffers_set = _told(
+        lambda self: {name for name, leaf in self._buffers.items() if not _is_persistent(leaf)}
+    )
 
     def __getattr__(self, name: str) -> Any:
         """Return an entry as an attribute, as modules do, and a level as the module of its parameters.
@@ -323,24 +309,20 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         return value
 
     def _set_child(self, key: str, value: Child) -> None:
-        if isinstance(value, Core):
-            _refuse_lazy_stacks(value)
-        if not self._no_convert:
-            value = _converted(key, value)
-        self._tensordict._set_child(key, value)
+        self._tensordict._set_child(key, self._adopted(key, value))
 
     def _add_child(self, key: str, value: Core) -> Child:
-        _refuse_lazy_stacks(value)
-        return self._tensordict._add_child(key, value if self._no_convert else _converted(key, value))
+        return self._tensordict._add_child(key, self._adopted(key, value))
+
+    def _adopted(self, key: str, value: Child) -> Child:
+        if isinstance(value, Core):
+            _refuse_lazy_stacks(value)
+        return value if self._no_convert else _converted(key, value)
 
     def _set_path(
         self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
     ) -> None:
-        path = unravel_key_to_tuple(key)
-        if len(path) > 1:
-            with self._adopting():
-                super()._set_path(path, value, at, non_blocking=non_blocking)
-        else:
+        with self._adopting() if len(unravel_key_to_tuple(key)) > 1 else nullcontext():
             super()._set_path(key, value, at, non_blocking=non_blocking)
 
     @contextmanager
@@ -465,9 +447,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
                     torch.utils.swap_tensors(leaf, _like_parameter(moved, leaf))
                 if grad is not None:
                     leaf.grad = fn(grad)
-        if self.device is not None:
-            devices = {leaf.device for leaf in self._tensordict._leaves()}
-            self._set_device(devices.pop() if len(devices) == 1 else None)
+        correct(self._tensordict)
         return self
 
     def _load_from_state_dict(
@@ -678,17 +658,13 @@ def give_roles(root: Core, roles: str) -> None:
             node._set_child(key, held)
 
 
-def _tree_flatten(params: TensorDictParams) -> tuple[list[Any], tuple[Any, ...]]:
-    return [params._tensordict], ()
-
-
-def _tree_unflatten(children: Any, context: tuple[Any, ...]) -> Any:
-    """Return the plain collection: what came back is no longer the module's parameters."""
-    return next(iter(children))
-
-
 def _register_params(cls: Any) -> None:
-    register(cls, _tree_flatten, _tree_unflatten, lambda context: ("params",))
+    def unflatten(children: Any, context: tuple[Any, ...]) -> Any:
+        return next(
+            iter(children)
+        )  # the plain collection: what came back is no longer the module's parameters
+
+    register(cls, lambda params: ([params._tensordict], ()), unflatten, lambda context: ("params",))
 
 
 register_with_subclasses(TensorDictParams, _register_params)

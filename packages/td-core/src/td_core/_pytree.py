@@ -7,7 +7,7 @@ export passes dicts), so nothing is asked of leaves but ``shape``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -101,17 +101,14 @@ def has_leaves(node: Core) -> bool:
 
 def leaves_below(nodes: list[Any]) -> list[Any]:
     """Return the leaves below some nodes: tensors, and the objects that pytrees have in place of tensors and nodes."""
-    return list(_leaves_of(nodes))
-
-
-def _leaves_of(nodes: list[Any]) -> Iterator[Any]:
-    todo = nodes[:]
+    found, todo = [], nodes[:]
     while todo:
         node = todo.pop()
-        if isinstance(node, Core):
+        if type(node) not in PLAIN and isinstance(node, Core):
             todo.extend(node._below())
         else:
-            yield node
+            found.append(node)
+    return found
 
 
 def sizes_of(node: Core, children: list[Any]) -> tuple[Any, ...]:

@@ -54,13 +54,14 @@ def merged_shape(shapes: Sequence[Sequence[Any]], dim: int) -> tuple[Any, ...]:
 def distinct_members(members: Sequence[Core]) -> list[Any]:
     """Return the members of a stack, and those of the stacks among them, each of them once."""
     flat: list[Any] = []
-    todo = list(members)
-    for member in todo:
+    todo = list(members)[::-1]
+    while todo:
+        member = todo.pop()
         stacked = member._stacked()
         if stacked is None:
             flat.append(member)
         else:
-            todo.extend(stacked[0])
+            todo.extend(stacked[0][::-1])
     if torch.compiler.is_compiling():
         # A graph that takes an id is of use for this very object only.
         return [one for at, one in enumerate(flat) if not any(one._inner() is o._inner() for o in flat[:at])]
@@ -160,10 +161,10 @@ def padded_tensor(
     if side not in ("left", "right"):
         raise ValueError(f"padding_side is 'left' or 'right'; got {side!r}")
     alike = {(leaf.dtype, leaf.device, leaf.shape[1:]) for leaf in leaves}
-    if dim == 0 and side == "right" and len(alike) == 1 and PLAIN.issuperset(map(type, leaves)):
+    plain = PLAIN.issuperset(map(type, leaves)) and functorch_level() is None
+    if plain and dim == 0 and side == "right" and len(alike) == 1 and leaves[0].ndim:
         # One tensor is made and filled, where pad() makes one of each leaf for stack() to copy.
-        if leaves[0].ndim and functorch_level() is None:
-            return torch.nn.utils.rnn.pad_sequence(leaves, batch_first=True, padding_value=value)
+        return torch.nn.utils.rnn.pad_sequence(leaves, batch_first=True, padding_value=value)
     shape = [max(sizes) for sizes in zip(*[leaf.shape for leaf in leaves])]
     padded = []
     for leaf in leaves:

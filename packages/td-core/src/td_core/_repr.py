@@ -63,11 +63,16 @@ class Printing(Core):
     def __repr__(self) -> str:
         """Return the compact form, or the long one where :class:`td_core.set_printoptions` asks for it."""
         options = SETTINGS.print_options
-        return _compact(self, options) if options["compact"] else _long(self, options)
+        if options["compact"]:
+            return _compact(self, options)
+        return _printed((self, 0, options), _long)
 
     def _repr_html_(self) -> str | None:
         """Return a collapsible tree for notebooks, with the bytes of each level; None where that is turned off."""
-        return _html(self) if SETTINGS.print_options["html"] else None
+        if not SETTINGS.print_options["html"]:
+            return None
+        text = html.escape(repr(self)) if self._opaque else _printed((None, self, None), _html)
+        return f'<div style="font-family:monospace;line-height:1.4">{text}</div>'
 
     def _print_entry(self) -> str:
         """Return what stands for this node in its parent; only for kinds that hold a value."""
@@ -92,8 +97,13 @@ def _stacked_entry(node: Any, key: str, stacked: Any) -> Shown:
     members, dim = stacked
     entries = [member._stand_in(key) for member in members]
     first = entries[0]
+    inner = [member._stacked() for member in members]
     if all(isinstance(entry, Tensor) for entry in entries):
-        leaves = [_known(member, key, entry) for member, entry in zip(members, entries, strict=True)]
+        # A member may be a stack of ragged leaves itself.
+        leaves = [
+            _described(entry) if stack is None else _stacked_entry(member, key, stack).entry
+            for member, entry, stack in zip(members, entries, inner, strict=True)
+        ]
         shapes = [leaf.shape for leaf in leaves]
         shape = (-1,) if (-1,) in shapes else merged_shape(shapes, dim)
         devices = ",".join(sorted({device for leaf in leaves for device in leaf.devices.split(",")}))
@@ -105,33 +115,21 @@ def _stacked_entry(node: Any, key: str, stacked: Any) -> Shown:
     if stack is None:
         names = [type(entry).__name__ for entry in entries]
         return Shown(key, names[0] if len(set(names)) == 1 else f"[{', '.join(names)}]")
-    inner = members[0]._stacked()
-    name = type(first).__name__ if inner is None else _stacked_entry(members[0], key, inner).name
+    name = type(first).__name__ if inner[0] is None else _stacked_entry(members[0], key, inner[0]).name
     return Shown(key, stack, first._print_entry() if first._opaque else name)
-
-
-def _known(member: Any, key: str, leaf: Tensor) -> Ragged:
-    """Return what is known of a leaf of a member, which may be a stack of ragged ones itself."""
-    stacked = member._stacked()
-    if stacked is not None:
-        known: Ragged = _stacked_entry(member, key, stacked).entry
-        return known
-    return _described(leaf)
 
 
 def _described(leaf: Tensor) -> Ragged:
     return Ragged(shown_shape(leaf), leaf.dtype, leaf.device, type(leaf).__name__, str(leaf.device))
 
 
-def _exclusive(node: Any) -> list[tuple[int, Any, list[str]]]:
-    """Return position, node and keys of the members of a lazy stack that have entries which others lack."""
+def _exclusive(node: Any) -> list[tuple[int, Any, list[Shown]]]:
+    """Return position and node of the members of a lazy stack that have entries which others lack, and these."""
     stacked = node._stacked()
-    if stacked is None:
-        return []
     common = set(node._children())
     found = [
-        (i, member, [key for key in member._children() if key not in common])
-        for i, member in enumerate(stacked[0])
+        (i, member, [_entry(key, member._stand_in(key)) for key in member._children() if key not in common])
+        for i, member in enumerate(() if stacked is None else stacked[0])
     ]
     return [row for row in found if row[2]]
 
@@ -193,10 +191,10 @@ def _compact(root: Any, options: dict[str, Any]) -> str:
     if exclusive:
         members: list[_Line] = []
         groups.append(_Line(", exclusive_fields=", members))
-        for i, member, keys in exclusive:
+        for i, member, theirs in exclusive:
             parts = []
             members.append(_Line(f"{i}: ", parts))
-            todo.append((parts, member, [_entry(key, member._stand_in(key)) for key in keys]))
+            todo.append((parts, member, theirs))
         everything += [groups[1], *members]
     plain = type(dense({}, torch.Size()))
     with_device = options["show_field_device"] and root.device is None
@@ -285,45 +283,48 @@ def _broken(group: _Line, closer: str) -> Iterator[str]:
             open_(line, indent + 4, ending)
 
 
-def _long(root: Any, options: dict[str, Any]) -> str:
+def _printed(root: Any, pieces_of: Callable[..., list[Any]]) -> str:
+    """Return the text of a node, whose pieces are texts and other nodes, each with what its own pieces depend on."""
     out: list[str] = []
-    # Texts and nodes still to be printed, the next one last; a node comes with its indent.
-    todo: list[Any] = [(root, 0)]
+    todo: list[Any] = [root]
     while todo:
         piece = todo.pop()
         if isinstance(piece, str):
             out.append(piece)
-            continue
-        node, indent = piece
-        pad = " " * (indent + 4)
-        fields = _sorted(node._print_fields(), options)
-        ending: list[str] = []
-        if options["show_batch_size"]:
-            ending.append(f"batch_size={node.batch_size}")
-        if options["show_device"]:
-            ending.append(f"device={node.device}")
-        if options["show_is_shared"]:
-            ending.append(f"is_shared={bool(_leaves(node)) and node.is_shared()}")
-        pieces: list[Any] = [f"{type(node).__name__}(\n"]
-        if node._prints_attributes:
-            for field in fields:
-                pieces += [f"{pad}{field.key}=", *_long_entry(field, indent + 4, options), ",\n"]
         else:
-            shown = _long_fields(fields, indent + 8, options)
-            pieces += [f"{pad}fields={{\n", *shown, f"{'' if fields else pad}}},\n"]
-            stacked = node._stacked()
-            if stacked is not None:
-                pieces.append(f"{pad}exclusive_fields={{\n")
-                rows = _exclusive(node)
-                for i, member, keys in rows:
-                    theirs = _sorted([_entry(key, member._stand_in(key)) for key in keys], options)
-                    pieces += [f"{pad}    {i} ->\n", *_long_fields(theirs, indent + 12, options)]
-                    pieces.append("" if i == rows[-1][0] else ",\n")
-                pieces.append(f"{'' if rows else pad}}},\n")
-                ending.append(f"stack_dim={stacked[1]}")
-        pieces.append(pad + f",\n{pad}".join(ending) + ")")
-        todo.extend(reversed(pieces))
+            todo.extend(reversed(pieces_of(*piece)))
     return "".join(out)
+
+
+def _long(node: Any, indent: int, options: dict[str, Any]) -> list[Any]:
+    pad = " " * (indent + 4)
+    fields = _sorted(node._print_fields(), options)
+    ending: list[str] = []
+    if options["show_batch_size"]:
+        ending.append(f"batch_size={node.batch_size}")
+    if options["show_device"]:
+        ending.append(f"device={node.device}")
+    if options["show_is_shared"]:
+        ending.append(f"is_shared={bool(_leaves(node)) and node.is_shared()}")
+    pieces: list[Any] = [f"{type(node).__name__}(\n"]
+    if node._prints_attributes:
+        for field in fields:
+            pieces += [f"{pad}{field.key}=", *_long_entry(field, indent + 4, options), ",\n"]
+    else:
+        shown = _long_fields(fields, indent + 8, options)
+        pieces += [f"{pad}fields={{\n", *shown, f"{'' if fields else pad}}},\n"]
+        stacked = node._stacked()
+        if stacked is not None:
+            pieces.append(f"{pad}exclusive_fields={{\n")
+            rows = _exclusive(node)
+            for i, _, theirs in rows:
+                shown = _long_fields(_sorted(theirs, options), indent + 12, options)
+                pieces += [f"{pad}    {i} ->\n", *shown]
+                pieces.append("" if i == rows[-1][0] else ",\n")
+            pieces.append(f"{'' if rows else pad}}},\n")
+            ending.append(f"stack_dim={stacked[1]}")
+    pieces.append(pad + f",\n{pad}".join(ending) + ")")
+    return pieces
 
 
 def _long_fields(fields: list[Shown], indent: int, options: dict[str, Any]) -> list[Any]:
@@ -341,7 +342,7 @@ def _long_entry(field: Shown, indent: int, options: dict[str, Any]) -> list[Any]
     if isinstance(entry, Core):
         if entry._opaque:
             return [repr(entry).replace("\n", "\n" + " " * indent)]
-        return [(entry, indent)]
+        return [(entry, indent, options)]
     return [_long_leaf(entry, options)]
 
 
@@ -389,42 +390,29 @@ _MUTED = 'style="opacity:0.7"'
 _LIST = '<ul style="list-style:none;margin:0;padding-left:1.5em">'
 
 
-def _html(root: Any) -> str:
+def _html(field: Shown | None, node: Any, parent: Any) -> list[Any]:
+    """Return the pieces of a node, which is an entry of another one or, without, the root."""
     options, plain = SETTINGS.print_options, type(dense({}, torch.Size()))
-    out = ['<div style="font-family:monospace;line-height:1.4">']
-    if root._opaque:
-        return f"{out[0]}{html.escape(repr(root))}</div>"
-    # Texts and nodes still to be printed, the next one last; a node comes with its entry and the level that has it.
-    todo: list[Any] = ["</div>", (None, root, None)]
-    while todo:
-        piece = todo.pop()
-        if isinstance(piece, str):
-            out.append(piece)
-            continue
-        field, node, parent = piece
-        name = html.escape((field and field.name) or type(node).__name__)
-        fields = _sorted(node._print_fields(), options)
-        size = node.batch_size if parent is None else node.batch_size[len(parent.batch_size) :]
-        about = [f"device={node.device}"] if node.device is not None else []
-        stacked = None if node._prints_attributes else node._stacked()
-        if stacked is not None:
-            about.append(f"stack_dim={stacked[1]}")
-        if field is None:
-            head = f"<b>{name}</b>"
-            about.insert(0, f"batch_size={_dims(size)}")
-        else:
-            head = f"{html.escape(field.key)}:{'' if name == plain.__name__ else f' <b>{name}</b>'}"
-            about = [*([_dims(size)] if size else []), *about, _count(fields)]
-        if parent is None or parent._stacked() is None:
-            about.append(f"{_bytes(node)} bytes")
-        out.append(_summary(head, ", ".join(about), " open" if field is None else ""))
-        pieces = _html_fields(fields, node)
-        for i, member, keys in [] if stacked is None else _exclusive(node):
-            theirs = _sorted([_entry(key, member._stand_in(key)) for key in keys], options)
-            head = _summary(f"exclusive_fields of member {i}:", _count(theirs))
-            pieces += [f"<li>{head}", *_html_fields(theirs, member), f"{_END}</li>"]
-        todo += [_END, *reversed(pieces)]
-    return "".join(out)
+    name = html.escape((field and field.name) or type(node).__name__)
+    fields = _sorted(node._print_fields(), options)
+    size = node.batch_size if parent is None else node.batch_size[len(parent.batch_size) :]
+    about = [f"device={node.device}"] if node.device is not None else []
+    stacked = None if node._prints_attributes else node._stacked()
+    if stacked is not None:
+        about.append(f"stack_dim={stacked[1]}")
+    if field is None:
+        head = f"<b>{name}</b>"
+        about.insert(0, f"batch_size={_dims(size)}")
+    else:
+        head = f"{html.escape(field.key)}:{'' if name == plain.__name__ else f' <b>{name}</b>'}"
+        about = [*([_dims(size)] if size else []), *about, _count(fields)]
+    if parent is None or parent._stacked() is None:
+        about.append(f"{sum(leaf.numel() * leaf.element_size() for leaf in _leaves(node))} bytes")
+    pieces = [_summary(head, ", ".join(about), " open" if field is None else ""), *_html_fields(fields, node)]
+    for i, member, theirs in [] if stacked is None else _exclusive(node):
+        head = _summary(f"exclusive_fields of member {i}:", _count(theirs))
+        pieces += [f"<li>{head}", *_html_fields(_sorted(theirs, options), member), f"{_END}</li>"]
+    return [*pieces, _END]
 
 
 _END = "</ul></details>"
@@ -458,10 +446,6 @@ def _html_entry(entry: Any, node: Any) -> str:
         return repr(entry)
     text = f"{short_dtype(entry.dtype)}{_tail(entry, node)} {entry.device}"
     return f"{text}, {entry.numel() * entry.element_size()} bytes" if isinstance(entry, Tensor) else text
-
-
-def _bytes(node: Any) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in _leaves(node))
 
 
 def _leaves(root: Any) -> list[Tensor]:

@@ -15,17 +15,18 @@ __all__ = ["parse_tensor_dict_string"]
 _COMPACT_ROOT = re.compile(
     r"\w+\(batch_size=\[([\d,]*)\](?:, device=([\w:]+))?(?:, stack_dim=\d+)?, fields=\{"
 )
-_LONG_NODE = re.compile(r"\w+\(\s*fields=\{")
+_LONG_NODE = re.compile(r"\w+()\(\s*fields=\{")
 _LONG_TAIL = re.compile(
-    r"\}\s*,\s*(?:exclusive_fields=\{\s*\}\s*,\s*)?batch_size=torch\.Size\(\[([\d, ]*)\]\),\s*device=([\w:]+)"
+    r"\s*,\s*(?:exclusive_fields=\{\s*\}\s*,\s*)?batch_size=torch\.Size\(\[([\d, ]*)\]\),\s*device=(?:None|([\w:]+))"
     r"(?:,\s*is_shared=\w+)?(?:,\s*stack_dim=\d+)?\)"
 )
 _LONG_LEAF = re.compile(
     r"\w+\(shape=torch\.Size\(\[([\d, ]*)\]\), device=([\w:]+), dtype=torch\.(\w+)(?:, \w+=[\w.]+)*\)"
 )
-_COMPACT_LEAF = re.compile(r"(\w+)\[([\d,]*)\](?:@([\w:]+))?")
+_COMPACT_LEAF = re.compile(r"(\w+)\[([\d,]*)\](?!\{)(?:@([\w:]+))?")
 _COMPACT_NODE = re.compile(r"\w*?(?:\[([\d,]*)\])?\{")
 _KEY = re.compile(r"\s*(.*?): ", re.DOTALL)
+_CLOSING = re.compile(r"\s*\}")
 _NEXT = re.compile(r"\s*,\s*")
 
 _DTYPES = {short_dtype(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
@@ -46,31 +47,26 @@ def parse_tensor_dict_string(s: str) -> Any:
     """
     text = s.strip()
     head = _COMPACT_ROOT.match(text)
-    long = head is None
-    start = head if head is not None else _LONG_NODE.match(text)
+    start = head or _LONG_NODE.match(text)
     if start is None:
         raise ValueError(f"no batch size found: this is not a printed collection: {text[:80]!r}")
-    size = () if head is None else _ints(head[1])
-    root: Any = None
+    as_node, as_leaf = (_LONG_NODE, _LONG_LEAF) if head is None else (_COMPACT_NODE, _COMPACT_LEAF)
+    size, device = ((), None) if head is None else (_ints(head[1]), head[2])
     # One frame for each open level: its entries, its batch size, and where it stands in its parent.
     stack: list[tuple[dict[str, Any], tuple[int, ...], str]] = [({}, size, "")]
     position = start.end()
     while True:
         entries, size, key = stack[-1]
-        if text[position:].lstrip().startswith("}"):
-            position = text.index("}", position)
-            device = None if head is None else head[2]
-            if long:
+        if (closing := _CLOSING.match(text, position)) is not None:
+            position = closing.end()
+            if head is None:
                 tail = _LONG_TAIL.match(text, position)
                 if tail is None:
-                    raise _unreadable(text, position)
-                size, device, position = _ints(tail[1]), None if tail[2] == "None" else tail[2], tail.end()
-            else:
-                position += 1
+                    raise _unreadable(text, position - 1)
+                size, device, position = _ints(tail[1]), tail[2], tail.end()
             stack.pop()
             node = dense(entries, torch.Size(size), None if device is None else torch.device(device))
             if not stack:
-                root = node
                 break
             stack[-1][0][key] = node
         else:
@@ -78,25 +74,20 @@ def parse_tensor_dict_string(s: str) -> Any:
             if name is None:
                 raise _unreadable(text, position)
             position = name.end()
-            leaf = (_LONG_LEAF if long else _COMPACT_LEAF).match(text, position)
-            if leaf is not None and not (not long and text[leaf.end() : leaf.end() + 1] == "{"):
-                entries[name[1]] = _long_leaf(leaf) if long else _compact_leaf(leaf, size, text)
+            if (leaf := as_leaf.match(text, position)) is not None:
+                entries[name[1]] = _long_leaf(leaf) if head is None else _compact_leaf(leaf, size, text)
                 position = leaf.end()
-            else:
-                below = (_LONG_NODE if long else _COMPACT_NODE).match(text, position)
-                if below is None:
-                    raise _unreadable(text, name.start())
-                tail_size = () if long else _ints(below[1] or "")
-                stack.append(({}, size + tail_size, name[1]))
+            elif (below := as_node.match(text, position)) is not None:
+                stack.append(({}, size + _ints(below[1] or ""), name[1]))
                 position = below.end()
                 continue
-        separator = _NEXT.match(text, position)
-        if separator is not None:
+            else:
+                raise _unreadable(text, name.start())
+        if (separator := _NEXT.match(text, position)) is not None:
             position = separator.end()
-    closing = "" if long else ")"
-    if text[position:] != closing:
+    if text[position:] != ("" if head is None else ")"):
         raise _unreadable(text, position)
-    return root
+    return node
 
 
 def _ints(dims: str) -> tuple[int, ...]:

@@ -37,9 +37,8 @@ from ._ops.join_levels import refuse_uneven, rows, unmixed, why_not_joined
 from ._plans import ShapePlan
 from ._pytree import register_mapping, register_with_subclasses
 from ._traced import new_object
-from ._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, LevelKeys, stores_what_is_shown
 from .errors import KeyPathError, KeyTakenError, StructureError
-from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault, typed_as
+from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="TensorDict")
 _CLONE = op("clone", copy_of)
@@ -54,7 +53,7 @@ def _node(
 ) -> SelfT:
     """Return a new node of a class around checked entries, not copied; walks call no class method, which takes longer."""
     node = new_object(cls)
-    node._data = data
+    node._dict = data
     node._batch_size = batch_size
     node._device = device
     node._names = names
@@ -87,11 +86,18 @@ class TensorDict(TensorDictBase):
     """
 
     __slots__ = (
-        "__weakref__", "_attachments", "_batch_size", "_data", "_device", "_lock_parents", "_locked",
-        "_names", "_undo",
+        "__weakref__",
+        "_attachments",
+        "_batch_size",
+        "_device",
+        "_dict",
+        "_lock_parents",
+        "_locked",
+        "_names",
+        "_undo",
     )  # fmt: skip
 
-    _data: dict[str, Child]
+    _dict: dict[str, Child]
     _batch_size: torch.Size
     _device: torch.device | None
 
@@ -122,7 +128,7 @@ class TensorDict(TensorDictBase):
             raise ValueError(
                 f"the source of a TensorDict is a mapping or a collection; got {type(source).__name__}"
             )
-        self._data = {}
+        self._dict = {}
         self._batch_size = size = as_batch_size(batch_size)
         self._device = None if device is None else as_device(device)
         self._names = None if names is None else check_names(names, len(size))
@@ -134,7 +140,7 @@ class TensorDict(TensorDictBase):
 
     def _fill(self, source: Mapping[Any, Any], non_blocking: bool) -> None:
         """Store the entries of a mapping, checked; plain tensors under plain keys take a path of their own."""
-        data, size, device, names = self._data, self._batch_size, self._device, self._names
+        data, size, device, names = self._dict, self._batch_size, self._device, self._names
         ndim = len(size)
         fitting: torch.Size | None = None
         for key, value in source.items():
@@ -178,7 +184,7 @@ class TensorDict(TensorDictBase):
     def _of_dense(cls, result: Any) -> Any:
         if not isinstance(result, TensorDict) or isinstance(result, cls):
             return result
-        return cls._make(dict(result._data), result._batch_size, result._device, result._names)
+        return cls._make(dict(result._dict), result._batch_size, result._device, result._names)
 
     @property
     def batch_size(self) -> torch.Size:
@@ -212,25 +218,25 @@ class TensorDict(TensorDictBase):
         self._device = device
 
     def _children(self) -> dict[str, Child]:
-        return self._data
+        return self._dict
 
     def _get_child(self, key: str) -> Child:
-        child: Any = self._data.get(key, NO_DEFAULT)
+        child: Any = self._dict.get(key, NO_DEFAULT)
         if child is NO_DEFAULT:  # also where another thread removed it after this one listed the keys
             raise KeyPathError(f"key {key!r} not found in {type(self).__name__}")
         return child
 
     def _set_child(self, key: str, value: Child) -> None:
-        self._data[key] = value
+        self._dict[key] = value
 
     def _add_child(self, key: str, value: Core) -> Child:
-        return self._data.setdefault(key, value)
+        return self._dict.setdefault(key, value)
 
     def _set_children(self, values: Mapping[str, Child]) -> None:
-        self._data.update(values)
+        self._dict.update(values)
 
     def _del_child(self, key: str) -> None:
-        del self._data[key]
+        del self._dict[key]
 
     def _with_children(
         self: SelfT,
@@ -249,7 +255,7 @@ class TensorDict(TensorDictBase):
         )
 
     def _nested(self) -> Iterator[Core]:
-        return iter([child for child in list(self._data.values()) if not isinstance(child, Tensor)])
+        return iter([child for child in list(self._dict.values()) if not isinstance(child, Tensor)])
 
     @overload
     def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
@@ -259,7 +265,7 @@ class TensorDict(TensorDictBase):
         """Return an entry by key, or the collection of all entries indexed along the batch dims."""
         if type(index) is str:
             try:
-                entry = self._data[index]
+                entry = self._dict[index]
             except KeyError:
                 entry = self._get_path((index,))
             return entry if isinstance(entry, Tensor) else entry._unwrap()
@@ -277,14 +283,14 @@ class TensorDict(TensorDictBase):
         for part in path:
             if type(part) is not str or not isinstance(node, TensorDict):
                 return None
-            node = node._data.get(part)
+            node = node._dict.get(part)
         return None if node is self else node
 
     def get(self, key: NestedKey, *args: Any, **kwargs: Any) -> Any:
         """Return the entry ``key``, or a default where it is missing; see :meth:`TensorCollection.get`."""
         if not kwargs:
             found = (
-                self._data.get(key) if type(key) is str else self._follow(key) if type(key) is tuple else None
+                self._dict.get(key) if type(key) is str else self._follow(key) if type(key) is tuple else None
             )
             if found is not None:
                 return found if isinstance(found, Tensor) or not found._shows_tensor else found._unwrap()
@@ -292,26 +298,9 @@ class TensorDict(TensorDictBase):
                 return args[0] if args else self._default(key)
         return super().get(key, *args, **kwargs)
 
-    def set(
-        self: SelfT,
-        key: NestedKey,
-        item: Any,
-        inplace: bool = False,
-        *,
-        non_blocking: bool = False,
-        **kwargs: Any,
-    ) -> SelfT:
-        """Store an entry, making the nested levels it needs; see :meth:`TensorCollection.set`."""
-        if inplace and not kwargs and type(key) is str and key in self._data:
-            return self.set_(key, item, non_blocking=non_blocking)
-        if inplace or kwargs:
-            return super().set(key, item, inplace, non_blocking=non_blocking, **kwargs)
-        self._set_path(key, item, non_blocking=non_blocking)
-        return self
-
     def set_(self: SelfT, key: NestedKey, item: Any, *, non_blocking: bool = False) -> SelfT:
         """Copy a value into an existing entry, in place; see :meth:`TensorCollection.set_`."""
-        held = self._data.get(key) if type(key) is str else None
+        held = self._dict.get(key) if type(key) is str else None
         if type(held) in PLAIN and type(item) in PLAIN:
             try:
                 if item.shape == held.shape:  # type: ignore[union-attr]
@@ -347,56 +336,14 @@ class TensorDict(TensorDictBase):
                 size = node._batch_size
                 try:
                     if not size or value.shape[: len(size)] == size:
-                        node._data[name] = value
+                        node._dict[name] = value
                         return
                 except RuntimeError:
                     pass  # a nested tensor of strided layout has no shape
         super()._set_path(key, value, at, non_blocking=non_blocking)
 
-    @typed_as(TensorDictBase.keys)
-    def keys(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> Any:
-        """Return a live view of the keys; see :meth:`TensorCollection.keys`."""
-        if include_nested or leaves_only or sort:
-            return CollectionKeys(self, include_nested, leaves_only, is_leaf, sort)
-        return LevelKeys(self._data)
-
-    @typed_as(TensorDictBase.items)
-    def items(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> Any:
-        """Return a live view of (key, entry) pairs; see :meth:`TensorCollection.items`."""
-        if include_nested or leaves_only or sort or not stores_what_is_shown(self._data):
-            return CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
-        return self._data.items()
-
-    @typed_as(TensorDictBase.values)
-    def values(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> Any:
-        """Return a live view of the entries; see :meth:`TensorCollection.values`."""
-        if include_nested or leaves_only or sort or not stores_what_is_shown(self._data):
-            return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)
-        return self._data.values()
-
     def _collect(self, out: list[Tensor]) -> Walked:
-        level = self._data.copy()
+        level = self._dict.copy()
         if PLAIN.issuperset(map(type, level.values())):
             out += level.values()
             return level
@@ -409,7 +356,7 @@ class TensorDict(TensorDictBase):
                 if isinstance(child, Tensor):
                     append(child)
                 elif type(child) is TensorDict:
-                    todo.append(child._data)
+                    todo.append(child._dict)
                 else:
                     others = others or not child._opaque
                     child._collect(out)
@@ -421,11 +368,11 @@ class TensorDict(TensorDictBase):
     def _spread(self, value: Tensor, out: list[Tensor]) -> None:
         shaped: dict[int, Tensor] = {}
         ndim = len(self._batch_size)
-        todo = [self._data]
+        todo = [self._dict]
         while todo:
             for child in list(todo.pop().values()):
                 if type(child) is TensorDict:
-                    todo.append(child._data)
+                    todo.append(child._dict)
                     continue
                 extra = (child.ndim if isinstance(child, Tensor) else len(child.batch_size)) - ndim
                 part = shaped.get(extra)
@@ -439,7 +386,7 @@ class TensorDict(TensorDictBase):
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         append = out.append
         todo: list[tuple[dict[str, Child], Mapping[str, Child], tuple[str, ...]]] = [
-            (self._data, other._children(), path)
+            (self._dict, other._children(), path)
         ]
         while todo:
             mine, theirs, at = todo.pop()
@@ -460,7 +407,7 @@ class TensorDict(TensorDictBase):
                 elif isinstance(child, Tensor):
                     raise leaf_against_node(wanted, child, (*at, key))
                 elif type(wanted) is TensorDict:
-                    todo.append((wanted._data, child._children(), (*at, key)))
+                    todo.append((wanted._dict, child._children(), (*at, key)))
                 else:
                     wanted._collect_other(child, out, (*at, key))
 
@@ -469,7 +416,7 @@ class TensorDict(TensorDictBase):
     ) -> Walked:
         if not isinstance(other, TensorDict):
             return super()._collect_both(other, mine, theirs, foreign)
-        level, level_other = self._data.copy(), other._data
+        level, level_other = self._dict.copy(), other._dict
         if PLAIN.issuperset(map(type, level.values())):
             beside: list[Any] = list(map(level_other.get, level))
             if len(level) == len(level_other) and PLAIN.issuperset(map(type, beside)):
@@ -491,7 +438,7 @@ class TensorDict(TensorDictBase):
                 elif type(child) is TensorDict:
                     if type(found) is not TensorDict:
                         break
-                    todo.append((child._data, found._data))
+                    todo.append((child._dict, found._dict))
                 elif isinstance(found, Core):
                     try:
                         child._collect_both(found, mine, theirs, foreign)
@@ -521,7 +468,7 @@ class TensorDict(TensorDictBase):
         root = _node(type(self), {}, self._batch_size, self._device, self._names)
         todo: list[TensorDict] = [root]
         for level in levels:
-            todo.pop()._data = level
+            todo.pop()._dict = level
             for key, child in level.items():
                 if isinstance(child, Tensor):
                     level[key] = next(given)
@@ -537,7 +484,7 @@ class TensorDict(TensorDictBase):
 
     def _shallow(self: SelfT) -> SelfT:
         root = _twin(self)
-        todo = [root._data]
+        todo = [root._dict]
         while todo:
             level = todo.pop()
             for key, child in level.items():
@@ -545,14 +492,14 @@ class TensorDict(TensorDictBase):
                     continue
                 if type(child) is TensorDict:
                     level[key] = node = _twin(child)
-                    todo.append(node._data)
+                    todo.append(node._dict)
                 else:
                     level[key] = child._shallow()
         return root
 
     def _map(self: SelfT, fn: Callable[[Tensor], Tensor]) -> SelfT:
         root = _twin(self)
-        todo = [root._data]
+        todo = [root._dict]
         while todo:
             level = todo.pop()
             for key, child in level.items():
@@ -560,7 +507,7 @@ class TensorDict(TensorDictBase):
                     level[key] = fn(child)
                 elif type(child) is TensorDict:
                     level[key] = node = _twin(child)
-                    todo.append(node._data)
+                    todo.append(node._dict)
                 else:
                     level[key] = child._map(fn)
         return root
@@ -577,7 +524,7 @@ class TensorDict(TensorDictBase):
         # Slicing a Size and putting one together are among the dearest steps of a small operation.
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead else old[n:]
         names = None if self._names is None else plan.renamed(self._names)
-        level = self._data.copy()
+        level = self._dict.copy()
         root = _node(type(self), level, size, self._device, names)
         todo: list[dict[str, Child]] = []
         while True:
@@ -588,7 +535,7 @@ class TensorDict(TensorDictBase):
                     except (RuntimeError, ValueError) as error:
                         level[key] = of_components(plan, key, child, error)
                 elif type(child) is TensorDict:
-                    data = child._data.copy()
+                    data = child._dict.copy()
                     inner = child._batch_size
                     level[key] = _node(
                         TensorDict,
@@ -607,7 +554,7 @@ class TensorDict(TensorDictBase):
     def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
         leaf = plan.leaf
         roots = self._shells(plan)
-        todo = [(self._data, [root._data for root in roots])]
+        todo = [(self._dict, [root._dict for root in roots])]
         while todo:
             source, targets = todo.pop()
             for key, child in source.copy().items():
@@ -622,7 +569,7 @@ class TensorDict(TensorDictBase):
                     shells = child._shells(plan)
                     for target, shell in zip(targets, shells):
                         target[key] = shell
-                    todo.append((child._data, [shell._data for shell in shells]))
+                    todo.append((child._dict, [shell._dict for shell in shells]))
                 else:
                     for target, piece in zip(targets, child._explode(plan)):
                         target[key] = piece
@@ -646,7 +593,7 @@ class TensorDict(TensorDictBase):
         old = self._batch_size
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead or n else old
         columns: list[dict[str, Child]] = [
-            one._data.copy() if type(one) is TensorDict else one._joinable(self, plan, path) for one in items
+            one._dict.copy() if type(one) is TensorDict else one._joinable(self, plan, path) for one in items
         ]
         # The copy of the first becomes the result, entry by entry.
         target = columns[0]
@@ -664,7 +611,7 @@ class TensorDict(TensorDictBase):
                             raise why_not_joined(values, (*at, key), error) from error
                         target[key] = chained
                 elif _DENSE.issuperset(map(type, values)):
-                    below = [value._data.copy() for value in values]
+                    below = [value._dict.copy() for value in values]
                     if not below[0]:  # else the leaves tell
                         refuse_uneven(values, n, (*at, key))
                     target[key] = _node(
@@ -690,7 +637,7 @@ class TensorDict(TensorDictBase):
 
 def _twin(node: SelfT) -> SelfT:
     """Return a new, unlocked node with the metadata and the entries of another, for a walk to replace one by one."""
-    return _node(type(node), node._data.copy(), node._batch_size, node._device, node._names)
+    return _node(type(node), node._dict.copy(), node._batch_size, node._device, node._names)
 
 
 _DENSE = frozenset({TensorDict})

@@ -110,13 +110,13 @@ def _listed_keys(node: Core, nested: bool, leaves_only: bool) -> Iterable[Any]:
             prefix, level = stack.pop()
 
 
-def stores_what_is_shown(children: dict[str, Child]) -> bool:
+def stores_what_is_shown(children: dict[str, Child] | None) -> bool:
     """Tell whether readers get the very values of a dict of entries.
 
     >>> stores_what_is_shown({"a": torch.zeros(1)})
     True
     """
-    return not SHOWN or SHOWN.isdisjoint(map(type, list(children.values())))
+    return children is not None and (not SHOWN or SHOWN.isdisjoint(map(type, list(children.values()))))
 
 
 def shown(child: Child) -> Child:

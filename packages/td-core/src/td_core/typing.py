@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Union
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Union
 
 import torch
 
@@ -60,14 +60,3 @@ DeviceType = Union[torch.device, str, int]  # noqa: UP007
 """What torch accepts as a device."""
 
 BatchSize = Union[torch.Size, Sequence[int], int]  # noqa: UP007
-
-MethodT = TypeVar("MethodT", bound=Callable[..., Any])
-
-
-def typed_as(declared: MethodT) -> Callable[[Callable[..., Any]], MethodT]:
-    """Return what gives a method the type, overloads included, of the one that it overrides; it stays what it is.
-
-    >>> typed_as(len)(max) is max
-    True
-    """
-    return lambda method: method  # type: ignore[return-value]

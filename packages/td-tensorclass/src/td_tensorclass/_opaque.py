@@ -81,9 +81,6 @@ class OpaqueNode(Core):
     def _del_child(self, key: str) -> None:
         raise KeyError(key)
 
-    def _leaf_entries(self) -> Any:
-        yield self
-
     def _fit(self: NodeT, batch_size: torch.Size) -> NodeT:
         if self._batch_size[: len(batch_size)] == batch_size:
             return self

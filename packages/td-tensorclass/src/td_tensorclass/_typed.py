@@ -136,7 +136,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
 def _accessor(name: str, default: Any) -> property:
     def read(self: Any) -> Any:
         try:
-            entry = self._data[name]
+            entry = self._dict[name]
         except KeyError:
             if default is _MISSING:
                 raise AttributeError(f"the {type(self).__name__} has no entry {name!r}") from None

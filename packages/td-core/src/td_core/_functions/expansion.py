@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core
+from .._element_plans import wide
 
 __all__ = ["expand_as_right", "expand_right"]
 
@@ -32,8 +33,7 @@ def expand_right(tensor: Tensor, shape: Sequence[int]) -> Tensor:
             f"cannot expand to the right: the tensor has {tensor.ndim} dims, {list(tensor.shape)}, the shape "
             f"{list(shape)} has fewer"
         )
-    index = (..., *[None] * missing)
-    return tensor[index].expand(tuple(shape))
+    return wide(tensor, len(shape)).expand(tuple(shape))
 
 
 def expand_as_right(tensor: Any, dest: Any) -> Any:

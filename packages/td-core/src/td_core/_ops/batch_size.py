@@ -79,32 +79,28 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
                 if not isinstance(child, Tensor) and not child._opaque
             )
     shapes: list[list[tuple[int, ...]]] = [[] for _ in levels]
-    sizes: list[tuple[int, ...] | None] = [None] * len(levels)
-    for at in range(len(levels) - 1, -1, -1):
+    sizes: list[Any] = [None] * len(levels)
+    for at in reversed(range(len(levels))):
         node, parent = levels[at]
-        current = tuple(node.batch_size)
-        if node._stacked() is not None:
-            size: tuple[int, ...] | None = current
-        else:
+        stays = node._stacked() is not None
+        if not stays:
             for child in list(node._children().values()):
                 if isinstance(child, Tensor):
                     shapes[at].append(shown_shape(child))
                 elif child._opaque and (reach := child._reach()) is not None:
                     shapes[at].append(tuple(reach))
-            size = common_prefix(shapes[at], batch_dims) if shapes[at] else None
-            if kept is not None and parent >= 0 and size is not None and len(current) >= kept:
-                size = current
-        sizes[at] = size
-        if parent >= 0 and size is not None:
-            shapes[parent].append(size)
-    final: list[tuple[int, ...]] = []
-    for (node, parent), size in zip(levels, sizes, strict=True):
+            stays = bool(shapes[at]) and kept is not None and parent >= 0 and len(node.batch_size) >= kept
+        if stays or shapes[at]:
+            sizes[at] = tuple(node.batch_size) if stays else common_prefix(shapes[at], batch_dims)
+            if parent >= 0:
+                shapes[parent].append(sizes[at])
+    for at, (node, parent) in enumerate(levels):
         # A level without leaves has any batch size: that of its parent; without leaves at all, the one that it had.
-        final.append(size if size is not None else final[parent] if parent >= 0 else tuple(node.batch_size))
-        if node._stacked() is not None:
-            continue
-        _set_opaque(node, torch.Size(final[-1]))
-        node._set_batch_size(torch.Size(final[-1]))
+        if sizes[at] is None:
+            sizes[at] = sizes[parent] if parent >= 0 else node.batch_size
+        if node._stacked() is None:
+            _set_opaque(node, torch.Size(sizes[at]))
+            node._set_batch_size(torch.Size(sizes[at]))
 
 
 def _set_opaque(node: Core, size: torch.Size) -> None:

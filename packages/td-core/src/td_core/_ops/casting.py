@@ -242,11 +242,7 @@ class Casting(Moving):
         tensor(5.)
         """
         leaves = self._leaves()
-        gradients: list[Any] = []
-        if gradient is None:
-            gradients = [None] * len(leaves)
-        else:
-            gradient._collect_like(self, gradients)
+        gradients: list[Any] = [None] * len(leaves) if gradient is None else gradient._leaves_like(self)
         pairs = [pair for pair in zip(leaves, gradients, strict=True) if pair[0].requires_grad]
         if not pairs:
             raise RuntimeError(f"backward: no leaf of this {type(self).__name__} requires gradients")
@@ -299,7 +295,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.ones(2, 3)}, batch_size=[2]).new_zeros(4)["a"].shape
         torch.Size([4, 3])
         """
-        return _new(self, size, "new_zeros", dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
+        return _new(self, size, "new_zeros", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
 
     def new_ones(
         self: SelfT,
@@ -316,7 +312,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_ones(3)["a"]
         tensor([1., 1., 1.])
         """
-        return _new(self, size, "new_ones", dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
+        return _new(self, size, "new_ones", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
 
     def new_empty(
         self: SelfT,
@@ -333,7 +329,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2, 3)}, batch_size=[2]).new_empty(0)["a"]
         tensor([], size=(0, 3))
         """
-        return _new(self, size, "new_empty", dtype, device, requires_grad, layout, pin_memory, empty_lazy)  # type: ignore[no-any-return]
+        return _new(self, size, "new_empty", dtype, device, requires_grad, layout, pin_memory, empty_lazy)
 
     def new_full(
         self: SelfT,
@@ -354,7 +350,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2)}, batch_size=[2]).new_full((3,), 7)["a"]
         tensor([7., 7., 7.])
         """
-        return _new(  # type: ignore[no-any-return]
+        return _new(
             self,
             (size,),
             "new_full",
@@ -390,15 +386,12 @@ class Casting(Moving):
         tensor([1, 2])
         """
         shape: Any
-        references: list[Tensor] = []
         if isinstance(data, Core):
-            shape = data
-            self._collect_like(data, references)
-            values = data._leaves()
+            shape, references, values = data, self._leaves_like(data), data._leaves()
         else:
             source = torch.as_tensor(data)
             shape = self._transform(NewBatch(self.batch_size, tuple(source.shape), lambda leaf, size: leaf))
-            shape._collect(references)
+            references = shape._leaves()
             values = [source] * len(references)
         if isinstance(device, NoDefault) or device is None:
             goal = self.device or (None if isinstance(data, Core) else source.device)
@@ -426,9 +419,7 @@ def _pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]:
     if not isinstance(value, Core):
         raise TypeError(f"{name} is a collection of the same structure; got {type(value).__name__}")
     target = node.select(*value.keys(True, True))  # type: ignore[attr-defined]
-    given: list[Tensor] = []
-    value._collect_like(target, given)
-    pairs = list(zip(target._leaves(), given, strict=True))
+    pairs = list(zip(target._leaves(), value._leaves_like(target), strict=True))
     for leaf, one in pairs:
         if leaf.shape != one.shape or (name == "grad" and leaf.dtype != one.dtype):
             raise StructureError(
@@ -439,7 +430,7 @@ def _pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]:
 
 
 def _new(
-    node: Any,
+    node: SelfT,
     size: tuple[Any, ...],
     name: str,
     dtype: torch.dtype | None,
@@ -449,7 +440,7 @@ def _new(
     pin_memory: bool | None,
     empty_lazy: bool,
     *filled: Any,
-) -> Any:
+) -> SelfT:
     """Return what the ``new_`` methods return; ``size`` is ints, or one sequence of them."""
     new = as_ints(size[0] if len(size) == 1 else size)
     label = node.device if device is NO_DEFAULT else device if device is None else as_device(device)
@@ -460,7 +451,7 @@ def _new(
         # What the members have need not stack, and only its class matters.
         levels = {key: node._stand_in(key) for key in list(node._children())}
         members = [_without_leaves(levels, inner, label) for _ in range(new[dim])]
-        return lazy_stack_of(members, dim)
+        return lazy_stack_of(members, dim)  # type: ignore[return-value]
     place = None if device is NO_DEFAULT else label
 
     def make(leaf: Tensor, shape: Shape) -> Tensor:

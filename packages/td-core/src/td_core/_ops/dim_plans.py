@@ -41,7 +41,7 @@ class Reduce(ShapePlan):
     ``make(dims)`` is what is called on a leaf. ``front`` is the size of a new first dim that it adds, or None.
     """
 
-    __slots__ = ("_batch", "_dims", "_front", "_keepdim", "_make")
+    __slots__ = ("_batch", "_dims", "_front", "_keepdim", "_kept", "_make")
     invents = True
 
     def __init__(
@@ -52,14 +52,12 @@ class Reduce(ShapePlan):
         make: Callable[[tuple[int, ...] | None], Leaf],
         front: int | None = None,
     ) -> None:
-        lead: Shape
-        if dims is None:
-            lead = (1,) * len(batch) if keepdim else ()
-        elif keepdim:
-            lead = tuple([1 if dim in dims else size for dim, size in enumerate(batch)])
-        else:
-            lead = tuple([size for dim, size in enumerate(batch) if dim not in dims])
-        lead = lead if front is None else (front, *lead)
+        gone: Sequence[int] = range(len(batch)) if dims is None else dims
+        kept = tuple([dim for dim in range(len(batch)) if keepdim or dim not in gone])
+        lead = tuple([1 if dim in gone else batch[dim] for dim in kept])
+        self._kept: tuple[int | None, ...] = kept
+        if front is not None:
+            lead, self._kept = (front, *lead), (None, *kept)
         super().__init__(make(dims), lead, ALL_DIMS if dims is None else len(batch))
         self._batch = batch
         self._dims = dims
@@ -68,9 +66,7 @@ class Reduce(ShapePlan):
         self._front = front
 
     def dims(self) -> tuple[int | None, ...]:
-        front = () if self._front is None else (None,)
-        reduced = range(len(self._batch)) if self._dims is None else self._dims
-        return front + tuple([dim for dim in range(len(self._batch)) if self._keepdim or dim not in reduced])
+        return self._kept
 
     def along(self, stack_dim: int) -> Along | None:
         dims = self._dims
@@ -78,8 +74,7 @@ class Reduce(ShapePlan):
             return None
         inner_dims = tuple([dim - (stack_dim < dim) for dim in dims])
         inner = Reduce(without(self._batch, stack_dim), inner_dims, self._keepdim, self._make, self._front)
-        gone = 0 if self._keepdim else sum(dim < stack_dim for dim in dims)
-        return Along(None, inner, stack_dim - gone + (self._front is not None))
+        return Along(None, inner, self._kept.index(stack_dim))
 
 
 class Pair(ExplodePlan):

@@ -14,7 +14,15 @@ from .._locking import refuse_if_locked
 from .._names import take_names
 from .._ragged import in_form
 from .._settings import SETTINGS
-from .._views import CollectionItems, CollectionKeys, CollectionValues, IsLeaf, shown
+from .._views import (
+    CollectionItems,
+    CollectionKeys,
+    CollectionValues,
+    IsLeaf,
+    LevelKeys,
+    shown,
+    stores_what_is_shown,
+)
 from ..errors import CycleError, KeyPathError, KeyThroughLeafError, StructureError
 from ..typing import NO_DEFAULT, NestedKey
 from .leaf_writes import refused_as_shared
@@ -151,7 +159,7 @@ class Entries(Core):
         """
         if kwargs:
             raise TypeError(f"set() takes no {', '.join(kwargs)}")
-        if inplace and (key if type(key) is str else unravel_key_to_tuple(key)) in self.keys(True):
+        if inplace and key in self:
             return self.set_(key, item, non_blocking=non_blocking)
         self._set_path(key, item, non_blocking=non_blocking)
         return self
@@ -161,10 +169,7 @@ class Entries(Core):
         if is_key(index):
             self._set_path(index, value)
         else:
-            self._assign(index, value)
-
-    def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
-        raise NotImplementedError  # the update mixin provides it
+            self._assign(index, value)  # type: ignore[attr-defined]
 
     def _set_path(
         self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
@@ -250,7 +255,7 @@ class Entries(Core):
         >>> TensorDict().setdefault("a", 1)
         tensor(1)
         """
-        if unravel_key_to_tuple(key) not in self.keys(True):
+        if key not in self:
             self.set(key, default, inplace=inplace)
         return self.get(key)
 
@@ -367,7 +372,9 @@ class Entries(Core):
         >>> list(td.keys(include_nested=True)), ("a", "b") in td.keys(include_nested=True)
         (['a', ('a', 'b')], True)
         """
-        return CollectionKeys(self, include_nested, leaves_only, is_leaf, sort)
+        if include_nested or leaves_only or sort or self._dict is None:
+            return CollectionKeys(self, include_nested, leaves_only, is_leaf, sort)
+        return LevelKeys(self._dict)
 
     def values(
         self,
@@ -382,7 +389,9 @@ class Entries(Core):
         >>> list(TensorDict({"a": {"b": 1}}).values(include_nested=True, leaves_only=True))
         [tensor(1)]
         """
-        return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)  # type: ignore[return-value]
+        if include_nested or leaves_only or sort or not stores_what_is_shown(self._dict):
+            return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)
+        return self._dict.values()
 
     @overload
     def items(
@@ -415,11 +424,15 @@ class Entries(Core):
         >>> list(TensorDict({"a": {"b": 1}}).items(include_nested=True, leaves_only=True))
         [(('a', 'b'), tensor(1))]
         """
-        return CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
+        if include_nested or leaves_only or sort or not stores_what_is_shown(self._dict):
+            return CollectionItems(self, include_nested, leaves_only, is_leaf, sort)
+        return self._dict.items()
 
     def __contains__(self, key: object) -> bool:
         """Tell whether there is an entry ``key``, nested or not."""
-        return key in (self._children() if type(key) is str else self.keys(include_nested=True))
+        if type(key) is not str:
+            return key in self.keys(include_nested=True)
+        return key in (self._children() if self._dict is None else self._dict)
 
     def __len__(self) -> int:
         """Return the first batch dim, 0 without batch dims."""

@@ -36,7 +36,7 @@ def unmixed(items: Sequence[Any], plan: Any) -> Sequence[Any]:
         or (first._inner() is first and len({*map(type, items)}) == 1)
     ):
         return items  # all are lazy stacks, or none; what wraps one does not tell
-    stacks = [None if item._opaque else item._stacked() for item in items]
+    stacks = [item._stacked() for item in items]
     dims = {stack[1] for stack in stacks if stack is not None}
     dim = dims.pop() if len(dims) == 1 else None
     if dim is None or not all(len(item.batch_size) > dim and item.batch_size[dim] for item in items):

@@ -16,7 +16,6 @@ from torch import Tensor
 from .._coerce import coerce
 from .._collection import Child, Core, leaf_against_node, missing_key, note_key, show_path
 from .._devices import as_device
-from .._keys import join_key
 from .._locking import refuse_if_locked
 from .._names import check_names
 from .._views import IsLeaf
@@ -382,7 +381,7 @@ class _Walk:
                 raise leaf_against_node(child, value, path)
             else:
                 if child._opaque:
-                    refuse_if_locked(node, f"replace key {join_key(path[:-1], key)!r}")
+                    refuse_if_locked(node, f"replace {show_path(path)}")
                 others.append((node, key, child, value))
         # Torch copies nothing that overlaps, and a lazy stack may be given its own members in another order.
         copy_named(targets, apart(targets, values), lambda i: show_path(paths[i]))

@@ -52,21 +52,26 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
     # What a graph cannot ask it need not know: every member is written, some of them nowhere.
     unknown = torch.compiler.is_compiling() and plan.is_told_by_a_tensor(dim)
     along: Any = None if unknown else plan.along(dim)
-    inner: Any = () if along is None or along.plan is None else along.plan.index
-    if along is not None and isinstance(along.picks, int):
-        yield members[along.picks], inner, value
-        return
-    picked = members if along is None or along.picks is None else [members[i] for i in along.picks]
     if along is None:
         # The positions that the index names tell which member, and where in it, each element of the value belongs.
         chosen = plan.leaf(torch.arange(size.numel(), device="cpu").view(size))
-        places = coordinates(chosen, size)
+        yield from _scattered_parts(members, dim, coordinates(chosen, size), _fitted(value, stack, lead))
+        return
+    inner = () if along.plan is None else along.plan.index
+    if isinstance(along.picks, int):
+        yield members[along.picks], inner, value
+        return
+    picked = members if along.picks is None else [members[i] for i in along.picks]
     for each in _fitted(value, stack, lead):
-        if along is not None:
-            parts = each.unbind(along.stack_dim) if isinstance(each, Core) else [each] * len(picked)  # type: ignore[attr-defined]
-            for member, part in zip(picked, parts, strict=True):
-                yield member, inner, part
-            continue
+        parts = each.unbind(along.stack_dim) if isinstance(each, Core) else [each] * len(picked)  # type: ignore[attr-defined]
+        for member, part in zip(picked, parts, strict=True):
+            yield member, inner, part
+
+
+def _scattered_parts(
+    members: Any, dim: int, places: Sequence[Tensor], values: Sequence[Any]
+) -> Iterator[Part]:
+    for each in values:
         for i, member in enumerate(members):
             here = places[dim] == i
             # A graph cannot ask, and need not where the member itself is indexed: by no positions, if so.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .._collection import Child, Core, dense, every_level, missing_key
+from .._collection import Child, Core, dense, every_level, has_lazy_stack, missing_key
 from .._components import parts_of
 from .._keys import unravel_key_to_tuple
 from .._labels import relabel
@@ -168,15 +168,12 @@ class Metadata(Core):
         todo: list[tuple[Core, int]] = [(self, 0)]
         while todo:
             node, level = todo.pop()
-            stacked = node._stacked()
-            if stacked is not None:
-                todo.extend((member, level) for member in stacked[0])
-                continue
-            for child in list(node._children().values()):
+            inner = level + (node._stacked() is None)
+            for child in node._below():
                 if isinstance(child, Tensor) or child._opaque:
                     deepest = max(deepest, level)
                 else:
-                    todo.append((child, level + 1))
+                    todo.append((child, inner))
         return deepest
 
     @property
@@ -230,8 +227,7 @@ class Metadata(Core):
         >>> TensorDict({"a": torch.zeros(2, 3).T}).is_contiguous()
         False
         """
-        stacked = any(level._stacked() is not None for level in every_level(self))
-        return not stacked and all(leaf.is_contiguous() for leaf in self._leaves())
+        return not has_lazy_stack(self) and all(leaf.is_contiguous() for leaf in self._leaves())
 
     def is_shared(self) -> bool:
         """Tell whether every leaf is in shared memory, which CUDA memory is; False where there is none.
@@ -251,17 +247,13 @@ class Metadata(Core):
         >>> TensorDict({"a": {}}).is_empty()
         True
         """
-        return next(iter(self._leaf_entries()), None) is None
-
-    def _leaf_entries(self) -> Any:
-        """Iterate over everything that is not a plain sub-collection: tensors and non-tensor entries."""
-        todo: list[Core] = [self]
+        todo: list[Child] = [self]
         while todo:
-            for child in todo.pop()._below():
-                if isinstance(child, Tensor) or child._opaque:
-                    yield child
-                else:
-                    todo.append(child)
+            child = todo.pop()
+            if isinstance(child, Tensor) or child._opaque:
+                return False
+            todo += child._below()
+        return True
 
     def data_ptr(self, *, storage: bool = False) -> Any:
         """Return a collection of the addresses of the leaves, as int64 tensors without dims.

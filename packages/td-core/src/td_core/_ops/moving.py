@@ -26,6 +26,10 @@ from .shape import write_back
 SelfT = TypeVar("SelfT", bound="Moving")
 
 
+#: How many dims a leaf has that can be in these formats.
+_CHANNELS_LAST = {torch.channels_last: 4, torch.channels_last_3d: 5}
+
+
 class Target(NamedTuple):
     """What ``to`` was asked for."""
 
@@ -97,26 +101,22 @@ def move(
     """
     device, dtype, non_blocking, memory_format = target
     waiting: set[torch.device] = set()
-    overlap = non_blocking
     if device is not None:
         found = {leaf.device for leaf in leaves}
         if dtype is None and memory_format is None and found <= {device}:
             return leaves
         if not torch.compiler.is_compiling():  # a graph has no host that reads in between
             waiting = {one for one in [waits_for(source, device) for source in found] if one is not None}
-        if non_blocking is None:
-            overlap = bool(waiting)
-    to = _call_to(leaves, device, dtype, bool(overlap))
+    to = _call_to(leaves, device, dtype, bool(waiting) if non_blocking is None else non_blocking)
     if pin and device is not None and device.type != "cpu":
         # Without threads each leaf travels while the next one is copied to pinned memory.
         leaves = pinned(leaves, threads) if threads else map(_pin, leaves)  # type: ignore[assignment]
     if memory_format is None:
         result = list(map(to, leaves))
     else:
-        dims = 5 if memory_format is torch.channels_last_3d else 4
-        strided = memory_format in (torch.channels_last, torch.channels_last_3d)
+        dims = _CHANNELS_LAST.get(memory_format)
         result = [
-            to(leaf).contiguous(memory_format=memory_format) if not strided or leaf.ndim == dims else to(leaf)
+            to(leaf).contiguous(memory_format=memory_format) if dims in (None, leaf.ndim) else to(leaf)
             for leaf in leaves
         ]
     if non_blocking is None:
@@ -225,22 +225,18 @@ class Moving(Dtypes):
         goal = target.device
         source: Any = self
         accepts = self._cast_filter if cast_filter is NO_DEFAULT else cast_filter
+        moves_only = target.dtype is None and target.memory_format is None
         if target.dtype is not None and accepts is not None:
             source = cast_some(self, methodcaller("to", target.dtype), accepts)
             target = target._replace(dtype=None)
-        elif target.dtype is None and target.memory_format is None and (goal is None or goal == self.device):
-            if (
-                goal is None
-                and args
-                and isinstance(args[0], Core)
-                and args[0]._children()
-                and not args[0]._leaves()
-            ):
-                return self._described_by(args[0])
+        elif moves_only and (goal is None or goal == self.device):
+            given = args[0] if args and goal is None else None
+            if isinstance(given, Core) and given._children() and not given._leaves():
+                return self._described_by(given)
             if batch_size is not None:
                 return self._resized(batch_size)
             return self if torch.compiler.is_compiling() else self._undone_by(nothing)  # type: ignore[attr-defined]
-        elif goal is not None and not inplace and target.dtype is None and target.memory_format is None:
+        elif moves_only and goal is not None and not inplace:
             for attachment in attachments(self):
                 whole: Any = attachment.moved(self, goal, non_blocking)
                 if whole is not None:

@@ -74,8 +74,7 @@ class Shaping(Entries, Locking):
             shape = ints_of("view", shape, size)
         if batch_size is not None:
             raise TypeError("view() takes batch_size= with a dtype only; give the new batch dims as size=")
-        result = self._transform(shapes.view_plan(self.batch_size, shape))
-        return result._undone_into(self, _write_reshaped)
+        return self._transform(shapes.view_plan(self.batch_size, shape))._undone_into(self, _write_reshaped)
 
     def reshape(self: SelfT, *args: Any, size: Sequence[int] | None = None, inplace: bool = False) -> SelfT:
         """Return other batch dims around the same elements, as a view where possible.
@@ -156,8 +155,7 @@ class Shaping(Entries, Locking):
         >>> TensorDict({"a": torch.zeros(1, 3, 1)}, [1, 3]).squeeze()["a"].shape
         torch.Size([3, 1])
         """
-        result = self._transform(shapes.squeeze_plan(self.batch_size, dim))
-        return result._undone_into(self, _write_reshaped)
+        return self._transform(shapes.squeeze_plan(self.batch_size, dim))._undone_into(self, _write_reshaped)
 
     def unsqueeze(self: SelfT, dim: int) -> SelfT:
         """Return the collection with a new batch dim of size one.
@@ -234,8 +232,7 @@ class Shaping(Entries, Locking):
     moveaxis = movedim
 
     def _permuted(self: SelfT, plan: shapes.Permute) -> SelfT:
-        result = self._transform(plan)
-        return result._undone_into(self, _write_permuted, plan.order)
+        return self._transform(plan)._undone_into(self, _write_permuted, plan.order)
 
     def expand(self: SelfT, *args: Any, size: Sequence[int] | None = None) -> SelfT:
         """Return a view in which batch dims of size one, and new ones in front, repeat without a copy.

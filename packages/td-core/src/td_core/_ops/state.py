@@ -24,7 +24,7 @@ from .._collection import Child, Core, dense, lead_of, show_path
 from .._components import same_components
 from .._locking import refuse_if_locked
 from .._nodes import KINDS, NodeKind, Record
-from .._ragged import shown_shape
+from .._ragged import distinct_members, shown_shape
 from ..errors import FormatError, KeyPathError, StructureError
 from .leaf_writes import check_writable, copied_fused, may_fuse
 from .operands import copy_named, where
@@ -127,7 +127,7 @@ class State(Core):
         if self._opaque:
             return self.update_(_build(self, root))  # type: ignore[attr-defined,no-any-return]
         with torch.no_grad():
-            steps = _compare(self, root, strict, assign)
+            steps, levels = _compare(self, root, strict, assign)
         targets: list[Tensor] = []
         values: list[Tensor] = []
         for node, key, value in steps:
@@ -139,7 +139,8 @@ class State(Core):
                 values.append(value)
         with torch.no_grad():
             copy_named(targets, values, lambda i: where(self, targets[i]))
-        for node, meta in _levels(self, root):
+        # Deepest first: a level's batch size must not outgrow those below it.
+        for node, meta in reversed(levels):
             size = meta.get("batch_size")
             if size is not None and tuple(node.batch_size) != tuple(size):
                 node._change_batch_size(torch.Size(size))
@@ -286,15 +287,19 @@ def _checked_tensor(value: Any, path: tuple[str, ...]) -> Tensor:
     return value
 
 
-def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tuple[Core, str, Any]]:
-    """Check everything, and return what to write where: (node, key, tensor, level or value)."""
+def _compare(
+    target: Core, root: _Level, strict: bool, assign: bool
+) -> tuple[list[tuple[Core, str, Any]], list[tuple[Core, dict[str, Any]]]]:
+    """Check everything, and return what to write where, (node, key, tensor, level or value), and what is said of each node."""
     steps: list[tuple[Core, str, Any]] = []
+    levels: list[tuple[Core, dict[str, Any]]] = []
     missing: list[str] = []
     unexpected: list[str] = []
     wrong: list[str] = []
     todo: list[tuple[Core, _Level, tuple[str, ...]]] = [(target, root, ())]
     while todo:
         node, level, path = todo.pop()
+        levels.append((node, level.meta))
         device = level.meta.get("device")
         if device is not None and node.device is not None and torch.device(device) != node.device:
             wrong.append(f"{show_path(path)} is on {node.device}, in the state dict on {device}")
@@ -302,12 +307,8 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
         entries = dict(node._children()) if record is None else record.entries
         values = {} if node._opaque else _values(level)
         size = tuple(level.meta.get("batch_size", node.batch_size if -1 not in node.batch_size else ()))
-        for key, held in entries.items():
-            entry = level.entries.get(key, held)
-            if isinstance(entry, Tensor) and isinstance(held, Tensor):
-                wrong += _misfit(entry, size, (*path, key))
-        for key, entry in level.entries.items():
-            if key not in entries:
+        for key, entry in {**entries, **level.entries}.items():
+            if key not in entries or (isinstance(entry, Tensor) and isinstance(entries[key], Tensor)):
                 wrong += _misfits(entry, size, (*path, key))
         for key, child in entries.items():
             at = (*path, key)
@@ -319,27 +320,24 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
             given = level.entries[key]
             if isinstance(child, Core) and child._shows_tensor:
                 child = child._unwrap()
-            if isinstance(child, Tensor) != isinstance(given, Tensor):
-                wrong.append(f"{show_path(at)} is a leaf on one side and a level on the other")
-            elif not isinstance(child, Tensor):
-                if given.entries if child._opaque else _stored_kind(given):
-                    wrong.append(f"{show_path(at)} is a value on one side and a collection on the other")
-                elif not child._opaque:
-                    todo.append((child, given, at))
-                elif "_non_tensor" in given.meta:
-                    steps.append((node, key, given))
-            else:
+            if isinstance(child, Tensor) and isinstance(given, Tensor):
+                steps.append((node, key, given))
+                if assign:
+                    continue
                 nested = child.is_nested or given.is_nested
-                if (
-                    not assign
-                    and (nested or child.shape != given.shape)
-                    and not same_components(child, given)
-                ):
+                if same_components(child, given) if nested else child.shape == given.shape:
+                    _check_writable(node, at, given)
+                else:
                     wrong.append(
                         f"{show_path(at)} has shape {shown_shape(child)}, given {shown_shape(given)}"
                     )
-                elif not assign:
-                    _check_writable(node, at, given)
+            elif isinstance(child, Tensor) or isinstance(given, Tensor):
+                wrong.append(f"{show_path(at)} is a leaf on one side and a level on the other")
+            elif given.entries if child._opaque else _stored_kind(given):
+                wrong.append(f"{show_path(at)} is a value on one side and a collection on the other")
+            elif not child._opaque:
+                todo.append((child, given, at))
+            elif "_non_tensor" in given.meta:
                 steps.append((node, key, given))
         if not strict:
             node._check_keys(level.entries)
@@ -354,34 +352,27 @@ def _compare(target: Core, root: _Level, strict: bool, assign: bool) -> list[tup
                 if names or not (strict or node._locked):
                     steps.append((node, key, given))
         steps.extend((node, key, (value,)) for key, value in values.items())
-    problems = list(wrong)
-    if strict and missing:
-        problems.insert(0, f"missing keys: {missing}")
-    if strict and unexpected:
-        problems.insert(0, f"unexpected keys: {unexpected}")
+    keys = {"unexpected": unexpected, "missing": missing} if strict else {}
+    problems = [*(f"{what} keys: {names}" for what, names in keys.items() if names), *wrong]
     if problems:
         raise StructureError(
             f"cannot load the state dict into the {type(target).__name__}: " + "; ".join(problems)
         )
     if assign or unexpected:
         refuse_if_locked(target, "load a state dict with assign=True or extra keys")
-    return steps
-
-
-def _misfit(leaf: Tensor, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
-    if tuple(lead_of(leaf, len(size))) == size:
-        return []
-    return [f"{show_path(path)} has shape {tuple(shown_shape(leaf))}, the batch size there is {size}"]
+    return steps, levels
 
 
 def _misfits(entry: Any, size: tuple[int, ...], path: tuple[str, ...]) -> list[str]:
-    """Say what does not start with the batch size in an entry that is new to a collection."""
+    """Say what does not start with the batch size in an entry of a state dict."""
     wrong: list[str] = []
     todo = [(entry, size, path)]
     while todo:
         entry, size, path = todo.pop()
         if isinstance(entry, Tensor):
-            wrong += _misfit(entry, size, path) if type(entry) not in WRAPPED else []
+            if type(entry) not in WRAPPED and tuple(lead_of(entry, len(size))) != size:
+                shape = tuple(shown_shape(entry))
+                wrong.append(f"{show_path(path)} has shape {shape}, the batch size there is {size}")
         elif _stored_kind(entry) is None:
             inner = tuple(entry.meta.get("batch_size", size))
             if inner[: len(size)] != size:
@@ -397,12 +388,7 @@ def _values(given: Any) -> Mapping[str, Any]:
 
 def _check_writable(root: Core, path: tuple[str, ...], value: Tensor) -> None:
     """Raise StructureError where a value could not be copied into an entry; each member of a stack has its own."""
-    todo = [root]
-    for node in todo:
-        stacked = node._stacked()
-        if stacked is not None:
-            todo += stacked[0]
-            continue
+    for node in distinct_members([root]):
         held = _stored_leaf(node, path[-1])
         if held is not None:
             check_writable(held, path, value)
@@ -476,21 +462,6 @@ def _build(held: Any, level: _Level, parent: Any = None) -> Any:
     for name, value in _values(level).items():
         _apply(node, name, (value,), False)
     return node
-
-
-def _levels(target: Core, root: _Level) -> list[tuple[Core, dict[str, Any]]]:
-    found: list[tuple[Core, dict[str, Any]]] = []
-    todo: list[tuple[Core, _Level]] = [(target, root)]
-    while todo:
-        node, level = todo.pop()
-        found.append((node, level.meta))
-        children = node._children()
-        for key, below in level.entries.items():
-            child = children.get(key)
-            if isinstance(below, _Level) and isinstance(child, Core) and not child._opaque:
-                todo.append((child, below))
-    # Deepest first: a level's batch size must not outgrow those below it.
-    return found[::-1]
 
 
 def _stored_kind(level: _Level) -> NodeKind | None:

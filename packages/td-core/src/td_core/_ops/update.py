@@ -7,6 +7,7 @@ does it. So a refused write leaves the collection as it was.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from .._foreach import Op, op
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
+from .._ragged import distinct_members
 from .._views import IsLeaf
 from ..errors import StructureError
 from ..typing import NestedKey
@@ -81,18 +83,6 @@ class Updating(Entries):
         """
         if input_dict_or_td is None:
             input_dict_or_td, kwargs = kwargs, {}
-        if ignore_lock and self._locked:
-            with self.unlock_():  # type: ignore[attr-defined]
-                return self.update(
-                    input_dict_or_td,
-                    clone,
-                    inplace,
-                    non_blocking=non_blocking,
-                    keys_to_update=keys_to_update,
-                    is_leaf=is_leaf,
-                    update_batch_size=update_batch_size,
-                    **kwargs,
-                )
         if (
             not (update_batch_size or kwargs)
             and keys_to_update is None
@@ -105,14 +95,15 @@ class Updating(Entries):
             )
         ):
             return self
-        if self._locked and not inplace:
-            refuse_if_locked(self, "update")
-        plan = UpdatePlan(self, clone, inplace, non_blocking, is_leaf, update_batch_size)
-        if input_dict_or_td is not self:
-            plan.read(input_dict_or_td, keys_to_update)
-        if kwargs:
-            plan.read(kwargs, keys_to_update)
-        plan.apply()
+        with self.unlock_() if ignore_lock and self._locked else nullcontext():  # type: ignore[attr-defined]
+            if self._locked and not inplace:
+                refuse_if_locked(self, "update")
+            plan = UpdatePlan(self, clone, inplace, non_blocking, is_leaf, update_batch_size)
+            if input_dict_or_td is not self:
+                plan.read(input_dict_or_td, keys_to_update)
+            if kwargs:
+                plan.read(kwargs, keys_to_update)
+            plan.apply()
         return self
 
     def update_(
@@ -324,15 +315,9 @@ class Updating(Entries):
         tensor([3., 3.])
         """
         path = unravel_key_to_tuple(key)
-        todo = [self._holder(path)]
         leaves: list[Tensor] = []
-        while todo:
-            node = todo.pop()
-            stacked = node._stacked()
-            if stacked is not None:
-                # What a lazy stack gives is a copy, so its members are filled.
-                todo.extend(stacked[0])
-                continue
+        # What a lazy stack gives is a copy, so its members are filled.
+        for node in distinct_members([self._holder(path)]):
             entry = node._get_path(path[-1:])
             if isinstance(entry, Tensor):
                 leaves.append(entry)

@@ -53,8 +53,8 @@ class UpdatePlan:
     is_leaf: IsLeaf | None
     resize: bool
     strict: bool = False
-    stores: list[tuple[Core, str, Child]] = field(default_factory=list, init=False)
-    stacks: list[tuple[Core, str, Child]] = field(default_factory=list, init=False)
+    #: Where, the entry, and whether it is a level that joins one which another thread has made there meanwhile.
+    stores: list[tuple[Core, str, Child, bool]] = field(default_factory=list, init=False)
     copies: list[tuple[Any, str, Any, Path]] = field(default_factory=list, init=False)
     sizes: list[tuple[Core, torch.Size]] = field(default_factory=list, init=False)
     refills: list[tuple[Any, list[Any]]] = field(default_factory=list, init=False)
@@ -111,7 +111,7 @@ class UpdatePlan:
                 if plain and isinstance(value, Tensor) and type(value) not in WRAPPED:
                     if not trusted:
                         value = coerce(value, size, device, (*at, key), non_blocking=self.non_blocking)
-                    append((node, key, value.clone() if clone else value))
+                    append((node, key, value.clone() if clone else value, False))
                 else:
                     level = self._read_entry(node, key, value, below, at, size)
                     if level is not None:
@@ -122,7 +122,7 @@ class UpdatePlan:
     def _read_entry(self, node: Any, key: str, value: Any, below: Any, at: Path, size: torch.Size) -> Any:
         """List what is to be done with one entry, or return the level that it is to be merged into."""
         path = (*at, key)
-        stores = self.stores
+        joins = True
         try:
             current = node._stand_in(key)
         except KeyError:
@@ -146,7 +146,7 @@ class UpdatePlan:
                 if self.inplace or not self._becomes_stack(found, value):
                     return found
                 value = self._stack_of(found, value if below is None else only(value, below))
-                stores = self.stacks
+                joins = False
             elif below is not None:
                 value = only(value, below)
                 if not list(value.keys()):
@@ -161,13 +161,14 @@ class UpdatePlan:
         if self.inplace:
             node._check_keys({key: value})
         entry = coerce(value, size, node.device, path, non_blocking=self.non_blocking)
-        if not isinstance(entry, Tensor):
-            refuse_cycle(node, entry, path)
-            if node._names is not None:
-                entry = take_names(entry, node._names, show_path(path))
-        if self.clone:
-            entry = entry.clone() if isinstance(entry, Tensor) else entry._copied()
-        stores.append((node, key, entry))
+        if isinstance(entry, Tensor):
+            self.stores.append((node, key, entry.clone() if self.clone else entry, False))
+            return None
+        refuse_cycle(node, entry, path)
+        if node._names is not None:
+            entry = take_names(entry, node._names, show_path(path))
+        joins = joins and not (entry._opaque or self._whole(entry))
+        self.stores.append((node, key, entry._copied() if self.clone else entry, joins))
         return None
 
     def _becomes_stack(self, found: Any, value: Any) -> bool:
@@ -268,13 +269,11 @@ class UpdatePlan:
             refilled.tensordicts[:] = members
         for resized, size in self.sizes:
             resized._set_batch_size(size)
-        for store, key, value in self.stores:
-            if isinstance(value, Tensor) or value._opaque or self._whole(value):
-                store._set_child(key, value)
-            else:
+        for store, key, value, joins in self.stores:
+            if joins:
                 add_level(store, key, value)
-        for store, key, value in self.stacks:
-            store._set_child(key, value)
+            else:
+                store._set_child(key, value)
         copy_named(targets, values, lambda i: show_path(paths[i]), self.non_blocking)
 
 
