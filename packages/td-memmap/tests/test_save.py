@@ -462,6 +462,9 @@ def test_nested_tensors(prefix: Path) -> None:
                 torch.tensor([3, 2]),
                 layout=torch.jagged,
             ),
+            "in another order": torch.nested.nested_tensor_from_jagged(
+                torch.arange(6.0), torch.tensor([3, 0, 6]), torch.tensor([2, 3])
+            ),
         }
     )
     saved = td.memmap(prefix)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from td_core._collection import Core, show_path
-from td_core._components import extremes, jagged
+from td_core._components import extremes, jagged, lengths_inside
 from td_core._nodes import Record, check_node
 from td_core._value_types import CONTAINERS
 from td_core._values import join_at
@@ -29,7 +29,6 @@ from td_core.errors import FormatError, MissingPluginError
 from td_core.typing import NestedKey
 
 from . import _fs, _names, _views
-from ._dtypes import DTYPES
 from ._errors import PickleRefusedError
 from ._fs import Parts, Tree
 from ._legacy import load_legacy
@@ -374,14 +373,8 @@ class Reader:
         """Find the file of a leaf, and check its size; return what is known of the leaf then."""
         if self._without_content:
             return entry
-        wanted = [(".shape.memmap" if entry.nested else ".memmap", entry.nbytes)]
-        if entry.jagged is not None:
-            size = DTYPES[entry.jagged["offsets_dtype"]].itemsize
-            wanted.append((".offsets.memmap", (entry.jagged["components"] + 1) * size))
-            if entry.jagged["lengths"]:
-                wanted.append((".lengths.memmap", entry.jagged["components"] * size))
-        for ending, nbytes in wanted:
-            if nbytes:
+        for ending, dtype, shape in entry.parts():
+            if nbytes := shape.numel() * dtype.itemsize:
                 stem = self._check_file(node, (*node.key, key), entry, ending, nbytes)
                 if entry.files != (stem,):
                     entry = replace(entry, files=(stem,))
@@ -509,27 +502,16 @@ class Reader:
             _fs.close(fd)
 
     def _map_jagged(self, node: Node, entry: LeafEntry) -> Tensor:
-        spec, stem = entry.jagged, entry.files[0]
-        assert spec is not None
-        dtype, count = DTYPES[spec["offsets_dtype"]], spec["components"]
-        values = self.map_file(node.parts, stem + ".memmap", entry.dtype, entry.shape)
-        offsets = self.map_file(node.parts, stem + ".offsets.memmap", dtype, torch.Size([count + 1]))
-        lengths = None
-        if spec["lengths"]:
-            lengths = self.map_file(node.parts, stem + ".lengths.memmap", dtype, torch.Size([count]))
-        ragged = spec["ragged"]
+        assert entry.jagged is not None
+        stem, ragged = entry.files[0], entry.jagged["ragged"]
+        parts = [plain(self.map_file(node.parts, stem + ending, *form)) for ending, *form in entry.parts()]
         size = entry.shape[ragged - 1] if 0 < ragged <= len(entry.shape) else -1
-        steps = offsets.diff()
-        if size < 0 or int(offsets[0]) < 0 or int(offsets[-1]) > size or bool((steps < 0).any()):
-            at = self._at(node, stem + ".offsets.memmap")
-            raise at.damaged("the offsets", offsets.tolist()[:10], f"increasing, within {size}")
-        # Not the sum of both, which could overflow.
-        if lengths is not None and bool(((lengths < 0) | (lengths > size - offsets[:-1])).any()):
-            at = self._at(node, stem + ".lengths.memmap")
-            raise at.damaged("the lengths", lengths.tolist()[:10], f"from the offsets, within {size}")
-        told = extremes(steps if lengths is None else lengths)
-        rest = () if lengths is None else (plain(lengths),)
-        return jagged(ragged, plain(values), plain(offsets), *rest, told=told)
+        found = None if size < 0 else lengths_inside(ragged, *parts)
+        if found is None:
+            what, wanted = ("offsets", "increasing") if len(parts) == 2 else ("lengths", "from the offsets")
+            at = self._at(node, f"{stem}.{what}.memmap")
+            raise at.damaged(f"the {what}", parts[-1].tolist()[:10], f"{wanted}, within {size}")
+        return jagged(ragged, *parts, told=extremes(found))
 
     def _build(self, node: Node) -> Any:
         """Put a node together, of what is below it."""

@@ -53,6 +53,18 @@ class LeafEntry:
     nested: bool = False
     jagged: dict[str, Any] | None = None
 
+    def parts(self) -> list[tuple[str, torch.dtype, torch.Size]]:
+        """Return the ending, dtype and shape of each file whose size the metadata tells."""
+        if self.nested:
+            return [(".shape.memmap", torch.int64, self.shape)]
+        found = [(".memmap", self.dtype, self.shape)]
+        if self.jagged is not None:
+            dtype, count = DTYPES[self.jagged["offsets_dtype"]], self.jagged["components"]
+            found.append((".offsets.memmap", dtype, torch.Size([count + 1])))
+            if self.jagged["lengths"]:
+                found.append((".lengths.memmap", dtype, torch.Size([count])))
+        return found
+
 
 @dataclass(slots=True)
 class Level:
