@@ -229,7 +229,7 @@ def _publish(tree: Tree, nodes: list[Node], metas: dict[Parts, bytes], grown: li
     sidecars = [
         (*node.parts, name)
         for node in nodes
-        for name in (_names.VALUES, _names.PICKLE, _names.JSON_TYPES)
+        for name in _names.SIDECARS
         if not node.level.sized
         and tree.stat(node.parts, name) is not None
         and (*node.parts, name) not in metas
