@@ -996,6 +996,8 @@ def test_new_entries_of_a_live_save(nest: Any, prefix: Path) -> None:
         nest.make_memmap("new", (3,))
     anonymous = nest.memmap()
     assert anonymous.make_memmap("new", (3,)).tolist() == [0, 0, 0]
+    assert anonymous.make_memmap(("level", "new"), (3,)).tolist() == [0, 0, 0]
+    assert anonymous["level"].is_memmap()
 
 
 UNFIT = [
