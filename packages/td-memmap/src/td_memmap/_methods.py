@@ -191,7 +191,7 @@ def load_memmap(
     MemoryMappedTensor([0, 1, 2])
     """
     from . import _fs
-    from ._load import Loading, check_target, load_directory
+    from ._load import Loading, check_target, drop_others, load_directory
     from ._tensor import check_mode
 
     check_mode(mode)
@@ -219,8 +219,6 @@ def load_memmap(
         result = load_directory(path, options, subpath)
     if out is None:
         return result
-    from ._load import drop_others
-
     drop_others(out.update(result), result)
     return out
 
