@@ -193,9 +193,8 @@ class Reader:
             try:
                 node.place[node.name] = self._build(node)
             except (FormatError, MissingPluginError):
-                if self.options.strict or not node.key:
+                if not self._left_out(node.place, node.name):
                     raise
-                del node.place[node.name]
         return self.nodes[0].place[""]
 
     def read(self, *, sizes: bool = True) -> None:
@@ -206,26 +205,32 @@ class Reader:
             try:
                 self._read_one(node, sizes)
             except (FormatError, MissingPluginError):
-                # Without strictness the rest is loaded; the root has no rest.
-                if self.options.strict or not node.key:
+                if not self._left_out(node.place, node.name):
                     raise
-                del node.place[node.name]
                 continue
             self.nodes.append(node)
             if node.level.nodes or node.members:
                 todo.extend(reversed(self._below(node)))
+
+    def _left_out(self, place: dict[str, Any], name: str) -> bool:
+        """Leave out what cannot be read; False with strictness, and for the root, without which there is nothing."""
+        if self.options.strict or name not in place:
+            return False
+        del place[name]
+        return True
 
     def _below(self, node: Node) -> list[Node]:
         """Return what is to be read below a node."""
         level, below = node.level, []
         for key, files in level.nodes.items():
             # Where there is only one, reading it tells whether it is there.
-            file = files[0] if len(files) == 1 else self._find_directory(node, key, files)
-            if file is None:
-                del node.entries[key]
-            else:
-                parts = (*node.parts, file)
-                below.append(Node(parts, (*node.key, key), level.batch_size, node.entries, key))
+            there = files if len(files) == 1 else filter(partial(self.tree.stat, node.parts), files)
+            path, file = (*node.key, key), next(iter(there), None)
+            if file is not None:
+                below.append(Node((*node.parts, file), path, level.batch_size, node.entries, key))
+            elif not self._left_out(node.entries, key):
+                what = f"the directory of {show_path(path)} is missing: none of {list(files)} is there"
+                raise FormatError(f"{self.tree.show(node.parts)}: {what}")
         if node.members is not None:
             for name in node.members:
                 parts = (*node.parts, name)
@@ -347,17 +352,6 @@ class Reader:
         except (pickle.UnpicklingError, EOFError, ImportError, *_MISFITS) as error:
             raise FormatError(f"{where} cannot be unpickled: {error}") from error
 
-    def _find_directory(self, node: Node, key: str, files: tuple[str, ...]) -> str | None:
-        for file in files:
-            if self.tree.stat(node.parts, file) is not None:
-                return file
-        if not self.options.strict:
-            return None
-        raise FormatError(
-            f"{self.tree.show(node.parts)}: the directory of {show_path((*node.key, key))} is missing: "
-            f"none of {list(files)} is there"
-        )
-
     def _find_leaves(self, node: Node) -> None:
         """Find the file of every leaf; without strictness, those without one are left out."""
         node.leaves = {}
@@ -365,9 +359,8 @@ class Reader:
             try:
                 node.leaves[key] = self.find_leaf(node, key, entry)
             except FormatError:
-                if self.options.strict:
+                if not self._left_out(node.entries, key):
                     raise
-                del node.entries[key]
 
     def find_leaf(self, node: Node, key: str, entry: LeafEntry) -> LeafEntry:
         """Find the file of a leaf, and check its size; return what is known of the leaf then."""
@@ -547,10 +540,9 @@ class Reader:
             entry = node.entries.get(key)
             if entry is None or entry.batch_size[: len(size)] == size:
                 continue
-            if self.options.strict:
+            if not self._left_out(node.entries, key):
                 wanted = f"one that starts with {list(size)}"
                 raise self._at(node).damaged("the batch size", list(entry.batch_size), wanted, key)
-            del node.entries[key]
 
 
 def unlisted(tree: Any, parts: Parts) -> list[str]:
