@@ -169,12 +169,9 @@ class Reader:
         self.options = options
         self.nodes: list[Node] = []
         self.guessed = False
-        device = options.device
-        self._without_content = device is not None and device.type == "meta"
+        self.device = options.device or _CPU
         # A mode that makes tensors of its own is FakeTensorMode.
-        self.imagine = self._without_content or type(torch.empty(0, device="cpu")) is not Tensor
-        self._device = None if device == _CPU else device
-        self._device_name = str(device or _CPU)
+        self.imagine = self.device.type == "meta" or type(torch.empty(0, device="cpu")) is not Tensor
 
     def load(self) -> Any:
         """Return the collection."""
@@ -186,7 +183,7 @@ class Reader:
         for node in self.nodes:
             for key, entry in node.leaves.items():
                 node.entries[key] = leaf(node, key, entry)
-        if not imagine and (self._device is not None or self.options.progress is not False):
+        if not imagine and (self.device != _CPU or self.options.progress is not False):
             self._move()
         # Children first.
         for node in reversed(self.nodes):
@@ -364,7 +361,7 @@ class Reader:
 
     def find_leaf(self, node: Node, key: str, entry: LeafEntry) -> LeafEntry:
         """Find the file of a leaf, and check its size; return what is known of the leaf then."""
-        if self._without_content:
+        if self.device.type == "meta":
             return entry
         for ending, dtype, shape in entry.parts():
             if nbytes := shape.numel() * dtype.itemsize:
@@ -396,7 +393,7 @@ class Reader:
 
         Only this is done in threads: to map a file takes less time than to hand it to a thread.
         """
-        options, device = self.options, self._device
+        options, moves = self.options, self.device != _CPU
         todo = [
             (node.entries, key, entry.nbytes) for node in self.nodes for key, entry in node.leaves.items()
         ]
@@ -404,11 +401,11 @@ class Reader:
 
         def move(one: tuple[dict[str, Tensor], str, int]) -> None:
             place, key, nbytes = one
-            if device is not None:
-                place[key] = plain(place[key]).to(device, non_blocking=options.non_blocking)
+            if moves:
+                place[key] = plain(place[key]).to(self.device, non_blocking=options.non_blocking)
             report(nbytes)
 
-        if options.num_threads > 0 and device is not None:
+        if options.num_threads > 0 and moves:
             with ThreadPoolExecutor(options.num_threads, "td-memmap") as pool:
                 list(pool.map(move, todo))
         else:
@@ -416,7 +413,7 @@ class Reader:
 
     def _imagine(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
         """Return a leaf without content."""
-        device = self.options.device or _CPU
+        device = self.device
         try:
             if entry.nested:
                 raise RuntimeError("it knows no strided nested tensors without content")
@@ -511,12 +508,12 @@ class Reader:
         level, members = node.level, node.members or {}
         meta = dict(level.meta)
         if meta.get("device") not in (None, "None") or (level.sized and self.options.device is not None):
-            meta["device"] = self._device_name
+            meta["device"] = str(self.device)
             for key in level.nodes:
                 # One value has no device of its own in files.
                 below = node.entries.get(key)
-                if isinstance(below, Core) and below._opaque and below.device is None:
-                    below._set_device(torch.device(self._device_name))
+                if below is not None and below._opaque and below.device is None:
+                    below._set_device(self.device)
         if level.nodes and level.sized and level.batch_size:
             self._check_nested(node)
         record = Record(meta, node.entries, members, node.values or {}, node.above, level.cls)
