@@ -479,11 +479,7 @@ class ArchiveTree:
 class _ArchiveReader(Reader):
     """Load from one mapping of the whole archive."""
 
-    tree: Any
-
-    def __init__(self, tree: ArchiveTree, options: Loading) -> None:
-        super().__init__(tree, options)  # type: ignore[arg-type]
-        self._whole: Any = None
+    _whole: Any = None
 
     def _check_mappings(self, count: int) -> None:
         """Allow any number of leaves: they are views on one mapping."""

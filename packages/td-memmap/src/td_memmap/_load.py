@@ -164,8 +164,8 @@ def drop_others(out: Any, loaded: Any) -> None:
 class Reader:
     """One attempt at loading one directory."""
 
-    def __init__(self, tree: Tree, options: Loading) -> None:
-        self.tree = tree
+    def __init__(self, tree: Any, options: Loading) -> None:
+        self.tree = tree  # or an archive
         self.options = options
         self.nodes: list[Node] = []
         self.guessed = False
@@ -218,11 +218,10 @@ class Reader:
 
     def _below(self, node: Node) -> list[Node]:
         """Return what is to be read below a node."""
-        level, below = node.level, []
+        level, below, there = node.level, [], partial(self.tree.stat, node.parts)
         for key, files in level.nodes.items():
             # Where there is only one, reading it tells whether it is there.
-            there = files if len(files) == 1 else filter(partial(self.tree.stat, node.parts), files)
-            path, file = (*node.key, key), next(iter(there), None)
+            path, file = (*node.key, key), files[0] if len(files) == 1 else next(filter(there, files), None)
             if file is not None:
                 below.append(Node((*node.parts, file), path, level.batch_size, node.entries, key))
             elif not self._left_out(node.entries, key):
@@ -494,7 +493,10 @@ class Reader:
     def _map_jagged(self, node: Node, entry: LeafEntry) -> Tensor:
         assert entry.jagged is not None
         stem, ragged = entry.files[0], entry.jagged["ragged"]
-        parts = [plain(self.map_file(node.parts, stem + ending, *form)) for ending, *form in entry.parts()]
+        parts = [
+            plain(self.map_file(node.parts, stem + ending, dtype, shape))
+            for ending, dtype, shape in entry.parts()
+        ]
         size = entry.shape[ragged - 1] if 0 < ragged <= len(entry.shape) else -1
         found = None if size < 0 else lengths_inside(ragged, *parts)
         if found is None:
