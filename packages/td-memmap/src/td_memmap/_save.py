@@ -25,7 +25,7 @@ from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._limits import check_mappings
 from ._meta import manifest_text
-from ._pieces import pieces
+from ._pieces import pieces, write_pieces
 from ._plan import LeafFile, Plan, collect, make_plan, take_apart
 from ._progress import Progress, reporter
 from ._saved import attach
@@ -347,10 +347,8 @@ def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: b
     """Write a leaf to its place in an anonymous file and map it."""
     if shared is None:
         return MemoryMappedTensor._on(without_elements(file.tensor.dtype, file.shape), Place(file.shape))
-    position = start
-    for piece in () if like else pieces(file.tensor):
-        _fs.write_at(shared.fd, piece, position)
-        position += piece.nbytes
+    if not like:
+        write_pieces(shared.fd, file.tensor, start)
     data = shared.elements(file.tensor.dtype, element_count(file.shape), start)
     return MemoryMappedTensor._on(shaped(data, file.shape), Place(file.shape, file=shared, offset=start))
 
