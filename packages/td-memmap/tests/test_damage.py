@@ -370,6 +370,14 @@ def test_without_strictness_the_rest_is_loaded(save: Path) -> None:
         TensorDict.load_memmap(save)
 
 
+@pytest.mark.parametrize("key", ["n", "n n"])
+def test_a_level_that_is_gone_is_left_out(key: str, tmp_path: Path) -> None:
+    TensorDict({"a": torch.ones(3), key: {"b": torch.ones(3)}}).memmap(tmp_path)
+    shutil.rmtree(tmp_path / key.replace(" ", "%20"))
+    refused(tmp_path, f"key '{key}' is missing")
+    assert list(TensorDict.load_memmap(tmp_path, strict=False).keys()) == ["a"]
+
+
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_a_stack_that_lost_a_member_is_left_out_as_a_whole(lost: int, tmp_path: Path) -> None:
     stack = lazy_stack([TensorDict({"q": torch.full((1,), i)}) for i in range(3)])
