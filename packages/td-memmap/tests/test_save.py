@@ -1211,11 +1211,18 @@ def test_refresh_takes_names_and_refuses_another_kind(prefix: Path) -> None:
     assert mapped["a"].shape == (2, 3)
 
 
-def test_refresh_of_a_level_that_would_not_fit_its_collection_is_refused(prefix: Path, same: Any) -> None:
+@pytest.mark.parametrize("added", [False, True])
+def test_refresh_of_a_level_that_would_not_fit_its_collection_is_refused(
+    added: bool, prefix: Path, same: Any
+) -> None:
     def make(count: int, value: int) -> TensorDict:
         return TensorDict({"n": TensorDict({"b": torch.full((count,), value)}, [count])}, [count])
 
-    mapped = make(2, 0).memmap(prefix)
+    if added:
+        mapped = TensorDict({}, [2]).memmap(prefix)
+        mapped.make_memmap(("n", "b"), (2,), dtype=torch.int64)
+    else:
+        mapped = make(2, 0).memmap(prefix)
     for value in (1, 2):
         make(2, value).memmap(prefix)
         assert mapped["n"].memmap_refresh_()["b"].tolist() == [value] * 2

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -153,7 +154,7 @@ def _add_level(node: Any, name: str) -> Any:
                 )
             else:
                 raise _added_meanwhile(saved.path, name)
-    attach(child, where, saved.robust_key, saved.allow_pickle, saved.shared)
+    attach(child, replace(saved, path=where, above=node.batch_size))
     node._inner()._set_child(name, child)
     return child
 
@@ -239,6 +240,4 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
     for key, child in take_apart(loaded._inner()).entries.items():
         node._set_child(key, child)
     node._locked = False
-    return attach(
-        data, directory(data, saved), saved.robust_key, saved.allow_pickle, saved.shared, above=above
-    )
+    return attach(data, replace(saved, path=directory(data, saved)))

@@ -28,7 +28,7 @@ from ._meta import manifest_text
 from ._pieces import pieces, write_pieces
 from ._plan import LeafFile, Plan, collect, make_plan, take_apart
 from ._progress import Progress, reporter
-from ._saved import attach
+from ._saved import Saved, attach
 from ._shapes import element_count, shaped, without_elements
 from ._tensor import MemoryMappedTensor, Place, is_there, is_whole, map_file, plain
 
@@ -367,7 +367,8 @@ def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None
         result: Any = tree
     else:
         result = tree._map(lambda leaf: mapped[id(leaf)])
-    return attach(result, prefix, options.robust_key, options.allow_pickle, options.share_non_tensor)
+    saved = Saved(prefix, options.robust_key, options.allow_pickle, options.share_non_tensor)
+    return attach(result, saved)
 
 
 def _untie(tree: Core) -> None:
