@@ -28,7 +28,7 @@ from . import _fs
 from ._anonymous import AnonymousFile
 from ._dtypes import check_dtype, storable
 from ._errors import FileTakenError, NoFileError
-from ._mapping import FileStorage, map_elements
+from ._mapping import FileStorage, elements_in, map_memory
 from ._new_file import NewFile
 from ._pieces import pieces, write_pieces
 from ._shapes import Shape, as_shape, element_count, shape_of, shaped, show_shape, without_elements
@@ -627,7 +627,7 @@ def map_file(
             f"{nbytes} are needed"
         )
     place = Place(shape, path, None, 0, mode, shared, (status.st_dev, status.st_ino))
-    data = map_elements(fd, dtype, nbytes // dtype.itemsize, shared, path, place)
+    data = elements_in(map_memory(fd, nbytes, shared, path), dtype, nbytes // dtype.itemsize, place)
     return MemoryMappedTensor._on(shaped(data, shape), place)
 
 
