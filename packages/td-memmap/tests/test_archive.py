@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
@@ -314,6 +315,45 @@ def test_archives_of_other_tools(nest: Any, tmp_path: Path, same: Any) -> None:
     same(TensorDict.load_memmap(packed), nest)
     td_memmap.unpack_memmap(packed, tmp_path / "again")
     same(TensorDict.load_memmap(tmp_path / "again"), nest)
+
+
+class Stream(io.RawIOBase):
+    """A file in which nobody can go back."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return int(self.file.write(data))
+
+
+def test_checksums_behind_the_content_are_refreshed_too(tmp_path: Path) -> None:
+    TensorDict({"a": torch.zeros(4, dtype=torch.uint8), "b": torch.ones(2)}).memmap(tmp_path / "save")
+    packed = tmp_path / "streamed.tdz"
+    with open(packed, "wb") as file, zipfile.ZipFile(Stream(file), "w") as archive:  # type: ignore[arg-type]
+        for path in sorted((tmp_path / "save").iterdir()):
+            archive.write(path, path.name, zipfile.ZIP_DEFLATED if path.name == "b.memmap" else None)
+    TensorDict.load_memmap(packed, mode="r+")["a"].fill_(7)
+    assert [problem.file for problem in td_memmap.verify(packed).problems] == ["a.memmap"]
+    td_memmap.refresh_archive_checksums(packed)
+    assert td_memmap.verify(packed).ok
+    assert TensorDict.load_memmap(packed)["a"].tolist() == [7] * 4
+
+
+def test_archives_of_other_tools_without_the_metadata_of_a_level(nest: Any, tmp_path: Path) -> None:
+    nest.memmap(tmp_path / "save")
+    (tmp_path / "save" / "n" / "meta.json").unlink()
+    packed = shutil.make_archive(str(tmp_path / "other"), "zip", tmp_path / "save")
+    (problem,) = td_memmap.verify(packed).problems
+    assert "other.zip/n/meta.json is missing" in problem.detail
+    td_memmap.unpack_memmap(packed, tmp_path / "again")
+    assert (tmp_path / "again" / "n" / "i.memmap").exists()
+    for place in packed, tmp_path / "again":
+        with pytest.raises(FormatError, match="key 'n' has no metadata"):
+            TensorDict.load_memmap(place)
 
 
 @pytest.mark.parametrize("shift", range(8))

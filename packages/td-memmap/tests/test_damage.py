@@ -124,6 +124,14 @@ EDITS = {
         change(new={"type": "TensorDict"}),
         "key 'new' is missing: the directory 'new' is not there",
     ),
+    "missing leaf of a long name": (
+        lambda meta: meta.update({"k" * 300: meta["a"]}),
+        "the file of key 'k{300}' is missing: none of",
+    ),
+    "missing level of a long name": (
+        change(**{"k" * 300: {"type": "TensorDict"}}),
+        "key 'k{300}' is missing: the directory 'k{300}' is not there",
+    ),
     "general: kind": (lambda meta: {"_format_version": 2}, "kind is None, expected the tag of a node kind"),
     "general: unknown kind": (
         lambda meta: {"_format_version": 2, "kind": "x"},
@@ -360,6 +368,14 @@ def test_without_strictness_the_rest_is_loaded(save: Path) -> None:
     # What was read leniently before is no less wrong.
     with pytest.raises(FormatError, match="key 'new': the entry is"):
         TensorDict.load_memmap(save)
+
+
+@pytest.mark.parametrize("key", ["n", "n n"])
+def test_a_level_that_is_gone_is_left_out(key: str, tmp_path: Path) -> None:
+    TensorDict({"a": torch.ones(3), key: {"b": torch.ones(3)}}).memmap(tmp_path)
+    shutil.rmtree(tmp_path / key.replace(" ", "%20"))
+    refused(tmp_path, f"key '{key}' is missing")
+    assert list(TensorDict.load_memmap(tmp_path, strict=False).keys()) == ["a"]
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
@@ -905,6 +921,34 @@ def test_views_of_old_releases(change: dict[str, Any] | None, message: str, tmp_
     else:
         edit(save / "meta.json", lambda meta: meta.update(change))
     refused(save, message)
+
+
+@pytest.mark.parametrize(
+    ("code", "index"),
+    [
+        (1, 1),
+        (None, None),
+        (["ellipsis"], ...),
+        ([1], (1,)),
+        (["list", [2, 0]], [2, 0]),
+        (["range", {"start": 0, "stop": 3, "step": 2}], range(0, 3, 2)),
+        (["tensor", [2, 0], "cpu"], torch.tensor([2, 0])),
+        (["slice", {"start": 1}], slice(1, None)),
+    ],
+)
+def test_indices_of_old_views(code: Any, index: Any, tmp_path: Path, same: Any) -> None:
+    save = tmp_path / "save"
+    shutil.copytree(Path(__file__).parent / "fixtures" / "memmap" / "sub_td_slice", save)
+    edit(save / "meta.json", lambda meta: meta.update(index=code))
+    same(TensorDict.load_memmap(save), TensorDict.load_memmap(save / "_source")[index])
+
+
+@pytest.mark.parametrize("code", ["x", ["x"], ["list", 1], ["tuple", [[1]]], {}])
+def test_what_is_no_index_of_an_old_view(code: Any, tmp_path: Path) -> None:
+    save = tmp_path / "save"
+    shutil.copytree(Path(__file__).parent / "fixtures" / "memmap" / "sub_td_slice", save)
+    edit(save / "meta.json", lambda meta: meta.update(index=code))
+    refused(save, "a saved view has an index that cannot be one")
 
 
 @pytest.mark.parametrize("checksums", [False, True])

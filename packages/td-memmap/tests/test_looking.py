@@ -166,6 +166,17 @@ def test_inspect(nest: Any, prefix: Path) -> None:
     assert inspect(prefix / "n").children["deep"].children["b"].shape == [3]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_inspect_of_nested_leaves(layout: torch.layout, tmp_path: Path) -> None:
+    leaf = torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(1, 2)], layout=layout)
+    for name in "save", "save.tdz":
+        TensorDict({"leaf": leaf}).memmap(tmp_path / name)
+        assert str(inspect(tmp_path / name)) == (
+            f"{name}: TensorDict [], 24 bytes\n    leaf: nested leaf torch.float32, 24 bytes"
+        )
+
+
 def test_inspect_tells_who_wrote_what_without_needing_it(prefix: Path) -> None:
     TensorDict({"shape": torch.ones(2), "n": {"a": 1}}).memmap(prefix)
     meta = json.loads((prefix / "n" / "meta.json").read_text())

@@ -462,6 +462,9 @@ def test_nested_tensors(prefix: Path) -> None:
                 torch.tensor([3, 2]),
                 layout=torch.jagged,
             ),
+            "in another order": torch.nested.nested_tensor_from_jagged(
+                torch.arange(6.0), torch.tensor([3, 0, 6]), torch.tensor([2, 3])
+            ),
         }
     )
     saved = td.memmap(prefix)
@@ -993,6 +996,8 @@ def test_new_entries_of_a_live_save(nest: Any, prefix: Path) -> None:
         nest.make_memmap("new", (3,))
     anonymous = nest.memmap()
     assert anonymous.make_memmap("new", (3,)).tolist() == [0, 0, 0]
+    assert anonymous.make_memmap(("level", "new"), (3,)).tolist() == [0, 0, 0]
+    assert anonymous["level"].is_memmap()
 
 
 UNFIT = [
@@ -1206,11 +1211,18 @@ def test_refresh_takes_names_and_refuses_another_kind(prefix: Path) -> None:
     assert mapped["a"].shape == (2, 3)
 
 
-def test_refresh_of_a_level_that_would_not_fit_its_collection_is_refused(prefix: Path, same: Any) -> None:
+@pytest.mark.parametrize("added", [False, True])
+def test_refresh_of_a_level_that_would_not_fit_its_collection_is_refused(
+    added: bool, prefix: Path, same: Any
+) -> None:
     def make(count: int, value: int) -> TensorDict:
         return TensorDict({"n": TensorDict({"b": torch.full((count,), value)}, [count])}, [count])
 
-    mapped = make(2, 0).memmap(prefix)
+    if added:
+        mapped = TensorDict({}, [2]).memmap(prefix)
+        mapped.make_memmap(("n", "b"), (2,), dtype=torch.int64)
+    else:
+        mapped = make(2, 0).memmap(prefix)
     for value in (1, 2):
         make(2, value).memmap(prefix)
         assert mapped["n"].memmap_refresh_()["b"].tolist() == [value] * 2

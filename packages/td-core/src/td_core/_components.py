@@ -110,6 +110,23 @@ def extremes(lengths: Tensor) -> tuple[int | None, int | None]:
     return (min(known), max(known)) if known else (None, None)
 
 
+def lengths_inside(dim: int, values: Tensor, offsets: Tensor, lengths: Tensor | None = None) -> Tensor | None:
+    """Return the lengths of the components that these parts make; None where one lies outside of the values.
+
+    torch itself does not look, so whoever takes parts from outside must.
+
+    >>> lengths_inside(1, torch.ones(3), torch.tensor([0, 1, 3])), lengths_inside(1, torch.ones(3), torch.tensor([0, 4]))
+    (tensor([1, 2]), None)
+    """
+    found = offsets.diff() if lengths is None else lengths
+    if len(offsets) != len(found) + 1:
+        return None
+    starts = offsets[:-1]
+    # Not the sum of both, which could overflow.
+    inside = (starts >= 0) & (found >= 0) & (starts <= values.size(dim - 1) - found)
+    return found if bool(inside.all()) else None
+
+
 def jagged(
     dim: int,
     values: Tensor,

@@ -30,13 +30,6 @@ KEPT = 1 << 26
 SHORT = 1 << 16
 
 
-def expected(collection: Any) -> Message | None:
-    """Return the last message that was delivered to a collection, before anyone looks whether it is still what it was."""
-    state = attached(collection)
-    last: Message | None = None if state is None else state.received()
-    return last
-
-
 class Target:
     """A collection that is being received into, as it is before anything arrives.
 

@@ -194,7 +194,13 @@ def parse(data: Tensor, name: str) -> tuple[Any, Tensor]:
     if not isinstance(structure, dict):
         raise FormatError(f"{name} is damaged: its structure is {type(structure).__name__}, not an object")
     with damaged(name):
-        return _decode(structure, storage)
+        if structure.get("cls") == GENERAL:
+            layout, nodes, values = from_description(structure["td"])
+            return assembled(nodes, layout, joined(values, nodes), storage), storage
+        tree = _Reader(Views(storage), structure.get("size")).node(structure)
+        _check_shapes(tree)
+        correct(tree)
+    return tree, storage
 
 
 @contextmanager
@@ -220,16 +226,6 @@ def _whole(data: Tensor) -> Tensor:
     ):
         return data
     return torch.frombuffer(bytes_of(data), dtype=torch.uint8, count=len(data) - len(data) % WHOLE)
-
-
-def _decode(structure: dict[str, Any], storage: Tensor) -> tuple[Any, Tensor]:
-    if structure.get("cls") == GENERAL:
-        layout, nodes, values = from_description(structure["td"])
-        return assembled(nodes, layout, joined(values, nodes), storage), storage
-    tree = _Reader(Views(storage), structure.get("size")).node(structure)
-    _check_shapes(tree)
-    correct(tree)
-    return tree, storage
 
 
 def assembled(

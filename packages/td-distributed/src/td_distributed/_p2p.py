@@ -18,7 +18,8 @@ from torch import Tensor
 from td_core.errors import FormatError
 
 from . import _mapped, _reference, _wire
-from ._delivery import Target, deliver_files, expected
+from ._attachment import attached
+from ._delivery import Target, deliver_files
 from ._group import MARK, device_of
 from ._memory import bytes_of, room
 
@@ -374,7 +375,8 @@ def _steps(collection: Any, peer: Peer, consolidated: bool, wire: str, root: Any
 def _receive(collection: Any, peer: Peer, root: str | Path | None) -> Iterator[None]:
     """Take what comes; the second step writes it."""
     device = peer.device()
-    likely = expected(collection) if device.type == "cpu" else None
+    state = attached(collection)
+    likely = None if state is None or device.type != "cpu" else state.received()
     arrival = likely.arrivals.pop() if likely is not None and likely.arrivals else None
     first = room(_wire.FIRST, device) if arrival is None else arrival[0]
     if arrival is not None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from td_core._buffers import as_bytes, has_memory
-from td_core._components import extremes, jagged
+from td_core._components import extremes, jagged, lengths_inside
 from td_core._foreach import PLAIN
 from td_core._nodes import Encoded
 from td_core._torch_private import ragged_dim, told_lengths
@@ -528,8 +528,6 @@ def check(layout: Layout, nbytes: int) -> None:
 def _extremes(dim: int, values: Tensor, offsets: Tensor, *rest: Tensor) -> tuple[int | None, int | None]:
     """Return the least and the greatest length of the components of a jagged tensor that was read.
 
-    torch itself does not look where its rows lie.
-
     Raises:
         FormatError: they lie outside of its values.
     """
@@ -539,16 +537,9 @@ def _extremes(dim: int, values: Tensor, offsets: Tensor, *rest: Tensor) -> tuple
         raise FormatError("the offsets or lengths of a jagged tensor are no vector of integers")
     if not 1 <= dim <= values.dim():
         raise FormatError(f"the ragged dim of a jagged tensor is {dim}, of {values.dim() + 1} dims")
-    starts, size = offsets[:-1], values.shape[dim - 1]
-    lengths = rest[0] if rest else offsets.diff()
-    if (
-        len(offsets) < 1
-        or len(lengths) != len(starts)
-        or bool((starts < 0).any())
-        or bool((lengths < 0).any())
-        or bool((starts > size - lengths).any())
-    ):
+    found = lengths_inside(dim, values, offsets, *rest)
+    if found is None:
         raise FormatError(
-            f"the rows of a jagged tensor lie outside of its {size} values: {offsets.tolist()!r:.60}"
+            f"the rows of a jagged tensor lie outside of its {values.size(dim - 1)} values: {offsets.tolist()!r:.60}"
         )
-    return extremes(lengths)
+    return extremes(found)

@@ -24,7 +24,7 @@ from ._fs import Parts, Tree
 from ._load import Loading, Node, Reader, look
 from ._manifest import file_pieces, read_manifest, verify_tree
 from ._meta import LIMIT, LeafEntry, is_view, manifest_text, parse_json, read_json
-from ._pieces import pieces
+from ._pieces import write_pieces
 from ._plan import LeafFile, make_plan
 
 #: Where a leaf of the save is, its new rows, and how many bytes it has.
@@ -229,7 +229,7 @@ def _publish(tree: Tree, nodes: list[Node], metas: dict[Parts, bytes], grown: li
     sidecars = [
         (*node.parts, name)
         for node in nodes
-        for name in (_names.VALUES, _names.PICKLE, _names.JSON_TYPES)
+        for name in _names.SIDECARS
         if not node.level.sized
         and tree.stat(node.parts, name) is not None
         and (*node.parts, name) not in metas
@@ -300,10 +300,7 @@ def _grow(
     try:
         if size and not own:
             _copy(tree, place, size, fd)
-        offset = size
-        for piece in pieces(file.tensor):
-            _fs.write_at(fd, piece, offset)
-            offset += piece.nbytes
+        write_pieces(fd, file.tensor, size)
     except OSError as error:
         what = f"cannot append to {show_path(file.key)}, {file.nbytes} bytes"
         raise _fs.named(error, what, tree.show(place)) from error

@@ -46,6 +46,8 @@ _PAD_BLOCK = 0x6474  # the bytes "td"
 _LOCAL_HEADER = 30
 _ZIP64_BLOCK = 20
 _LONGEST_NAME = (1 << 16) - 1
+#: An archive has no times that could be compared with those of a save.
+_TIMELESS = {"st_mtime_ns": 0, "st_ctime_ns": 0}
 
 #: What ``zipfile`` raises for what it cannot read.
 _BAD_ZIP = (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, EOFError, OverflowError)
@@ -395,8 +397,8 @@ class ArchiveTree:
         path = (*self.base, *parts, name)
         info = self.files.get(path)
         if info is not None:
-            return SimpleNamespace(st_size=info.file_size, st_mode=0o100644)
-        return SimpleNamespace(st_size=0, st_mode=0o040755) if path in self._listing else None
+            return SimpleNamespace(st_size=info.file_size, st_mode=0o100644, **_TIMELESS)
+        return SimpleNamespace(st_size=0, st_mode=0o040755, **_TIMELESS) if path in self._listing else None
 
     def stat_path(self, path: Parts) -> Any:
         """Return an object with the size of a file; None where nothing is there."""
@@ -477,11 +479,7 @@ class ArchiveTree:
 class _ArchiveReader(Reader):
     """Load from one mapping of the whole archive."""
 
-    tree: Any
-
-    def __init__(self, tree: ArchiveTree, options: Loading) -> None:
-        super().__init__(tree, options)  # type: ignore[arg-type]
-        self._whole: Any = None
+    _whole: Any = None
 
     def _check_mappings(self, count: int) -> None:
         """Allow any number of leaves: they are views on one mapping."""

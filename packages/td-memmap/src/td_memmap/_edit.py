@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from ._meta import At, describe, possible_names, read_json
 from ._plan import VERSION, make_plan, names_of, take_apart
 from ._saved import Saved, attach, directory, saved_of
 from ._shapes import as_shape, show_shape
-from ._tensor import MemoryMappedTensor, all_elements
+from ._tensor import MemoryMappedTensor
 
 
 def _saved(data: Any) -> Saved:
@@ -98,9 +99,9 @@ def add(
             siblings = {}
     for new in path[depth:-1]:
         node = _add_level(node, new)
-    folder, elements = _saved(node).path, None if content is None else all_elements(content)
+    folder = _saved(node).path
     if folder is None:
-        leaf = MemoryMappedTensor._create(shape, dtype, None, content=elements)
+        leaf = MemoryMappedTensor._create(shape, dtype, None, content=content)
     else:
         filename, nested = os.path.join(folder, files[0]), isinstance(shape, Tensor)
         listed = list(shape.shape if nested else shape)
@@ -111,7 +112,7 @@ def add(
             if nested:
                 sizes = os.path.join(folder, files[1])
                 MemoryMappedTensor.from_tensor(shape, filename=sizes, existsok=existsok)
-            leaf = MemoryMappedTensor._create(shape, dtype, filename, existsok=existsok, content=elements)
+            leaf = MemoryMappedTensor._create(shape, dtype, filename, existsok=existsok, content=content)
     node._inner()._set_child(name, leaf)
     return leaf
 
@@ -153,7 +154,7 @@ def _add_level(node: Any, name: str) -> Any:
                 )
             else:
                 raise _added_meanwhile(saved.path, name)
-    attach(child, where, saved.robust_key, saved.allow_pickle, saved.shared)
+    attach(child, replace(saved, path=where, above=node.batch_size))
     node._inner()._set_child(name, child)
     return child
 
@@ -239,6 +240,4 @@ def refresh(data: Any, *, allow_pickle: bool = False) -> Any:
     for key, child in take_apart(loaded._inner()).entries.items():
         node._set_child(key, child)
     node._locked = False
-    return attach(
-        data, directory(data, saved), saved.robust_key, saved.allow_pickle, saved.shared, above=above
-    )
+    return attach(data, replace(saved, path=directory(data, saved)))

@@ -52,6 +52,12 @@ def named(error: OSError, what: str, path: str) -> OSError:
     return OSError(error.errno, f"{what}: {os.strerror(error.errno)}", path)
 
 
+def _unopened(error: OSError, path: str) -> OSError:
+    """Return an error of opening a path that says which; what has a name that is too long is not there."""
+    code = errno.ENOENT if error.errno == errno.ENAMETOOLONG else error.errno or 0
+    return OSError(code, os.strerror(code), path)
+
+
 def write_all(fd: int, data: Any) -> None:
     """Write a whole buffer to an open file."""
     view = memoryview(data)
@@ -251,9 +257,7 @@ class Tree:
                 raise FormatError(
                     f"{self.show(parts)} is a file or a link where a directory should be"
                 ) from error
-            if error.errno == errno.ENAMETOOLONG:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.show(parts)) from error
-            raise OSError(error.errno, os.strerror(error.errno or 0), self.show(parts)) from error
+            raise _unopened(error, self.show(parts)) from error
         self._open[parts] = below
         if len(self._open) > _OPEN_DIRECTORIES:
             os.close(self._open.pop(next(iter(self._open))))
@@ -284,7 +288,7 @@ class Tree:
                 raise FormatError(f"{self.show(parts, name)} is not a regular file") from error
             if error.errno == errno.EMFILE and self.spare(self.fd(parts)):
                 return self.open(parts, name, writable)
-            raise OSError(error.errno, os.strerror(error.errno or 0), self.show(parts, name)) from error
+            raise _unopened(error, self.show(parts, name)) from error
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
@@ -330,13 +334,9 @@ class Tree:
     def stat(self, parts: Parts, name: str) -> os.stat_result | None:
         """Return the status of a name, itself and not what it links to; None where nothing is there."""
         try:
-            return os.stat(name, dir_fd=self.fd(parts), follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
-                return None
-            raise
+            return status(name, self.fd(parts), follow=False)
+        except FileNotFoundError:
+            return None  # nor is the directory
 
     def stat_path(self, path: Parts) -> os.stat_result | None:
         """Return the status of a path below; None where nothing is there, or a directory on the way is missing."""
@@ -670,10 +670,10 @@ def is_mount(path: str) -> bool:
     return b" " + escaped.replace(b"\t", b"\\011") + b" " in table
 
 
-def status(path: str | int, dir_fd: int | None = None) -> os.stat_result | None:
+def status(path: str | int, dir_fd: int | None = None, *, follow: bool = True) -> os.stat_result | None:
     """Return the status of a path, of what it links to; None where nothing is there; FormatError for a circle of links."""
     try:
-        return os.stat(path, dir_fd=dir_fd)
+        return os.stat(path, dir_fd=dir_fd, follow_symlinks=follow)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -12,6 +12,7 @@ from ._archive import ArchiveTree
 from ._fs import Parts
 from ._listing import printable, show_size
 from ._load import look, on_one_version
+from ._plan import VERSION
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ def _one(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
 
 
 def _kind(meta: dict[str, Any]) -> str:
-    if isinstance(meta.get("kind"), str) and meta.get("_format_version") == 2:
+    if isinstance(meta.get("kind"), str) and meta.get("_format_version") == VERSION:
         return str(meta.get("class") or meta["kind"])
     name = str(meta.get("_type", "unknown"))
     return name.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]

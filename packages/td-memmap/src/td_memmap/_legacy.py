@@ -62,7 +62,7 @@ def load_legacy(reader: Any) -> Any:
                 level.leaves[key] = _leaf(reader, parts, key)
     # Children first.
     for level in reversed(levels):
-        level.place[level.name] = _build(tree, level, reader.options.device or _CPU)
+        level.place[level.name] = _build(tree, level, reader.device)
     return levels[0].place[""]
 
 
@@ -85,11 +85,10 @@ def _leaf(reader: Any, parts: Parts, key: str) -> Tensor:
     if not isinstance(dtype, torch.dtype) or str(dtype) not in DTYPES:
         raise at.damaged("dtype", dtype, "a dtype that a file can hold")
     shape = check_shape(list(shape) if isinstance(shape, tuple) else shape, at, "shape", dtype.itemsize)
-    device = reader.options.device
     if reader.imagine:
-        return torch.empty(shape, dtype=dtype, device=device or _CPU)
+        return torch.empty(shape, dtype=dtype, device=reader.device)
     leaf: Tensor = reader.map_file(parts, key + ".memmap", dtype, shape)
-    return leaf if device is None or device == _CPU else plain(leaf).to(device)
+    return leaf if reader.device == _CPU else plain(leaf).to(reader.device)
 
 
 def _build(tree: Tree, level: _Level, device: torch.device) -> Any:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from td_core._collection import Core, show_path
-from td_core._components import extremes, jagged
+from td_core._components import extremes, jagged, lengths_inside
 from td_core._nodes import Record, check_node
 from td_core._value_types import CONTAINERS
 from td_core._values import join_at
@@ -29,7 +29,6 @@ from td_core.errors import FormatError, MissingPluginError
 from td_core.typing import NestedKey
 
 from . import _fs, _names, _views
-from ._dtypes import DTYPES
 from ._errors import PickleRefusedError
 from ._fs import Parts, Tree
 from ._legacy import load_legacy
@@ -165,17 +164,14 @@ def drop_others(out: Any, loaded: Any) -> None:
 class Reader:
     """One attempt at loading one directory."""
 
-    def __init__(self, tree: Tree, options: Loading) -> None:
-        self.tree = tree
+    def __init__(self, tree: Any, options: Loading) -> None:
+        self.tree = tree  # or an archive
         self.options = options
         self.nodes: list[Node] = []
         self.guessed = False
-        device = options.device
-        self._without_content = device is not None and device.type == "meta"
+        self.device = options.device or _CPU
         # A mode that makes tensors of its own is FakeTensorMode.
-        self.imagine = self._without_content or type(torch.empty(0, device="cpu")) is not Tensor
-        self._device = None if device == _CPU else device
-        self._device_name = str(device or _CPU)
+        self.imagine = self.device.type == "meta" or type(torch.empty(0, device="cpu")) is not Tensor
 
     def load(self) -> Any:
         """Return the collection."""
@@ -187,16 +183,15 @@ class Reader:
         for node in self.nodes:
             for key, entry in node.leaves.items():
                 node.entries[key] = leaf(node, key, entry)
-        if not imagine and (self._device is not None or self.options.progress is not False):
+        if not imagine and (self.device != _CPU or self.options.progress is not False):
             self._move()
         # Children first.
         for node in reversed(self.nodes):
             try:
                 node.place[node.name] = self._build(node)
             except (FormatError, MissingPluginError):
-                if self.options.strict or not node.key:
+                if not self._left_out(node.place, node.name):
                     raise
-                del node.place[node.name]
         return self.nodes[0].place[""]
 
     def read(self, *, sizes: bool = True) -> None:
@@ -207,26 +202,31 @@ class Reader:
             try:
                 self._read_one(node, sizes)
             except (FormatError, MissingPluginError):
-                # Without strictness the rest is loaded; the root has no rest.
-                if self.options.strict or not node.key:
+                if not self._left_out(node.place, node.name):
                     raise
-                del node.place[node.name]
                 continue
             self.nodes.append(node)
             if node.level.nodes or node.members:
                 todo.extend(reversed(self._below(node)))
 
+    def _left_out(self, place: dict[str, Any], name: str) -> bool:
+        """Leave out what cannot be read; False with strictness, and for the root, without which there is nothing."""
+        if self.options.strict or name not in place:
+            return False
+        del place[name]
+        return True
+
     def _below(self, node: Node) -> list[Node]:
         """Return what is to be read below a node."""
-        level, below = node.level, []
+        level, below, there = node.level, [], partial(self.tree.stat, node.parts)
         for key, files in level.nodes.items():
             # Where there is only one, reading it tells whether it is there.
-            file = files[0] if len(files) == 1 else self._find_directory(node, key, files)
-            if file is None:
-                del node.entries[key]
-            else:
-                parts = (*node.parts, file)
-                below.append(Node(parts, (*node.key, key), level.batch_size, node.entries, key))
+            path, file = (*node.key, key), files[0] if len(files) == 1 else next(filter(there, files), None)
+            if file is not None:
+                below.append(Node((*node.parts, file), path, level.batch_size, node.entries, key))
+            elif not self._left_out(node.entries, key):
+                what = f"the directory of {show_path(path)} is missing: none of {list(files)} is there"
+                raise FormatError(f"{self.tree.show(node.parts)}: {what}")
         if node.members is not None:
             for name in node.members:
                 parts = (*node.parts, name)
@@ -348,17 +348,6 @@ class Reader:
         except (pickle.UnpicklingError, EOFError, ImportError, *_MISFITS) as error:
             raise FormatError(f"{where} cannot be unpickled: {error}") from error
 
-    def _find_directory(self, node: Node, key: str, files: tuple[str, ...]) -> str | None:
-        for file in files:
-            if self.tree.stat(node.parts, file) is not None:
-                return file
-        if not self.options.strict:
-            return None
-        raise FormatError(
-            f"{self.tree.show(node.parts)}: the directory of {show_path((*node.key, key))} is missing: "
-            f"none of {list(files)} is there"
-        )
-
     def _find_leaves(self, node: Node) -> None:
         """Find the file of every leaf; without strictness, those without one are left out."""
         node.leaves = {}
@@ -366,22 +355,15 @@ class Reader:
             try:
                 node.leaves[key] = self.find_leaf(node, key, entry)
             except FormatError:
-                if self.options.strict:
+                if not self._left_out(node.entries, key):
                     raise
-                del node.entries[key]
 
     def find_leaf(self, node: Node, key: str, entry: LeafEntry) -> LeafEntry:
         """Find the file of a leaf, and check its size; return what is known of the leaf then."""
-        if self._without_content:
+        if self.device.type == "meta":
             return entry
-        wanted = [(".shape.memmap" if entry.nested else ".memmap", entry.nbytes)]
-        if entry.jagged is not None:
-            size = DTYPES[entry.jagged["offsets_dtype"]].itemsize
-            wanted.append((".offsets.memmap", (entry.jagged["components"] + 1) * size))
-            if entry.jagged["lengths"]:
-                wanted.append((".lengths.memmap", entry.jagged["components"] * size))
-        for ending, nbytes in wanted:
-            if nbytes:
+        for ending, dtype, shape in entry.parts():
+            if nbytes := shape.numel() * dtype.itemsize:
                 stem = self._check_file(node, (*node.key, key), entry, ending, nbytes)
                 if entry.files != (stem,):
                     entry = replace(entry, files=(stem,))
@@ -410,7 +392,7 @@ class Reader:
 
         Only this is done in threads: to map a file takes less time than to hand it to a thread.
         """
-        options, device = self.options, self._device
+        options, moves = self.options, self.device != _CPU
         todo = [
             (node.entries, key, entry.nbytes) for node in self.nodes for key, entry in node.leaves.items()
         ]
@@ -418,11 +400,11 @@ class Reader:
 
         def move(one: tuple[dict[str, Tensor], str, int]) -> None:
             place, key, nbytes = one
-            if device is not None:
-                place[key] = plain(place[key]).to(device, non_blocking=options.non_blocking)
+            if moves:
+                place[key] = plain(place[key]).to(self.device, non_blocking=options.non_blocking)
             report(nbytes)
 
-        if options.num_threads > 0 and device is not None:
+        if options.num_threads > 0 and moves:
             with ThreadPoolExecutor(options.num_threads, "td-memmap") as pool:
                 list(pool.map(move, todo))
         else:
@@ -430,7 +412,7 @@ class Reader:
 
     def _imagine(self, node: Node, key: str, entry: LeafEntry) -> Tensor:
         """Return a leaf without content."""
-        device = self.options.device or _CPU
+        device = self.device
         try:
             if entry.nested:
                 raise RuntimeError("it knows no strided nested tensors without content")
@@ -509,39 +491,31 @@ class Reader:
             _fs.close(fd)
 
     def _map_jagged(self, node: Node, entry: LeafEntry) -> Tensor:
-        spec, stem = entry.jagged, entry.files[0]
-        assert spec is not None
-        dtype, count = DTYPES[spec["offsets_dtype"]], spec["components"]
-        values = self.map_file(node.parts, stem + ".memmap", entry.dtype, entry.shape)
-        offsets = self.map_file(node.parts, stem + ".offsets.memmap", dtype, torch.Size([count + 1]))
-        lengths = None
-        if spec["lengths"]:
-            lengths = self.map_file(node.parts, stem + ".lengths.memmap", dtype, torch.Size([count]))
-        ragged = spec["ragged"]
+        assert entry.jagged is not None
+        stem, ragged = entry.files[0], entry.jagged["ragged"]
+        parts = [
+            plain(self.map_file(node.parts, stem + ending, dtype, shape))
+            for ending, dtype, shape in entry.parts()
+        ]
         size = entry.shape[ragged - 1] if 0 < ragged <= len(entry.shape) else -1
-        steps = offsets.diff()
-        if size < 0 or int(offsets[0]) < 0 or int(offsets[-1]) > size or bool((steps < 0).any()):
-            at = self._at(node, stem + ".offsets.memmap")
-            raise at.damaged("the offsets", offsets.tolist()[:10], f"increasing, within {size}")
-        # Not the sum of both, which could overflow.
-        if lengths is not None and bool(((lengths < 0) | (lengths > size - offsets[:-1])).any()):
-            at = self._at(node, stem + ".lengths.memmap")
-            raise at.damaged("the lengths", lengths.tolist()[:10], f"from the offsets, within {size}")
-        told = extremes(steps if lengths is None else lengths)
-        rest = () if lengths is None else (plain(lengths),)
-        return jagged(ragged, plain(values), plain(offsets), *rest, told=told)
+        found = None if size < 0 else lengths_inside(ragged, *parts)
+        if found is None:
+            what, wanted = ("offsets", "increasing") if len(parts) == 2 else ("lengths", "from the offsets")
+            at = self._at(node, f"{stem}.{what}.memmap")
+            raise at.damaged(f"the {what}", parts[-1].tolist()[:10], f"{wanted}, within {size}")
+        return jagged(ragged, *parts, told=extremes(found))
 
     def _build(self, node: Node) -> Any:
         """Put a node together, of what is below it."""
         level, members = node.level, node.members or {}
         meta = dict(level.meta)
         if meta.get("device") not in (None, "None") or (level.sized and self.options.device is not None):
-            meta["device"] = self._device_name
+            meta["device"] = str(self.device)
             for key in level.nodes:
                 # One value has no device of its own in files.
                 below = node.entries.get(key)
-                if isinstance(below, Core) and below._opaque and below.device is None:
-                    below._set_device(torch.device(self._device_name))
+                if below is not None and below._opaque and below.device is None:
+                    below._set_device(self.device)
         if level.nodes and level.sized and level.batch_size:
             self._check_nested(node)
         record = Record(meta, node.entries, members, node.values or {}, node.above, level.cls)
@@ -565,10 +539,9 @@ class Reader:
             entry = node.entries.get(key)
             if entry is None or entry.batch_size[: len(size)] == size:
                 continue
-            if self.options.strict:
+            if not self._left_out(node.entries, key):
                 wanted = f"one that starts with {list(size)}"
                 raise self._at(node).damaged("the batch size", list(entry.batch_size), wanted, key)
-            del node.entries[key]
 
 
 def unlisted(tree: Any, parts: Parts) -> list[str]:

@@ -86,29 +86,16 @@ class FileStorage(torch.UntypedStorage):
         )
 
 
-def map_elements(
-    fd: int, dtype: torch.dtype, count: int, shared: bool, path: str, source: Any = None
-) -> Tensor:
-    """Map the first ``count`` elements of an open file.
+def map_memory(fd: int, nbytes: int, shared: bool, path: str | None = None) -> _Mapping:
+    """Map the first bytes of an open file, for :func:`elements_in`; it may be closed afterwards.
 
     The caller has checked that the file is long enough: loading from pages behind its end would end the process.
 
     Args:
-        fd: the open file; it may be closed afterwards.
-        dtype: element type.
-        count: number of elements, at least 1.
+        fd: the open file.
+        nbytes: how many, at least 1.
         shared: stores reach the file; else they stay in this mapping (copy on write).
         path: what the file is known as, for messages.
-        source: the :attr:`FileStorage.source` of the memory.
-
-    Raises:
-        OSError: the file cannot be mapped.
-    """
-    return elements_in(map_memory(fd, count * dtype.itemsize, shared, path), dtype, count, source)
-
-
-def map_memory(fd: int, nbytes: int, shared: bool, path: str | None = None) -> _Mapping:
-    """Map the first bytes of an open file, for :func:`elements_in`.
 
     Raises:
         OSError: the file cannot be mapped.
@@ -123,7 +110,7 @@ def map_memory(fd: int, nbytes: int, shared: bool, path: str | None = None) -> _
 
 
 def elements_in(memory: _Mapping, dtype: torch.dtype, count: int, source: Any, start: int = 0) -> Tensor:
-    """Return elements from byte ``start`` on in mapped memory, as a tensor with a storage of its own."""
+    """Return elements from byte ``start`` on in mapped memory, as a tensor with a storage of its own, of this ``source``."""
     result = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
     storage: Any = result.untyped_storage()
     storage.__class__ = FileStorage

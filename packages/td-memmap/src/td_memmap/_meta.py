@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -53,6 +54,18 @@ class LeafEntry:
     nested: bool = False
     jagged: dict[str, Any] | None = None
 
+    def parts(self) -> list[tuple[str, torch.dtype, torch.Size]]:
+        """Return the ending, dtype and shape of each file whose size the metadata tells."""
+        if self.nested:
+            return [(".shape.memmap", torch.int64, self.shape)]
+        found = [(".memmap", self.dtype, self.shape)]
+        if self.jagged is not None:
+            dtype, count = DTYPES[self.jagged["offsets_dtype"]], self.jagged["components"]
+            found.append((".offsets.memmap", dtype, torch.Size([count + 1])))
+            if self.jagged["lengths"]:
+                found.append((".lengths.memmap", dtype, torch.Size([count])))
+        return found
+
 
 @dataclass(slots=True)
 class Level:
@@ -61,7 +74,6 @@ class Level:
     Attributes:
         kind: the kind that puts it together; None for the legacy views, which ``meta`` describes, and where it was not
             asked for.
-        general: whether it is in the general form.
         cls: the subclass of the kind's type that was stored.
         meta: what the metadata says about the node itself.
         keys: of leaves and collections, in order.
@@ -74,10 +86,9 @@ class Level:
         version: ``_format_version``; 0 where it is missing.
     """
 
-    kind: NodeKind | None
-    general: bool
-    cls: type | None
-    meta: dict[str, Any]
+    kind: NodeKind | None = None
+    cls: type | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)
     leaves: dict[str, LeafEntry] = field(default_factory=dict)
     nodes: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -86,6 +97,11 @@ class Level:
     sized: bool = False
     batch_size: torch.Size = torch.Size()
     version: int = 0
+
+    @property
+    def general(self) -> bool:
+        """Whether it is in the general form."""
+        return self.version == VERSION
 
 
 # Collections repeat their metadata, as layers of a model and episodes of a data set do; to check it once is half of the
@@ -148,11 +164,8 @@ def read_json(tree: Any, parts: Parts, name: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"the key {key!r} stands there twice")
-            seen.add(key)
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r} stands there twice")
     return result
 
 
@@ -211,7 +224,7 @@ def describe(obj: Any, at: At, above: torch.Size, *, robust_key: bool, strict: b
     version = _version(obj, at)
     if version == VERSION:
         return _general(obj, at)
-    level = Level(None, False, None, {}, batch_size=above, version=version)
+    level = Level(batch_size=above, version=version)
     if isinstance(obj.get("shape"), list) and not is_view(obj):
         _mapping(level, obj, at, robust_key, strict)
     else:
@@ -315,7 +328,7 @@ def _general(obj: dict[str, Any], at: At) -> Level:
         raise at.damaged("members", members, "names of directories")
     if not isinstance(values, dict) or not all(isinstance(value, dict) for value in values.values()):
         raise at.damaged("values", values, "an object of values")
-    level = Level(None, True, None, meta, members=members, values=values, version=VERSION)
+    level = Level(meta=meta, members=members, values=values, version=VERSION)
     if isinstance(meta.get("batch_size"), list):
         level.batch_size = check_shape(meta["batch_size"], at, "batch_size")
         level.sized = True

@@ -191,7 +191,7 @@ def load_memmap(
     MemoryMappedTensor([0, 1, 2])
     """
     from . import _fs
-    from ._load import Loading, check_target, load_directory
+    from ._load import Loading, check_target, drop_others, load_directory
     from ._tensor import check_mode
 
     check_mode(mode)
@@ -219,8 +219,6 @@ def load_memmap(
         result = load_directory(path, options, subpath)
     if out is None:
         return result
-    from ._load import drop_others
-
     drop_others(out.update(result), result)
     return out
 
@@ -420,7 +418,7 @@ def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable
 
         return save_directory(data, path, options)
     from ._save import save_anonymous, snapshot
-    from ._saved import attach, directory, saved_of
+    from ._saved import Saved, attach, directory, saved_of
 
     saved = None if options.like else saved_of(data)
     if saved is not None and options.inplace:
@@ -428,8 +426,8 @@ def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable
     tree = data if options.inplace else snapshot(data)
     if saved is None:
         return lambda: save_anonymous(tree, options)
-    place, as_saved = directory(data, saved), saved.describes(data)
-    return lambda: attach(tree, place, saved.robust_key, saved.allow_pickle, as_saved=as_saved)
+    root, as_saved = directory(data, saved), saved.describes(data)
+    return lambda: attach(tree, Saved(root, saved.robust_key, saved.allow_pickle), as_saved=as_saved)
 
 
 def _run(data: Any, work: Callable[[], Any], num_threads: int, return_early: bool) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from td_core._buffers import as_bytes
 
+from . import _fs
 from ._mapping import buffer
 
 PIECE = 8 << 20
@@ -35,6 +36,13 @@ def pieces(leaf: Tensor) -> Iterable[Any]:
     if leaf.is_cpu and leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg():
         return (buffer(leaf),)
     return (as_bytes(part.cpu()).numpy() for part in _blocks(leaf.detach()))
+
+
+def write_pieces(fd: int, leaf: Tensor, offset: int) -> None:
+    """Write the bytes of a leaf to an open file, from byte ``offset`` on."""
+    for piece in pieces(leaf):
+        _fs.write_at(fd, piece, offset)
+        offset += piece.nbytes
 
 
 def _blocks(leaf: Tensor) -> Iterator[Tensor]:

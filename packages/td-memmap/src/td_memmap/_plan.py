@@ -192,16 +192,8 @@ class _Planner:
         if type(node) is not kind.type and "_class" in meta:
             meta["_type"] = str(type(node))
             meta["_class"] = class_name(type(node))
-        level: dict[str, Any] = {}
-        below: list[_Below] = []
-        size = node.batch_size
-        for name, child in record.entries.items():
-            at = (*key, name)
-            if isinstance(child, Tensor):
-                level[name] = self.leaf(child, parts, self._stem(name, at), at)
-            else:
-                level[name] = {"type": type(child).__name__}
-                below.append((child, (*parts, self._stem(name, at)), at, size, meta.get("_names")))
+        stems = {name: self._stem(name, (*key, name)) for name in record.entries}
+        level, below = self._entries(this, record, stems, above, meta.get("_names"))
         types: dict[str, Any] = {}
         pickled: dict[str, Any] = {}
         classes: dict[str, str] = {}
@@ -220,9 +212,8 @@ class _Planner:
             meta[_names.ROBUST_KEY] = False
         for name, item in meta.items():
             level.setdefault(name, item)
-        for name, child in record.members.items():
-            below.append((child, (*parts, name), (*key, name), above, None))
         sidecar: dict[str, Any] = {"values": types} if types else {}
+        size = node.batch_size
         if "shape" not in meta and not record.members:
             # Such an entry has no batch size and no dim names of its own there: it takes those of the level.
             if size != above:
@@ -255,21 +246,13 @@ class _Planner:
             level["provider"] = KINDS.providers[kind.tag]
         level["meta"] = record.meta
         taken = set(_names.TAKEN)
-        entries: list[Any] = []
-        below: list[_Below] = []
-        size = node.batch_size
-        for position, (name, child) in enumerate(record.entries.items()):
-            at = (*key, name)
-            stem = self._free_stem(name, position, child, taken)
-            if isinstance(child, Tensor):
-                entries.append([name, {**self.leaf(child, parts, stem, at), "file": stem}])
-            else:
-                entries.append([name, {"type": type(child).__name__, "file": stem}])
-                below.append((child, (*parts, stem), at, size, None))
-        level["entries"] = entries
+        stems = {
+            name: self._free_stem(name, position, child, taken)
+            for position, (name, child) in enumerate(record.entries.items())
+        }
+        entries, below = self._entries(this, record, stems, node.batch_size, None)
+        level["entries"] = [[name, {**entry, "file": stems[name]}] for name, entry in entries.items()]
         level["members"] = list(record.members)
-        for name, child in record.members.items():
-            below.append((child, (*parts, name), (*key, name), size, None))
         pickled = {name: value.plain for name, value in values.items() if value.pickled}
         level["values"] = {
             name: {"pickled": True} if value.pickled else {"plain": value.plain, "types": value.types}
@@ -278,6 +261,27 @@ class _Planner:
         self._text(parts, _names.META, level, key)
         self._pickle(parts, _names.PICKLE, pickled, key)
         return below
+
+    def _entries(
+        self, this: _Below, record: Record, stems: dict[str, str], above: torch.Size, names: Any
+    ) -> tuple[dict[str, Any], list[_Below]]:
+        """Plan what a node holds: return the entry of each key in the metadata, and the nodes below.
+
+        Members stand below the batch size ``above``, the nodes under keys below the one of this node and these names.
+        """
+        node, parts, key, *_ = this
+        entries: dict[str, Any] = {}
+        below: list[_Below] = []
+        for name, child in record.entries.items():
+            at, stem = (*key, name), stems[name]
+            if isinstance(child, Tensor):
+                entries[name] = self.leaf(child, parts, stem, at)
+            else:
+                entries[name] = {"type": type(child).__name__}
+                below.append((child, (*parts, stem), at, node.batch_size, names))
+        for name, child in record.members.items():
+            below.append((child, (*parts, name), (*key, name), above, None))
+        return entries, below
 
     def _plain(self, node: Core, record: Record, values: Mapping[str, _Value], names: Any) -> bool:
         """Tell whether the plain form can hold a node, as the reference would read it."""

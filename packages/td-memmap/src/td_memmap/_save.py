@@ -25,10 +25,10 @@ from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._limits import check_mappings
 from ._meta import manifest_text
-from ._pieces import pieces
+from ._pieces import pieces, write_pieces
 from ._plan import LeafFile, Plan, collect, make_plan, take_apart
 from ._progress import Progress, reporter
-from ._saved import attach
+from ._saved import Saved, attach
 from ._shapes import element_count, shaped, without_elements
 from ._tensor import MemoryMappedTensor, Place, is_there, is_whole, map_file, plain
 
@@ -126,7 +126,6 @@ class _Writer:
         self.plan = plan
         self.prefix = prefix
         self.options = options
-        self.mapped: dict[int, Tensor] = {}
         self.files: dict[LeafFile, MemoryMappedTensor] = {}
         self.hashes: dict[Parts, str] = {}
         self.sizes: dict[Parts, list[Any]] = {}
@@ -151,10 +150,7 @@ class _Writer:
                     staging.tree.sync(parts)
             staging.write_last(*plan.texts[-1][1:])
             staging.publish()
-        for leaf, files, ragged in plan.jagged:
-            made_of = {role: self.files[file] for role, file in files.items()}
-            self.mapped[id(leaf)] = jagged(ragged, **made_of, told=_told(leaf, options.like))
-        return finish(tree, plan, self.mapped, self.prefix, options)
+        return finish(tree, plan, _leaves(plan, self.files, options.like), self.prefix, options)
 
     def _write_leaves(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -181,7 +177,7 @@ class _Writer:
         path = "/".join((self.prefix, *file.path))
         if not file.nbytes:
             data = without_elements(file.tensor.dtype, file.shape)
-            self._keep(file, MemoryMappedTensor._on(data, Place(file.shape, path)))
+            self.files[file] = MemoryMappedTensor._on(data, Place(file.shape, path))
         elif pool is None or file.nbytes < _WORTH_A_THREAD:
             self._fill(file, self._open(file, path, running), path)
         else:
@@ -218,7 +214,7 @@ class _Writer:
             raise _named(error, file, path) from error
         finally:
             _fs.close(fd)
-        self._keep(file, leaf)
+        self.files[file] = leaf
         self.sizes[file.path] = [file.nbytes, status.st_mtime_ns]
 
     def _write_elements(self, file: LeafFile, fd: int) -> None:
@@ -245,7 +241,7 @@ class _Writer:
             return False
         self._hash(file.path, pieces(leaf))
         self.sizes[file.path] = [file.nbytes, found.st_mtime_ns]
-        self._keep(file, leaf)
+        self.files[file] = leaf
         return True
 
     def _link(self, source: Tree, path: Parts, file: LeafFile) -> bool:
@@ -270,12 +266,7 @@ class _Writer:
         if first.path in self.hashes:
             self.hashes[file.path] = self.hashes[first.path]
         self.report(file.nbytes)
-        self._keep(file, MemoryMappedTensor._on(source.detach(), replace(source._place, filename=path)))
-
-    def _keep(self, file: LeafFile, tensor: MemoryMappedTensor) -> None:
-        self.files[file] = tensor
-        if file.leaf is not None:
-            self.mapped.setdefault(id(file.leaf), tensor)
+        self.files[file] = MemoryMappedTensor._on(source.detach(), replace(source._place, filename=path))
 
     def _note_text(self, parts: Parts, name: str, text: bytes) -> None:
         path = (*parts, name)
@@ -293,9 +284,16 @@ class _Writer:
         self.staging.tree.write((), _names.MANIFEST, text, sync=self.options.durable)
 
 
-def _told(leaf: Tensor, like: bool) -> tuple[int | None, int | None]:
-    """Return what a copy of a jagged leaf is told of the lengths of its components; one without content gets others."""
-    return (None, None) if like else told_lengths(leaf)
+def _leaves(plan: Plan, files: dict[LeafFile, MemoryMappedTensor], like: bool) -> dict[int, Tensor]:
+    """Return what each leaf of a plan is mapped to, by its ``id``; of one under two keys the first file."""
+    found = reversed(plan.leaves)
+    mapped: dict[int, Tensor] = {id(file.leaf): files[file] for file in found if file.leaf is not None}
+    for leaf, parts, ragged in plan.jagged:
+        # One without content gets components of other lengths.
+        told = (None, None) if like else told_lengths(leaf)
+        made_of = {role: plain(files[file]) for role, file in parts.items()}
+        mapped[id(leaf)] = jagged(ragged, **made_of, told=told)
+    return mapped
 
 
 def _mapped_in(tree: Tree, file: LeafFile) -> os.stat_result | None:
@@ -323,7 +321,6 @@ def save_anonymous(tree: Core, options: Options) -> Any:
     """
     like = options.like
     plan = collect(tree, content=not like)
-    mapped: dict[int, Tensor] = {}
     files: dict[LeafFile, MemoryMappedTensor] = {}
     offsets: dict[LeafFile, int] = {}
     end = 0
@@ -338,27 +335,20 @@ def save_anonymous(tree: Core, options: Options) -> Any:
     report = reporter(options.progress, sum(file.nbytes for file in plan.leaves), "save")
     for file in plan.leaves:
         first = file.same_as
-        if first is not None and file not in files:
-            files[file] = MemoryMappedTensor._on(files[first].detach(), files[first]._place)
-        elif file not in files:
+        if file in offsets:
             files[file] = _anonymous(file, shared, offsets[file], like and file.leaf is not None)
-        if file.leaf is not None:
-            mapped[id(file.leaf)] = files[file]
+        elif file not in files and first is not None:
+            files[file] = MemoryMappedTensor._on(files[first].detach(), files[first]._place)
         report(file.nbytes)
-    for leaf, parts, ragged in plan.jagged:
-        made_of = {role: plain(files[file]) for role, file in parts.items()}
-        mapped[id(leaf)] = jagged(ragged, **made_of, told=_told(leaf, like))
-    return finish(tree, plan, mapped, None, options)
+    return finish(tree, plan, _leaves(plan, files, like), None, options)
 
 
 def _anonymous(file: LeafFile, shared: AnonymousFile | None, start: int, like: bool) -> MemoryMappedTensor:
     """Write a leaf to its place in an anonymous file and map it."""
     if shared is None:
         return MemoryMappedTensor._on(without_elements(file.tensor.dtype, file.shape), Place(file.shape))
-    position = start
-    for piece in () if like else pieces(file.tensor):
-        _fs.write_at(shared.fd, piece, position)
-        position += piece.nbytes
+    if not like:
+        write_pieces(shared.fd, file.tensor, start)
     data = shared.elements(file.tensor.dtype, element_count(file.shape), start)
     return MemoryMappedTensor._on(shaped(data, file.shape), Place(file.shape, file=shared, offset=start))
 
@@ -377,7 +367,8 @@ def finish(tree: Core, plan: Plan, mapped: dict[int, Tensor], prefix: str | None
         result: Any = tree
     else:
         result = tree._map(lambda leaf: mapped[id(leaf)])
-    return attach(result, prefix, options.robust_key, options.allow_pickle, options.share_non_tensor)
+    saved = Saved(prefix, options.robust_key, options.allow_pickle, options.share_non_tensor)
+    return attach(result, saved)
 
 
 def _untie(tree: Core) -> None:

@@ -37,8 +37,8 @@ class Saved(Attachment):
         path: its directory; None for anonymous files.
         robust_key: whether keys are encoded as file names there.
         allow_pickle: whether values may be pickled, as when it was saved.
-        above: batch size of the level above.
         shared: whether values are read from the save each time it changes.
+        above: batch size of the level above.
         form: batch size and names of the node in the save; None where they are not known.
         seen: the file that they were read from last, under ``"file"``.
     """
@@ -46,9 +46,9 @@ class Saved(Attachment):
     path: str | None
     robust_key: bool
     allow_pickle: bool
-    above: torch.Size
-    shared: bool
-    form: Any
+    shared: bool = False
+    above: torch.Size = torch.Size()
+    form: Any = None
     seen: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def files(self, node: Core) -> str | None:
@@ -122,10 +122,19 @@ class Saved(Attachment):
         return _again, (parts, directory(node, self), *options)
 
 
-def _again(parts: tuple[Any, ...], *saved: Any) -> Any:
+def _again(
+    parts: tuple[Any, ...],
+    path: str | None,
+    robust_key: bool,
+    allow_pickle: bool = False,
+    shared: bool = False,
+    as_saved: bool = True,
+) -> Any:
     result = _pickling.rebuild(*parts)
     # Where torch.load(map_location="meta") asked for no elements, there are none in files either.
-    return attach(result, *saved) if not any(leaf.is_meta for leaf in result._leaves()) else result
+    if any(leaf.is_meta for leaf in result._leaves()):
+        return result
+    return attach(result, Saved(path, robust_key, allow_pickle, shared), as_saved=as_saved)
 
 
 def saved_of(data: Any) -> Saved | None:
@@ -146,18 +155,11 @@ def directory(node: Core, saved: Saved) -> str | None:
     return os.path.dirname(path)
 
 
-def attach(
-    result: Any,
-    prefix: str | None,
-    robust_key: bool,
-    allow_pickle: bool = False,
-    shared: bool = False,
-    as_saved: bool = True,
-    above: torch.Size = torch.Size(),
-) -> Any:
+def attach(result: Any, saved: Saved, *, as_saved: bool = True) -> Any:
     """Lock a mapped collection and tell every node of it where it is saved, and whether it is as it was saved."""
     lock(result, ATTACHED)
-    todo: list[tuple[Any, str | None, torch.Size]] = [(result, prefix, above)]
+    robust_key, allow_pickle, shared = saved.robust_key, saved.allow_pickle, saved.shared
+    todo: list[tuple[Any, str | None, torch.Size]] = [(result, saved.path, saved.above)]
     while todo:
         node, path, above = todo.pop()
         inner = node._inner()
@@ -165,7 +167,7 @@ def attach(
         inner._attachments = {
             **(inner._attachments or {}),
             ATTACHMENT: Saved(
-                path, robust_key, allow_pickle, above, shared, _form(node) if as_saved else None
+                path, robust_key, allow_pickle, shared, above, _form(node) if as_saved else None
             ),
         }
         if inner is node and not node._opaque and next(node._nested(), None) is None:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_storage
 
-from td_core._buffers import as_bytes
 from td_core._torch_private import plain_results
 from td_core.errors import FormatError
 
@@ -29,8 +28,9 @@ from . import _fs
 from ._anonymous import AnonymousFile
 from ._dtypes import check_dtype, storable
 from ._errors import FileTakenError, NoFileError
-from ._mapping import FileStorage, map_elements
+from ._mapping import FileStorage, elements_in, map_memory
 from ._new_file import NewFile
+from ._pieces import pieces, write_pieces
 from ._shapes import Shape, as_shape, element_count, shape_of, shaped, show_shape, without_elements
 
 
@@ -175,7 +175,7 @@ class MemoryMappedTensor(Tensor):
         storable(input, f"{path or 'an anonymous file'}", content=copy_data)
         if shape is not None and not input.is_nested:
             input = input.expand(torch.Size(shape))
-        content = all_elements(input) if copy_data else None
+        content = input if copy_data else None
         return cls._create(
             shape_of(input), input.dtype, path, existsok=existsok, content=content, keep=not copy_data
         )
@@ -191,14 +191,14 @@ class MemoryMappedTensor(Tensor):
         content: Tensor | None = None,
         keep: bool = False,
     ) -> MemoryMappedTensor:
-        """Create a file with the bytes ``content``, or zeros, and map it; ``keep`` what an existing one holds."""
+        """Create a file with the elements of ``content``, or zeros, and map it; ``keep`` what an existing one holds."""
         check_dtype(dtype, path or "an anonymous file")
         count = element_count(shape)
         nbytes = count * dtype.itemsize
         if path is None:
             file = AnonymousFile.of_size(nbytes)
-            if content is not None and nbytes:
-                _fs.write_at(file.fd, content.numpy(), 0)
+            if content is not None:
+                write_pieces(file.fd, content, 0)
             return cls._on(shaped(file.elements(dtype, count), shape), Place(shape, file=file))
         if not count:
             return cls._on(without_elements(dtype, shape), Place(shape, path))
@@ -212,7 +212,8 @@ class MemoryMappedTensor(Tensor):
                 if content is None:
                     _fs.reserve(new.fd, nbytes)
                 else:
-                    _fs.write_all(new.fd, content.numpy())
+                    for piece in pieces(content):
+                        _fs.write_all(new.fd, piece)
                 result = map_file(new.fd, path, dtype, shape, None, shared=True)
                 new.publish()
         except FileExistsError as error:
@@ -626,7 +627,7 @@ def map_file(
             f"{nbytes} are needed"
         )
     place = Place(shape, path, None, 0, mode, shared, (status.st_dev, status.st_ino))
-    data = map_elements(fd, dtype, nbytes // dtype.itemsize, shared, path, place)
+    data = elements_in(map_memory(fd, nbytes, shared, path), dtype, nbytes // dtype.itemsize, place)
     return MemoryMappedTensor._on(shaped(data, shape), place)
 
 
@@ -634,13 +635,6 @@ def check_mode(mode: str | None) -> None:
     """Raise ValueError for an unknown mode."""
     if mode not in (None, "r", "r+"):
         raise ValueError(f"mode must be 'r', 'r+' or None; got {mode!r}")
-
-
-def all_elements(tensor: Tensor) -> Tensor:
-    """Return the elements of any tensor as one uint8 vector, without a copy where there is no need."""
-    if tensor.is_nested:
-        return torch.cat([as_bytes(part.cpu()) for part in tensor.unbind()])
-    return as_bytes(tensor.cpu())
 
 
 def plain(tensor: Tensor) -> Tensor:
