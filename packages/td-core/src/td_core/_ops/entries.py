@@ -390,8 +390,8 @@ class Entries(Core):
         [tensor(1)]
         """
         if include_nested or leaves_only or sort or not stores_what_is_shown(self._dict):
-            return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)
-        return self._dict.values()
+            return CollectionValues(self, include_nested, leaves_only, is_leaf, sort)  # type: ignore[return-value]
+        return self._dict.values()  # type: ignore[no-any-return]
 
     @overload
     def items(

@@ -107,7 +107,7 @@ def cat(input: Iterable[ItemT], dim: int = 0, *, out: Any = None) -> ItemT:
     return _joined(unmixed(items, plan), plan, out)  # type: ignore[no-any-return]
 
 
-def lazy_stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None, **kwargs: Any) -> ItemT:
+def lazy_stack(input: Iterable[Any], dim: int = 0, *, out: Any = None, **kwargs: Any) -> Any:
     """Return a lazy stack: it keeps the collections as its members, and stacks an entry when it is read.
 
     Args:
@@ -128,10 +128,10 @@ def lazy_stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None, **kwarg
     """
     items: list[Any] = list(input)
     if items and isinstance(items[0], Tensor) and any(option.startswith("as_") for option in kwargs):
-        return in_form("of the list", _tensors(items, "stack"), dim, None, **kwargs)  # type: ignore[no-any-return]
+        return in_form("of the list", _tensors(items, "stack"), dim, None, **kwargs)
     strict, name = _options("lazy_stack", **kwargs)
     if items and isinstance(items[0], Tensor):
-        return torch.stack(_tensors(items, "stack", out), dim, out=out)  # type: ignore[return-value]
+        return torch.stack(_tensors(items, "stack", out), dim, out=out)
     sizes = _batch_sizes(items, "stack")
     size = sizes[0]
     for i, other in enumerate(sizes):
@@ -142,8 +142,8 @@ def lazy_stack(input: Iterable[ItemT], dim: int = 0, *, out: Any = None, **kwarg
     at = stack_plan(size, dim, len(items)).dim
     result = items[0]._keep_together(items, at)
     if out is not None:
-        return written(out, torch.Size((*size[:at], len(items), *size[at:])), result)  # type: ignore[no-any-return]
-    return _named(result, at, name)  # type: ignore[no-any-return]
+        return written(out, torch.Size((*size[:at], len(items), *size[at:])), result)
+    return _named(result, at, name)
 
 
 def _options(what: str, strict_shape: bool = False, stack_dim_name: str | None = None, **unknown: Any) -> Any:
@@ -193,7 +193,7 @@ def maybe_dense_stack(
     except (StructureError, BatchSizeError):
         if not items or isinstance(items[0], Tensor):
             raise
-        return lazy_stack(items, dim, out=out, **kwargs)
+        return lazy_stack(items, dim, out=out, **kwargs)  # type: ignore[no-any-return]
 
 
 def dense_stack_tds(td_list: Sequence[Any] | Core, dim: int | None = None) -> Any:
