@@ -28,7 +28,7 @@ def arrangements(plan: Any, size: tuple[int, ...], device: torch.device | None) 
     >>> arrangements(transpose_plan((2, 3), 0, 1), (2, 3), None)
     [([0, 3, 1, 4, 2, 5], (3, 2))]
     >>> arrangements(unbind_plan((2, 3), 0), (2, 3), None)
-    [([0, 1, 2], (3,)), ([3, 4, 5], (3,))]
+    [(range(0, 3), (3,)), (range(3, 6), (3,))]
     """
     found = _by_members(plan, size)
     if found is not None:
