@@ -82,7 +82,9 @@ class LazyStackedTensorDict(TensorDictBase):
                 raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")
         members = [item.to(device) if device is not None else item for item in tensordicts]
         given = tuple(batch_size or ())
-        of_those_to_come = bool(given) and not members and 0 not in given[stack_dim : stack_dim + 1 or None]
+        of_those_to_come = (
+            len(given) > 0 and not members and 0 not in given[stack_dim : stack_dim + 1 or None]
+        )
         ndim = len(members[0].batch_size) if members else len(given or (0,)) - (not of_those_to_come)
         dim = stack_dim + ndim + 1 if stack_dim < 0 else stack_dim
         if not 0 <= dim <= ndim:

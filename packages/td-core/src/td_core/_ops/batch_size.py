@@ -89,7 +89,7 @@ def infer_batch_sizes(root: Any, batch_dims: int | None, keep_compliant_size: bo
                     shapes[at].append(shown_shape(child))
                 elif child._opaque and (reach := child._reach()) is not None:
                     shapes[at].append(tuple(reach))
-            stays = bool(shapes[at]) and kept is not None and parent >= 0 and len(node.batch_size) >= kept
+            stays = len(shapes[at]) > 0 and kept is not None and parent >= 0 and len(node.batch_size) >= kept
         if stays or shapes[at]:
             sizes[at] = tuple(node.batch_size) if stays else common_prefix(shapes[at], batch_dims)
             if parent >= 0:
