@@ -23,7 +23,7 @@ from ._errors import AppendError
 from ._fs import Parts, Tree
 from ._load import Loading, Node, Reader, look
 from ._manifest import file_pieces, read_manifest, verify_tree
-from ._meta import LIMIT, LeafEntry, is_view, manifest_text, parse_json, read_json
+from ._meta import LeafEntry, is_view, manifest_text, parse_json, read_if_there, read_json
 from ._pieces import write_pieces
 from ._plan import LeafFile, make_plan
 
@@ -173,7 +173,7 @@ def _check_values(
 ) -> None:
     """Refuse rows with other values than the saved ones: in the metadata, or in the files beside it."""
     pickled = texts.get((*_in_rows(node), _names.PICKLE))
-    if pickled != _there(tree, node, _names.PICKLE):
+    if pickled != read_if_there(tree, node.parts, _names.PICKLE):
         # What is pickled is not in the metadata. This call made the pickle of the rows; one that was read is loaded only
         # where the caller allowed it.
         meta = {**(node.values or {}), **meta}
@@ -199,16 +199,12 @@ def _equal(mine: Any, other: Any) -> bool:
 
 def _sidecars(tree: Tree, node: Node, texts: dict[Parts, bytes]) -> list[Any]:
     """Return what stands beside a value in the save, and in the plan of the rows."""
-    found = (_there(tree, node, _names.VALUES), texts.get((*_in_rows(node), _names.VALUES)))
+    found = (read_if_there(tree, node.parts, _names.VALUES), texts.get((*_in_rows(node), _names.VALUES)))
     return [parse_json(text, _names.VALUES) if text else {} for text in found]
 
 
 def _misfit(tree: Tree, what: str) -> AppendError:
     return AppendError(f"cannot append to {tree.path}: {what}")
-
-
-def _there(tree: Tree, node: Node, name: str) -> bytes | None:
-    return None if tree.stat(node.parts, name) is None else tree.read(node.parts, name, LIMIT)
 
 
 def _check_leaf(node: Node, key: str, entry: LeafEntry, file: LeafFile | None) -> LeafFile:

@@ -16,7 +16,7 @@ from . import _fs, _names
 from ._errors import FileTakenError
 from ._fs import Tree
 from ._load import Loading, Reader
-from ._meta import LIMIT
+from ._meta import read_if_there
 from ._plan import Plan
 from ._save import Options, finish, planned, save_directory
 from ._shapes import shape_of, show_shape
@@ -103,7 +103,6 @@ def _same_texts(files: Tree, plan: Plan) -> bool:
     texts = {(*parts, name): text for parts, name, text in plan.texts}
     for parts in ((), *plan.directories):
         for name in (_names.META, *_names.SIDECARS):
-            there = None if files.stat(parts, name) is None else files.read(parts, name, LIMIT)
-            if there != texts.get((*parts, name)):
+            if read_if_there(files, parts, name) != texts.get((*parts, name)):
                 return False
     return True

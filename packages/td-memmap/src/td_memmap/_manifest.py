@@ -15,7 +15,7 @@ from ._checksum import digest_of, named
 from ._fs import Parts, Tree
 from ._listing import printable
 from ._load import misfits, on_one_version
-from ._meta import read_json
+from ._meta import parse_json, read_if_there, read_json
 from ._progress import Progress, reporter
 
 
@@ -109,10 +109,8 @@ def check(path: str) -> None:
 
 def read_manifest(tree: Tree) -> Any:
     """Return the manifest of a save; None where it has none."""
-    try:
-        return read_json(tree, (), _names.MANIFEST)
-    except FileNotFoundError:
-        return None
+    content = read_if_there(tree, (), _names.MANIFEST)
+    return None if content is None else parse_json(content, tree.show((), _names.MANIFEST))
 
 
 def verify_tree(tree: Tree, manifest: Any, progress: Progress = False) -> Report:

@@ -161,6 +161,14 @@ def read_json(tree: Any, parts: Parts, name: str) -> Any:
     return parse_json(tree.read(parts, name, LIMIT), tree.show(parts, name))
 
 
+def read_if_there(tree: Any, parts: Parts, name: str) -> bytes | None:
+    """Return the content of a small file in a directory or an archive; None where it is missing."""
+    try:
+        return tree.read(parts, name, LIMIT)  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        return None
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
@@ -492,10 +500,8 @@ def find(tree: Any, subpath: NestedKey, *, robust_key: bool) -> Parts:
 
 
 def _names_below(tree: Any, parts: Parts, key: str, robust_key: bool) -> tuple[str, ...] | None:
-    try:
-        meta = read_json(tree, parts, _names.META)
-    except FileNotFoundError:
+    content, at = read_if_there(tree, parts, _names.META), At(tree.show(parts, _names.META), parts)
+    if content is None:
         return None
-    at = At(tree.show(parts, _names.META), parts)
-    level = describe(meta, at, torch.Size(), robust_key=robust_key, strict=False)
-    return level.nodes.get(key)
+    meta = parse_json(content, at.file)
+    return describe(meta, at, torch.Size(), robust_key=robust_key, strict=False).nodes.get(key)
