@@ -88,7 +88,7 @@ OPERATIONS = {
     "double": (lambda td: td.double(), Tensor.double),
     "new_ones": (lambda td: td.new_ones(2), lambda leaf: leaf.new_ones(2, 3)),
     "new_full": (lambda td: td.new_full((2,), 7), lambda leaf: leaf.new_full((2, 3), 7)),
-    "new_empty": (lambda td: td.new_empty(2) * 0, lambda leaf: leaf.new_zeros(2, 3)),
+    "new_empty": (lambda td: td.new_empty(2).zero_(), lambda leaf: leaf.new_zeros(2, 3)),
 }
 FEW = list(OPERATIONS)[: list(OPERATIONS).index("to")]
 CASES = [(kind, operation) for kind in LEAVES for operation in (FEW if kind == "wrapper" else OPERATIONS)]
