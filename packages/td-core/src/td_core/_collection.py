@@ -4,7 +4,7 @@ A *kind* (dense, lazy stack, parameters, a tensorclass, one of a plugin) provide
 the primitives below are written once on top of them, and a kind overrides one only to be faster or lazier. The public
 behaviour lives in mixins that see only these members.
 
-Leaves are visited in one order, the same for ``_collect``, ``_leaves_like`` and ``_map`` of a kind.
+Leaves are visited in one order, the same for ``_collect``, ``_collect_like`` and ``_map`` of a kind.
 """
 
 from __future__ import annotations
@@ -293,18 +293,16 @@ class Core(ABC):
         self._collect(out)
         return out
 
-    def _leaves_like(self, ref: Core) -> list[Tensor]:
-        """Return the leaves of this node in the order in which ``ref`` collects its own.
+    def _collect_like(self, ref: Core, out: list[Tensor]) -> None:
+        """Append the leaves of this node in the order in which ``ref`` collects its own.
 
         Raises:
             StructureError: the keys differ; the message names the first differing one.
         """
-        out: list[Tensor] = []
         ref._collect_other(self, out)
-        return out
 
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
-        """Append the leaves of ``other`` in the order in which this node collects its own; see ``_leaves_like``."""
+        """Append the leaves of ``other`` in the order in which this node collects its own; see ``_collect_like``."""
         self._as_dense()._collect_other(other, out, path)
 
     def _collect_both(
@@ -321,7 +319,7 @@ class Core(ABC):
         if foreign is not None:
             foreign.append(self)
         levels = self._collect(mine)
-        theirs += other._leaves_like(self)
+        other._collect_like(self, theirs)
         return levels
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:

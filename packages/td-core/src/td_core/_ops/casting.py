@@ -242,7 +242,11 @@ class Casting(Moving):
         tensor(5.)
         """
         leaves = self._leaves()
-        gradients: list[Any] = [None] * len(leaves) if gradient is None else gradient._leaves_like(self)
+        gradients: list[Any] = []
+        if gradient is None:
+            gradients = [None] * len(leaves)
+        else:
+            gradient._collect_like(self, gradients)
         pairs = [pair for pair in zip(leaves, gradients, strict=True) if pair[0].requires_grad]
         if not pairs:
             raise RuntimeError(f"backward: no leaf of this {type(self).__name__} requires gradients")
@@ -386,12 +390,15 @@ class Casting(Moving):
         tensor([1, 2])
         """
         shape: Any
+        references: list[Tensor] = []
         if isinstance(data, Core):
-            shape, references, values = data, self._leaves_like(data), data._leaves()
+            shape = data
+            self._collect_like(data, references)
+            values = data._leaves()
         else:
             source = torch.as_tensor(data)
             shape = self._transform(NewBatch(self.batch_size, tuple(source.shape), lambda leaf, size: leaf))
-            references = shape._leaves()
+            shape._collect(references)
             values = [source] * len(references)
         if isinstance(device, NoDefault) or device is None:
             goal = self.device or (None if isinstance(data, Core) else source.device)
@@ -419,7 +426,9 @@ def _pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]:
     if not isinstance(value, Core):
         raise TypeError(f"{name} is a collection of the same structure; got {type(value).__name__}")
     target = node.select(*value.keys(True, True))  # type: ignore[attr-defined]
-    pairs = list(zip(target._leaves(), value._leaves_like(target), strict=True))
+    given: list[Tensor] = []
+    value._collect_like(target, given)
+    pairs = list(zip(target._leaves(), given, strict=True))
     for leaf, one in pairs:
         if leaf.shape != one.shape or (name == "grad" and leaf.dtype != one.dtype):
             raise StructureError(

@@ -237,8 +237,13 @@ def _stacked_modules(
 
 
 def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
+    columns: list[list[Tensor]] = []
+    for item in items:
+        column: list[Tensor] = []
+        item._collect_like(items[0], column)
+        columns.append(column)
     stacked: list[Tensor] = []
-    for row in zip(*[item._leaves_like(items[0]) for item in items]):
+    for row in zip(*columns):
         first = row[0]
         if expand_identical and all(leaf is first for leaf in row):
             stacked.append(first.expand(len(row), *first.shape))

@@ -444,7 +444,9 @@ def _try(name: str, node: Core, this: Op, leaf: Tensor, target: Tensor, others: 
 def write_out(name: str, result: Any, out: Any) -> Any:
     """Copy a result into ``out``, a collection of the same structure, and return that."""
     leaves = result._leaves()
-    write_leaves(name, result, COPY, out._leaves_like(result), leaves)
+    targets: list[Tensor] = []
+    out._collect_like(result, targets)
+    write_leaves(name, result, COPY, targets, leaves)
     return out
 
 

@@ -138,7 +138,8 @@ def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, **kwa
     if isinstance(grad_outputs, Core):
         if not isinstance(outputs, Core):
             raise TypeError("torch.autograd.grad() takes a collection as grad_outputs where outputs is one")
-        gradients = grad_outputs._leaves_like(outputs)
+        gradients = []
+        grad_outputs._collect_like(outputs, gradients)
     computed = outputs._leaves() if isinstance(outputs, Core) else outputs
     if not isinstance(inputs, Core):
         return torch.autograd.grad(computed, inputs, gradients, *args, **kwargs)

@@ -283,10 +283,11 @@ class CollectionTests:
             collection[self.new_key]
 
     def test_walks_visit_leaves_in_one_order(self) -> None:
-        """``_collect``, ``_leaves_like``, ``_rebuild`` and ``_map`` agree."""
+        """``_collect``, ``_collect_like``, ``_rebuild`` and ``_map`` agree."""
         collection = self.make()
         first = collection._leaves()
-        like = collection._leaves_like(collection)
+        like: list[Tensor] = []
+        collection._collect_like(collection, like)
         assert [id(leaf) for leaf in like] == [id(leaf) for leaf in first]
         rebuilt = collection._rebuild(iter([leaf + 1 for leaf in first]))
         self.check(rebuilt, {key: leaf + 1 for key, leaf in self.leaves(collection).items()})
