@@ -86,15 +86,8 @@ class TensorDict(TensorDictBase):
     """
 
     __slots__ = (
-        "__weakref__",
-        "_attachments",
-        "_batch_size",
-        "_device",
-        "_dict",
-        "_lock_parents",
-        "_locked",
-        "_names",
-        "_undo",
+        "__weakref__", "_attachments", "_batch_size", "_device", "_dict", "_lock_parents", "_locked",
+        "_names", "_undo",
     )  # fmt: skip
 
     _dict: dict[str, Child]

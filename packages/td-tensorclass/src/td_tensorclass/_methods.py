@@ -73,7 +73,7 @@ class NonTensorMethods:
         >>> TensorDict({"a": "x", "n": {"b": 1, "c": "y"}}).filter_non_tensor_data()
         TensorDict(batch_size=[], fields={n: {b: i64[]}})
         """
-        stacked = None if self._opaque else self._stacked()
+        stacked = self._stacked()
         if stacked is not None:  # whose members may have entries that others lack
             return self._like([member.filter_non_tensor_data() for member in stacked[0]])
         return self.exclude(*filter(self.is_non_tensor, self.keys(True)))
