@@ -19,6 +19,7 @@ from .._collection import Core
 from .._element_plans import wide
 from .._foreach import Op, foreach, op
 from .._torch_private import foreach_kernel
+from .alignment import aligned_columns
 from .operands import (
     LEAF_ERRORS,
     NUMBERS,
@@ -28,7 +29,6 @@ from .operands import (
     combine_inplace,
     compare_values,
     each_leaf,
-    lined_up_leaves,
     operand_inplace,
     raise_at_leaf,
     write_leaves,
@@ -542,7 +542,7 @@ class Pointwise(Core):
             write_leaves(name, self, this, leaves, *operands)
             return self
         if any(isinstance(each, Core) and each.batch_size != self.batch_size for each in (first, second)):
-            leaves, *operands = lined_up_leaves(self, leaves, *operands)
+            leaves, *operands = aligned_columns(self, leaves, *operands)
         try:
             return self._with_leaves(foreach(this, leaves, *operands))
         except LEAF_ERRORS as error:

@@ -15,12 +15,11 @@ from .._foreach import Op, foreach, op
 from .._locking import refuse_if_locked
 from .._plans import broadcast_shape
 from ..errors import BatchSizeError, StructureError
+from .alignment import aligned, expanded
 from .joining import written
 from .operands import (
     LEAF_ERRORS,
-    beside_each_other,
     each_leaf,
-    expanded,
     raise_at_leaf,
     with_keys_of,
     write_leaves,
@@ -153,7 +152,7 @@ class Selecting(Shaping):
                 fill = partial(torch.full_like, fill_value=pad)
                 mine, theirs = with_keys_of(mine, theirs, fill), with_keys_of(theirs, mine, fill)
             if other.batch_size != size:
-                mine, theirs = beside_each_other(mine, theirs)
+                mine, theirs = aligned(mine, theirs)
             result = _choose(mine, theirs, condition)
         if out is None:
             return result  # type: ignore[no-any-return]
