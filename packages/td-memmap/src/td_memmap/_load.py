@@ -33,7 +33,7 @@ from ._errors import PickleRefusedError
 from ._fs import Parts, Tree
 from ._legacy import load_legacy
 from ._limits import check_mappings
-from ._meta import LIMIT, At, LeafEntry, Level, check_shape, describe, find, read_json, read_level
+from ._meta import LIMIT, At, LeafEntry, Level, check_shape, describe, find, read_json, read_level, recall
 from ._plan import FORMAT, KeyPath
 from ._progress import Progress, reporter
 from ._shapes import element_count, without_elements
@@ -170,6 +170,7 @@ class Reader:
         self.nodes: list[Node] = []
         self.guessed = False
         self.device = options.device or _CPU
+        self._device_name = str(self.device)
         # A mode that makes tensors of its own is FakeTensorMode.
         self.imagine = self.device.type == "meta" or type(torch.empty(0, device="cpu")) is not Tensor
 
@@ -250,9 +251,9 @@ class Reader:
                 what = f"is missing: the directory {parts[-1]!r} is not there"
             raise FormatError(f"{self._at(node)} {what}") from None
         options = self.options
-        node.level = level = read_level(
-            content, self._at(node), node.above, robust_key=options.robust_key, strict=options.strict
-        )
+        how = {"robust_key": options.robust_key, "strict": options.strict}
+        level = recall(content, **how) or read_level(content, self._at(node), node.above, **how)
+        node.level = level
         node.leaves = level.leaves
         if level.general:
             self._general_values(node)
@@ -510,7 +511,7 @@ class Reader:
         level, members = node.level, node.members or {}
         meta = dict(level.meta)
         if meta.get("device") not in (None, "None") or (level.sized and self.options.device is not None):
-            meta["device"] = str(self.device)
+            meta["device"] = self._device_name
             for key in level.nodes:
                 # One value has no device of its own in files.
                 below = node.entries.get(key)

@@ -181,6 +181,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
+def recall(content: bytes, *, robust_key: bool, strict: bool) -> Level | None:
+    """Return what :func:`read_level` gave for the same content, if its kind still goes by the name that stands there."""
+    level = _KNOWN.get((content, robust_key, strict))
+    if level is None or level.kind is not KINDS.named(FORMAT, level.meta["_type"]):
+        return None
+    return level
+
+
 def read_level(content: bytes, at: At, above: torch.Size, *, robust_key: bool, strict: bool) -> Level:
     """Check the ``meta.json`` of the node at a key path, whose level above has the batch size ``above``.
 
