@@ -105,6 +105,8 @@ class TestUpdate:
             (["b"], [("b", "c"), ("b", "d")]),
             ([], []),
             (["zz"], []),
+            ([("a", "zz")], []),
+            ([("a", "zz"), ("b", "c", "zz"), ("b", "d")], [("b", "d")]),
         ],
     )
     def test_keys_to_update(self, td: Any, keys: list[Any], changed: list[Any]) -> None:

@@ -108,6 +108,8 @@ class UpdatePlan:
                     if key not in wanted:
                         continue
                     below = wanted[key]
+                    if below is not None and not _is_level(value):
+                        continue  # there is nothing below it
                 if plain and isinstance(value, Tensor) and type(value) not in WRAPPED:
                     if not trusted:
                         value = coerce(value, size, device, (*at, key), non_blocking=self.non_blocking)
@@ -134,10 +136,7 @@ class UpdatePlan:
             raise KeyThroughLeafError(
                 f"{show_path(path)} is not a collection, so it has no entry {next(iter(value))!r} to update"
             )
-        # A tensor is told at once; asking an abstract class takes longer.
-        if not isinstance(value, Tensor) and (
-            isinstance(value, Mapping) or (isinstance(value, Core) and not value._opaque)
-        ):
+        if _is_level(value):
             # What is named below a level is no reason to replace all that is there.
             if current is not None and not leaf_here and (below is not None or not self._whole(value)):
                 found = node._get_child(key)
@@ -285,6 +284,13 @@ def _by_member(stacked: Any, source: Any, at: Path) -> list[tuple[Any, Any]]:
             f"batch size {list(source.batch_size)}"
         )
     return list(zip(members, source.unbind(dim), strict=True))[::-1]
+
+
+def _is_level(value: Any) -> bool:
+    # A tensor is told at once; asking an abstract class takes longer.
+    if isinstance(value, Tensor):
+        return False
+    return isinstance(value, Mapping) or (isinstance(value, Core) and not value._opaque)
 
 
 def merged_at_once(root: Core, source: Any) -> bool:
