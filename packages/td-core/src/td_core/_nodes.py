@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from types import MemberDescriptorType
@@ -132,6 +133,7 @@ def _in_slots(node: Core, base: type) -> dict[str, Any]:
     return found
 
 
+@lru_cache(maxsize=256)  # asked for every node of a subclass that is copied
 def _added_slots(cls: type, base: type) -> dict[str, MemberDescriptorType]:
     return {
         name: member

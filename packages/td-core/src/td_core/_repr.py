@@ -126,10 +126,12 @@ def _described(leaf: Tensor) -> Ragged:
 def _exclusive(node: Any) -> list[tuple[int, Any, list[Shown]]]:
     """Return position and node of the members of a lazy stack that have entries which others lack, and these."""
     stacked = node._stacked()
+    if stacked is None:
+        return []
     common = set(node._children())
     found = [
         (i, member, [_entry(key, member._stand_in(key)) for key in member._children() if key not in common])
-        for i, member in enumerate(() if stacked is None else stacked[0])
+        for i, member in enumerate(stacked[0])
     ]
     return [row for row in found if row[2]]
 
