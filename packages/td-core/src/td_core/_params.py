@@ -660,9 +660,8 @@ def give_roles(root: Core, roles: str) -> None:
 
 def _register_params(cls: Any) -> None:
     def unflatten(children: Any, context: tuple[Any, ...]) -> Any:
-        return next(
-            iter(children)
-        )  # the plain collection: what came back is no longer the module's parameters
+        # The plain collection: what came back is no longer the module's parameters.
+        return next(iter(children))
 
     register(cls, lambda params: ([params._tensordict], ()), unflatten, lambda context: ("params",))
 

@@ -140,11 +140,9 @@ class NonTensorStack(ValueNode, TensorDictBase):
         cls, values: list[Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> Any:
         """Return a stack of checked values, or the one value of a batch without dims."""
-        return (
-            cls._of(values, batch_size, device, names)
-            if batch_size
-            else NonTensorData(values[0], device=device)
-        )
+        if batch_size:
+            return cls._of(values, batch_size, device, names)
+        return NonTensorData(values[0], device=device)
 
     @classmethod
     def from_nontensordata(cls: type[SelfT], non_tensor: NonTensorDataBase) -> SelfT:

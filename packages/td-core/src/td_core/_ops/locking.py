@@ -58,7 +58,10 @@ class Locking(Core):
 
     @is_locked.setter
     def is_locked(self, value: bool) -> None:
-        (self.lock_ if value else self.unlock_)()
+        if value:
+            self.lock_()
+        else:
+            self.unlock_()
 
     def lock_(self: SelfT) -> SelfT:
         """Refuse structural changes from now on, here and in sub-collections; in-place writes stay legal.

@@ -230,7 +230,7 @@ class Moving(Dtypes):
             source = cast_some(self, methodcaller("to", target.dtype), accepts)
             target = target._replace(dtype=None)
         elif moves_only and (goal is None or goal == self.device):
-            given = None if goal is not None or not args else args[0]
+            given = args[0] if goal is None and args else None
             if given is not None and isinstance(given, Core) and given._children() and not given._leaves():
                 return self._described_by(given)
             if batch_size is not None:

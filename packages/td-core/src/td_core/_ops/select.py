@@ -17,13 +17,7 @@ from .._plans import broadcast_shape
 from ..errors import BatchSizeError, StructureError
 from .alignment import aligned, expanded
 from .joining import written
-from .operands import (
-    LEAF_ERRORS,
-    each_leaf,
-    raise_at_leaf,
-    with_keys_of,
-    write_leaves,
-)
+from .operands import LEAF_ERRORS, each_leaf, raise_at_leaf, with_keys_of, write_leaves
 from .shape import Shaping
 
 SelfT = TypeVar("SelfT", bound="Selecting")
