@@ -11,6 +11,7 @@ Run ``python benchmarks/distributed.py --help``; columns of a package that is no
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import tempfile
@@ -88,12 +89,13 @@ def contestants(rank: int, tree: dict[str, Any]) -> dict[str, tuple[int, dict[st
     return rows
 
 
-def member(rank: int, store: str, rounds: int) -> None:
-    """Take part as one of the two processes; the first one prints."""
+def member(rank: int, store: str, rounds: int, into: Path | None) -> None:
+    """Take part as one of the two processes; the first one prints, and writes the results as JSON to ``into``."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
+    results = []
     for name, make in DATA.items():
         for row, (messages, calls) in contestants(rank, make()).items():
             times: dict[str, list[float]] = {column: [] for column in calls}
@@ -103,8 +105,12 @@ def member(rank: int, store: str, rounds: int) -> None:
                     start = time.perf_counter()
                     call()
                     times[column].append((time.perf_counter() - start) / messages)
+            medians = {column: statistics.median(each) * 1e3 for column, each in times.items()}
+            results.append({"data": name, "row": row, "median_ms": medians})
             if rank == 0:
-                report(name, row, {column: statistics.median(each) * 1e3 for column, each in times.items()})
+                report(name, row, medians)
+    if rank == 0 and into is not None:
+        into.write_text(json.dumps(results, indent=1))
     dist.destroy_process_group()
 
 
@@ -121,9 +127,10 @@ def main() -> None:
     """Run both processes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(member, (str(Path(folder) / "store"), options.rounds), nprocs=2)
+        mp.spawn(member, (str(Path(folder) / "store"), options.rounds, options.json), nprocs=2)
 
 
 if __name__ == "__main__":
