@@ -147,9 +147,9 @@ class Core(ABC):
         """Return this node with everything in it on a device; the casting mixin provides it."""
         raise NotImplementedError
 
-    def _as_described(self, leaf: Tensor) -> Tensor:
-        """Return a leaf with the device and dtype that this node tells of; most kinds tell of none."""
-        return leaf
+    def _described(self) -> tuple[torch.device | None, torch.dtype | None]:
+        """Return the device and dtype of the leaf that this node describes; most kinds describe none."""
+        return None, None
 
     def _index(self, index: Any) -> Any:
         """Return all entries at an index; the shape mixin provides it."""

@@ -20,7 +20,7 @@ from ._names import check_names
 from ._ops.batch_size import as_batch_size
 from ._ops.joining import lazy_stack, maybe_dense_stack, stack
 from .errors import BatchSizeError, StructureError
-from .typing import BatchSize, DeviceType, NestedKey
+from .typing import BatchSize, DeviceType, DtypeLike, NestedKey
 
 __all__ = [
     "from_any", "from_dict", "from_list", "from_namedtuple", "from_pytree", "from_schema",
@@ -240,7 +240,7 @@ def fromkeys(keys: Iterable[NestedKey], value: Any = 0) -> Any:
 
 
 def from_schema(
-    schema: Mapping[NestedKey, tuple[Sequence[int] | torch.Size, torch.dtype]],
+    schema: Mapping[NestedKey, tuple[Sequence[int] | torch.Size, DtypeLike]],
     *,
     batch_size: BatchSize | None = None,
     storage: str | None = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Union
 
 import torch
 
-__all__ = ["NO_DEFAULT", "DeviceType", "NestedKey", "NoDefault"]
+__all__ = ["NO_DEFAULT", "DeviceType", "DtypeLike", "NestedKey", "NoDefault"]
 
 
 class NoDefault(enum.Enum):
@@ -58,5 +58,8 @@ else:
 
 DeviceType = Union[torch.device, str, int]  # noqa: UP007
 """What torch accepts as a device."""
+
+DtypeLike = Union[torch.dtype, type[bool], type[int], type[float], type[complex]]  # noqa: UP007
+"""What torch accepts as a dtype."""
 
 BatchSize = Union[torch.Size, Sequence[int], int]  # noqa: UP007

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from td_core._collection import Core, show_path
+from td_core._element_types import as_dtype
 from td_core._keys import unravel_key_to_tuple
 from td_core._nodes import KINDS
 from td_core._tensordict import TensorDict
 from td_core.errors import BatchSizeError, FormatError, KeyPathError, StructureError
-from td_core.typing import NestedKey
+from td_core.typing import DtypeLike, NestedKey
 
 from . import _fs, _names
 from ._dtypes import check_dtype, storable
@@ -48,7 +49,7 @@ def add(
     data: Core,
     key: NestedKey,
     shape: Any,
-    dtype: torch.dtype,
+    dtype: DtypeLike,
     content: Tensor | None,
     robust_key: bool | None,
     *,
@@ -64,6 +65,7 @@ def add(
         CodecError: the content or its dtype cannot be stored.
     """
     path, robust_key = unravel_key_to_tuple(key), robust_key is not False
+    dtype = as_dtype(dtype)
     check_dtype(dtype, path)
     if content is not None:
         storable(content, path)

@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from td_core.typing import DeviceType, NestedKey
+    from td_core.typing import DeviceType, DtypeLike, NestedKey
 
     from ._progress import Progress
     from ._save import Options
@@ -279,7 +279,7 @@ def make_memmap(
     key: NestedKey,
     shape: Sequence[int] | Tensor,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: DtypeLike | None = None,
     robust_key: bool | None = True,
 ) -> Tensor:
     """Add an entry of zeros to the save that this collection maps, and return its mapped tensor.
@@ -303,7 +303,7 @@ def make_memmap_from_storage(
     storage: torch.UntypedStorage,
     shape: Sequence[int] | Tensor,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: DtypeLike | None = None,
     robust_key: bool | None = True,
 ) -> Tensor:
     """Add an entry with the elements of ``storage`` to the save, and return its mapped tensor.

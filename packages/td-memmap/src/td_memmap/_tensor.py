@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_storage
 
+from td_core._element_types import as_dtype
 from td_core._torch_private import plain_results
 from td_core.errors import FormatError
+from td_core.typing import DtypeLike
 
 from . import _fs
 from ._anonymous import AnonymousFile
@@ -95,7 +97,7 @@ class MemoryMappedTensor(Tensor):
         cls,
         source: Any,
         *,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         shape: Shape | None = None,
         index: Any = None,
         device: Any = None,
@@ -104,6 +106,7 @@ class MemoryMappedTensor(Tensor):
     ) -> Any:
         """Create a memory-mapped tensor; see the class."""
         _check_device(device)
+        dtype = as_dtype(dtype)
         if handler is not None:
             return cls.from_handler(handler, dtype or torch.get_default_dtype(), shape, index)
         if isinstance(source, torch.UntypedStorage):
@@ -224,7 +227,7 @@ class MemoryMappedTensor(Tensor):
     def from_filename(
         cls,
         filename: str | Path,
-        dtype: torch.dtype,
+        dtype: DtypeLike,
         shape: Shape,
         index: Any = None,
         mode: str | None = None,
@@ -249,7 +252,7 @@ class MemoryMappedTensor(Tensor):
         """
         check_mode(mode)
         path = _fs.absolute(filename)
-        shape = as_shape(shape)
+        shape, dtype = as_shape(shape), as_dtype(dtype)
         if not element_count(shape):
             result = cls._on(without_elements(dtype, shape), Place(shape, path, mode=mode))
         else:
@@ -259,7 +262,7 @@ class MemoryMappedTensor(Tensor):
         return result if index is None else result[index]
 
     @classmethod
-    def from_handler(cls, handler: AnonymousFile, dtype: torch.dtype, shape: Shape, index: Any = None) -> Any:
+    def from_handler(cls, handler: AnonymousFile, dtype: DtypeLike, shape: Shape, index: Any = None) -> Any:
         """Map an anonymous file, the one of another tensor for instance.
 
         >>> tensor = MemoryMappedTensor.zeros(2)
@@ -269,7 +272,7 @@ class MemoryMappedTensor(Tensor):
         >>> tensor
         MemoryMappedTensor([1., 1.])
         """
-        result = _on_anonymous(cls, handler, 0, dtype, as_shape(shape))
+        result = _on_anonymous(cls, handler, 0, as_dtype(dtype), as_shape(shape))
         return result if index is None else result[index]
 
     @classmethod
@@ -278,7 +281,7 @@ class MemoryMappedTensor(Tensor):
         storage: torch.UntypedStorage,
         *,
         shape: Shape | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         device: Any = None,
         index: Any = None,
         filename: Path | str | None = None,
@@ -300,7 +303,7 @@ class MemoryMappedTensor(Tensor):
         torch.Size([2, 2])
         """
         _check_device(device)
-        dtype = dtype or torch.get_default_dtype()
+        dtype = as_dtype(dtype) or torch.get_default_dtype()
         flat = torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
         whole = flat.shape if shape is None else as_shape(shape)
         count = element_count(whole)
@@ -663,7 +666,7 @@ def _created(
     cls: type[MemoryMappedTensor], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[MemoryMappedTensor, Any]:
     """Return the tensor of zeros that the arguments of a creation function describe, and its fill value."""
-    dtype = kwargs.pop("dtype", None) or torch.get_default_dtype()
+    dtype = as_dtype(kwargs.pop("dtype", None)) or torch.get_default_dtype()
     path = _absolute(kwargs.pop("filename", None))
     existsok = kwargs.pop("existsok", False)
     _check_device(kwargs.pop("device", None))

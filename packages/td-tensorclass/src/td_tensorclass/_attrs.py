@@ -54,8 +54,8 @@ class TensorAttrs(TensorClass, autocast=True):
             raise ValueError(f"attributes of a tensor are {list(KNOWN)}; got {unknown}")
         return cls(**{f"tgt_{name}": getattr(tensor, name) for name in fields})
 
-    def _as_described(self, leaf: Tensor) -> Tensor:
-        return leaf.to(self.tgt_device or leaf.device, self.tgt_dtype or leaf.dtype)
+    def _described(self) -> tuple[torch.device | None, torch.dtype | None]:
+        return self.tgt_device, self.tgt_dtype
 
 
 def attrs_of(root: Any, fields: Sequence[str], num_threads: int | None) -> Any:

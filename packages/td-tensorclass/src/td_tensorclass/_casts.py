@@ -16,6 +16,7 @@ from torch import Tensor
 
 from td_core import LinkedList, TensorDict
 from td_core._collection import Core
+from td_core._element_types import as_dtype
 
 from ._non_tensor import NonTensorData, NonTensorDataBase
 from ._schema import Schema, choices
@@ -111,6 +112,8 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
         if isinstance(value, (list, tuple)) and not any(map(_wants_tensor, choices(hint))):
             return NonTensorData(value)
         return value
+    if cls is torch.dtype:
+        value = as_dtype(value)
     if isinstance(value, cls):
         return value if isinstance(value, (Tensor, Core)) else NonTensorData(value)
     if _wants_tensor(cls):

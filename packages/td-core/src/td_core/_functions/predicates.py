@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .._collection import Core
+from .._element_types import as_dtype
 
 __all__ = ["is_bool", "is_floating", "is_inexact", "is_integer", "is_tensor_collection"]
 
@@ -64,7 +65,7 @@ def is_bool(*args: Any) -> bool:
 
 
 def _dtype(args: tuple[Any, ...]) -> torch.dtype:
-    value = args[-1] if args else None
+    value = as_dtype(args[-1]) if args else None
     dtype = value if isinstance(value, torch.dtype) else getattr(value, "dtype", None)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"the last argument is a tensor or a dtype; got {args!r}")

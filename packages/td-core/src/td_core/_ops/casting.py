@@ -14,11 +14,12 @@ from torch.nn import Parameter
 from .._attachments import attachments
 from .._collection import Core, copy_of, data_of, dense, lazy_stack_of
 from .._devices import as_device
+from .._element_types import as_dtype
 from .._labels import relabel
 from .._plans import Along, Shape, ShapePlan, as_ints
 from .._torch_private import base_of
 from ..errors import StructureError
-from ..typing import NO_DEFAULT, DeviceType, NoDefault
+from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NoDefault
 from .leaf_writes import is_sealed
 from .moving import Moving
 from .operands import LEAF_ERRORS, raise_at_leaf, transformed, where
@@ -278,7 +279,7 @@ class Casting(Moving):
     def new_zeros(
         self: SelfT,
         *size: Any,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
@@ -304,7 +305,7 @@ class Casting(Moving):
     def new_ones(
         self: SelfT,
         *size: Any,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
@@ -321,7 +322,7 @@ class Casting(Moving):
     def new_empty(
         self: SelfT,
         *size: Any,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
@@ -340,7 +341,7 @@ class Casting(Moving):
         size: Any,
         fill_value: Any,
         *,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
         layout: torch.layout = torch.strided,
@@ -371,7 +372,7 @@ class Casting(Moving):
         self: SelfT,
         data: Any,
         *,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         device: DeviceType | NoDefault | None = NO_DEFAULT,
         requires_grad: bool = False,
         pin_memory: bool | None = None,
@@ -442,7 +443,7 @@ def _new(
     node: SelfT,
     size: tuple[Any, ...],
     name: str,
-    dtype: torch.dtype | None,
+    dtype: DtypeLike | None,
     device: Any,
     requires_grad: bool,
     layout: torch.layout,
@@ -452,6 +453,7 @@ def _new(
 ) -> SelfT:
     """Return what the ``new_`` methods return; ``size`` is ints, or one sequence of them."""
     new = as_ints(size[0] if len(size) == 1 else size)
+    dtype = as_dtype(dtype)
     label = node.device if device is NO_DEFAULT else device if device is None else as_device(device)
     stacked = node._stacked() if empty_lazy else None
     if stacked is not None and new:

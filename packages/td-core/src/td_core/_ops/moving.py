@@ -14,10 +14,11 @@ from .._attachments import attachments
 from .._buffers import has_memory
 from .._collection import Core, same
 from .._devices import as_device, wait_for
+from .._element_types import as_dtype
 from .._foreach import PLAIN
 from .._labels import relabel
 from .._locking import refuse_if_locked_below
-from ..typing import NO_DEFAULT, DeviceType, NestedKey, NoDefault
+from ..typing import NO_DEFAULT, DeviceType, DtypeLike, NestedKey, NoDefault
 from .dtypes import CASTS, CastFilter, Dtypes, cast_some
 from .locking import nothing
 from .operands import LEAF_ERRORS, named, raise_at_leaf, where
@@ -37,12 +38,13 @@ class Target(NamedTuple):
     dtype: torch.dtype | None
     non_blocking: bool | None
     memory_format: torch.memory_format | None
+    spec: Core | None = None  # a collection without tensors, whose entries describe the leaves
 
 
 def parse_target(
     args: tuple[Any, ...],
     device: DeviceType | None,
-    dtype: torch.dtype | None,
+    dtype: DtypeLike | None,
     other: Any,
     non_blocking: bool | None,
     memory_format: torch.memory_format | None,
@@ -58,7 +60,7 @@ def parse_target(
     for arg in args:
         if arg is None:
             continue
-        if isinstance(arg, torch.dtype) and dtype is None:
+        if isinstance(as_dtype(arg), torch.dtype) and dtype is None:
             dtype = arg
         elif isinstance(arg, bool) and non_blocking is None:
             non_blocking = arg
@@ -73,10 +75,14 @@ def parse_target(
                 "to() takes a device, a dtype, both, or another tensor or collection, then non_blocking; "
                 f"got {arg!r} in {args!r}"
             )
+    spec = None
     if other is not None:
+        if isinstance(other, Core) and other._children() and not other._leaves():
+            spec = other
         device = other.device if device is None else device
         dtype = other.dtype if dtype is None else dtype
-    return Target(None if device is None else as_device(device), dtype, non_blocking, memory_format)
+    dtype = None if dtype is None else as_dtype(dtype)
+    return Target(None if device is None else as_device(device), dtype, non_blocking, memory_format, spec)
 
 
 def waits_for(source: torch.device, target: torch.device) -> torch.device | None:
@@ -99,7 +105,7 @@ def move(
     Unless ``non_blocking`` says otherwise the copies of all leaves overlap, and one wait at the end makes sure that the
     host neither reads what has not arrived nor overwrites what has not been read.
     """
-    device, dtype, non_blocking, memory_format = target
+    device, dtype, non_blocking, memory_format, _ = target
     waiting: set[torch.device] = set()
     if device is not None:
         found = {leaf.device for leaf in leaves}
@@ -184,7 +190,7 @@ class Moving(Dtypes):
         self: SelfT,
         *args: Any,
         device: DeviceType | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         other: Any = None,
         non_blocking: bool | None = None,
         memory_format: torch.memory_format | None = None,
@@ -199,11 +205,11 @@ class Moving(Dtypes):
         As a context (``with td.to(device) as there:``) it moves what was written back on exit, in the dtypes of the entries.
 
         Args:
-            *args: ``(device)``, ``(dtype)``, ``(device, dtype)`` or ``(other)``, then ``non_blocking``; or what
-                :meth:`attrs` returns, for the device and dtype of each leaf under its key.
+            *args: ``(device)``, ``(dtype)``, ``(device, dtype)`` or ``(other)``, then ``non_blocking``.
             device: where every leaf goes; it becomes the device of the collection.
-            dtype: what every leaf becomes.
-            other: a tensor or collection whose device and dtype are taken (those that it has).
+            dtype: what every leaf becomes; a class of numbers is one too, as for a tensor: float is float64.
+            other: a tensor or collection whose device and dtype are taken (those that it has); or what :meth:`attrs`
+                returns, for the device and dtype of each leaf under its key. A device or dtype beside it comes first.
             non_blocking: do not wait for copies, as in :meth:`torch.Tensor.to`. By default they overlap, and are
                 complete when this returns.
             memory_format: of the leaves that have as many dims as it needs.
@@ -225,14 +231,13 @@ class Moving(Dtypes):
         goal = target.device
         source: Any = self
         accepts = self._cast_filter if cast_filter is NO_DEFAULT else cast_filter
-        moves_only = target.dtype is None and target.memory_format is None
+        moves_only = target.dtype is None and target.memory_format is None and target.spec is None
+        if target.spec is not None:
+            source = self._described_by(target.spec, target, accepts)
         if target.dtype is not None and accepts is not None:
-            source = cast_some(self, methodcaller("to", target.dtype), accepts)
+            source = cast_some(source, methodcaller("to", target.dtype), accepts)
             target = target._replace(dtype=None)
         elif moves_only and (goal is None or goal == self.device):
-            given = args[0] if goal is None and args else None
-            if given is not None and isinstance(given, Core) and given._children() and not given._leaves():
-                return self._described_by(given)
             if batch_size is not None:
                 return self._resized(batch_size)
             return self if torch.compiler.is_compiling() else self._undone_by(nothing)  # type: ignore[attr-defined]
@@ -258,18 +263,27 @@ class Moving(Dtypes):
             result.batch_size = batch_size
         return result._undone_by(nothing) if inplace else result._undone_into(self, _write_moved)  # type: ignore[no-any-return]
 
-    def _described_by(self: SelfT, attrs: Any) -> SelfT:
-        """Return the collection with each leaf as an entry without tensors says; those that it has not stay as they are."""
+    def _described_by(self: SelfT, attrs: Any, target: Target, accepts: CastFilter | None) -> SelfT:
+        """Return the collection with each leaf as its entry in ``attrs`` says, but for what ``target`` says itself."""
 
         def described(key: NestedKey, leaf: Tensor) -> Tensor:
             told = attrs.get(key, None)
-            return told._as_described(leaf) if isinstance(told, Core) else leaf
+            if not isinstance(told, Core):
+                return leaf
+            device, dtype = told._described()
+            if accepts is not None and not accepts((key,) if isinstance(key, str) else key, leaf):
+                dtype = None
+            return leaf.to(
+                leaf.device if target.device is not None else device or leaf.device,
+                leaf.dtype if target.dtype is not None else dtype or leaf.dtype,
+                non_blocking=bool(target.non_blocking),
+            )
 
         apply: Any = self.named_apply  # type: ignore[attr-defined]
         result = apply(described, nested_keys=True, device=None, filter_empty=False)
         if self.device is not None and all(leaf.device == self.device for leaf in result._leaves()):
             relabel(result, self.device)
-        return result._undone_into(self, _write_moved)  # type: ignore[no-any-return]
+        return result  # type: ignore[no-any-return]
 
     def _resized(self: SelfT, batch_size: Any) -> SelfT:
         result: Any = self._shallow()

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, dense, same, show_path
+from .._element_types import as_dtype
 from .._foreach import foreach, op
 from .._plans import ShapePlan, as_int, wrap_dim
 from ..errors import DimNamesError, StructureError
-from ..typing import NO_DEFAULT, NestedKey, NoDefault
+from ..typing import NO_DEFAULT, DtypeLike, NestedKey, NoDefault
 from .dim_plans import Pair, Reduce, Scan, caller, caller_of_one, features
 from .operands import LEAF_ERRORS, each_leaf, named, raise_at_entry, raise_at_leaf, transformed, write_out
 
@@ -39,11 +40,11 @@ def reduction(name: str, what: str) -> Callable[..., Any]:
         dim: Dims = NO_DEFAULT,
         keepdim: bool | NoDefault = NO_DEFAULT,
         *,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         reduce: bool | None = None,
         key_transform: KeyTransform | None = None,
     ) -> Any:
-        options = {} if dtype is None else {"dtype": dtype}
+        options = {} if dtype is None else {"dtype": as_dtype(dtype)}
         return _reduce(self, name, dim, keepdim, reduce, key_transform, options)
 
     return _document(method, name, what, "dtype: the dtype to compute in.")
@@ -392,7 +393,7 @@ class Reductions(Core):
         self: SelfT,
         *,
         out: Any = None,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         key_transform: KeyTransform | None = None,
     ) -> SelfT:
         """Return the 2-norm of each leaf, over all its dims; the batch size is empty.
@@ -405,7 +406,7 @@ class Reductions(Core):
         >>> TensorDict({"a": torch.tensor([3.0, 4.0])}).norm()["a"]
         tensor(5.)
         """
-        leaf: Callable[[Tensor], Tensor] = partial(torch.linalg.vector_norm, dtype=dtype)
+        leaf: Callable[[Tensor], Tensor] = partial(torch.linalg.vector_norm, dtype=as_dtype(dtype))
         if dtype is None and self._stacked() is None and not torch.compiler.is_compiling():
             leaf = _norms(self._leaves())
         result = transformed("norm", self, Reduce(tuple(self.batch_size), None, False, lambda dims: leaf))
@@ -488,7 +489,7 @@ class Reductions(Core):
             result = transformed("quantile", self, plan)
         return result if key_transform is None else _with_keys(result, key_transform)
 
-    def softmax(self: SelfT, dim: int | str, dtype: torch.dtype | None = None) -> SelfT:
+    def softmax(self: SelfT, dim: int | str, dtype: DtypeLike | None = None) -> SelfT:
         """Return the softmax along a batch dim.
 
         Args:
@@ -499,5 +500,5 @@ class Reductions(Core):
         tensor([0.5000, 0.5000])
         """
         place = _one_dim(self, "softmax", dim)
-        plan = Scan(tuple(self.batch_size), place, lambda at: methodcaller("softmax", at, dtype))
+        plan = Scan(tuple(self.batch_size), place, lambda at: methodcaller("softmax", at, as_dtype(dtype)))
         return transformed("softmax", self, plan)

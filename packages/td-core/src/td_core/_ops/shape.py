@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .. import _shape_plans as shapes
 from .._collection import Core, changed_meanwhile, has_lazy_stack
+from .._element_types import as_dtype
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
@@ -25,7 +26,7 @@ from .._ragged import nested_tensor, refuse_hidden, shown_shape
 from .._torch_private import base_of, functorch_level
 from .._views import holds_no_entries
 from ..errors import DepthError, StructureError
-from ..typing import NestedKey
+from ..typing import DtypeLike, NestedKey
 from .entries import Entries
 from .locking import Locking, nothing
 from .operands import LEAF_ERRORS, raise_at_leaf
@@ -46,6 +47,7 @@ class Shaping(Entries, Locking):
         *shape: Any,
         size: Sequence[int] | None = None,
         batch_size: torch.Size | None = None,
+        dtype: DtypeLike | None = None,
     ) -> SelfT:
         """Return a view with other batch dims around the same elements.
 
@@ -56,6 +58,7 @@ class Shaping(Entries, Locking):
                 the bits of every leaf.
             size: the new batch dims, by keyword.
             batch_size: with a dtype, the batch size of the result.
+            dtype: a dtype, by keyword.
 
         Raises:
             BatchSizeError: the batch has another number of elements.
@@ -65,15 +68,17 @@ class Shaping(Entries, Locking):
         torch.Size([6, 4])
         """
         if size is not None or not shape or type(shape[0]) is not int:
-            if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-                as_dtype = methodcaller("view", shape[0])
+            if len(shape) == 1 and dtype is None and isinstance(as_dtype(shape[0]), torch.dtype):
+                (dtype,), shape = shape, ()
+            if dtype is not None and not shape and size is None:
+                seen_as = methodcaller("view", as_dtype(dtype))
                 try:
-                    return self.apply(as_dtype, batch_size=batch_size)  # type: ignore[attr-defined, no-any-return]
+                    return self.apply(seen_as, batch_size=batch_size)  # type: ignore[attr-defined, no-any-return]
                 except LEAF_ERRORS as error:
-                    raise_at_leaf(error, "view", self, as_dtype, self._leaves())
+                    raise_at_leaf(error, "view", self, seen_as, self._leaves())
             shape = ints_of("view", shape, size)
-        if batch_size is not None:
-            raise TypeError("view() takes batch_size= with a dtype only; give the new batch dims as size=")
+        if batch_size is not None or dtype is not None:
+            raise TypeError("view() takes a dtype, with batch_size=, or new batch dims (size=); it got both")
         return self._transform(shapes.view_plan(self.batch_size, shape))._undone_into(self, _write_reshaped)
 
     def reshape(self: SelfT, *args: Any, size: Sequence[int] | None = None, inplace: bool = False) -> SelfT:

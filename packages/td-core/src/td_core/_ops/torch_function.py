@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .._collection import Core
 from .._devices import as_device
+from .._element_types import as_dtype
 from .._labels import relabel
 from .._torch_private import is_caller
 from .joining import cat, stack
@@ -111,6 +112,8 @@ def _like(function: Callable[..., Tensor], input: Any, *args: Any, **kwargs: Any
     """Return a new collection of the same structure, made leaf by leaf."""
     if not isinstance(input, Core):
         raise TypeError(f"torch.{function.__name__}() takes a collection as its first argument only")
+    if "dtype" in kwargs:
+        kwargs["dtype"] = as_dtype(kwargs["dtype"])  # torch.compile does not trace a class in its place
     leaf = (lambda leaf: function(leaf, *args, **kwargs)) if args else partial(function, **kwargs)
     result = each_leaf(function.__name__, input, leaf if args or kwargs else function)
     device = kwargs.get("device")

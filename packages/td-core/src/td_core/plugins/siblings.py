@@ -19,7 +19,7 @@ import torch
 
 from .._missing import missing_package
 from ..errors import MissingPluginError, PluginError
-from ..typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
+from ..typing import NO_DEFAULT, BatchSize, DeviceType, DtypeLike, NestedKey
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -284,7 +284,7 @@ class SiblingMethods:
         key: NestedKey,
         shape: Sequence[int] | Tensor,
         *,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         robust_key: bool | None = True,
     ) -> Tensor:
         """Add an entry of zeros to the save that this collection maps, and return its mapped tensor."""
@@ -296,7 +296,7 @@ class SiblingMethods:
         storage: torch.UntypedStorage,
         shape: Sequence[int] | Tensor,
         *,
-        dtype: torch.dtype | None = None,
+        dtype: DtypeLike | None = None,
         robust_key: bool | None = True,
     ) -> Tensor:
         """Add an entry with the elements of ``storage`` to the save, and return its mapped tensor."""

@@ -1,0 +1,112 @@
+"""Classes of numbers given as dtypes: wherever torch takes one for a tensor, a collection takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams, is_bool, is_floating, is_integer
+from td_core.errors import BatchSizeError
+
+MADE_OF = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def dense() -> TensorDict:
+    return TensorDict({"a": torch.arange(6.0).view(3, 2), "n": {"b": torch.ones(3, 2)}}, batch_size=[3])
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "dense": dense,
+    "lazy": lambda: LazyStackedTensorDict(*dense().unbind(0)),
+    "params": lambda: TensorDictParams(dense(), no_convert=True),
+    "nested lazy": lambda: TensorDict({"l": LazyStackedTensorDict(*dense().unbind(0))}, batch_size=[3]),
+}
+
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "to": lambda x, dtype: x.to(dtype),
+    "to dtype=": lambda x, dtype: x.to(dtype=dtype),
+    "to device": lambda x, dtype: x.to("cpu", dtype),
+    "to non_blocking": lambda x, dtype: x.to(dtype, True),
+    "view": lambda x, dtype: x.double().view(dtype),
+    "view dtype=": lambda x, dtype: x.double().view(dtype=dtype),
+    "sum": lambda x, dtype: x.sum(dim=0, dtype=dtype),
+    "prod": lambda x, dtype: x.prod(dim=0, dtype=dtype),
+    "nansum": lambda x, dtype: x.nansum(dim=0, dtype=dtype),
+    "mean": lambda x, dtype: x.mean(dim=0, dtype=dtype),
+    "softmax": lambda x, dtype: x.softmax(0, dtype=dtype),
+    "new_zeros": lambda x, dtype: x.new_zeros(2, dtype=dtype),
+    "new_ones": lambda x, dtype: x.new_ones(2, dtype=dtype),
+    "new_empty": lambda x, dtype: x.new_empty(2, dtype=dtype),
+    "new_full": lambda x, dtype: x.new_full((2,), 1, dtype=dtype),
+    "new_tensor": lambda x, dtype: x.new_tensor([1.0], dtype=dtype),
+    "zeros_like": lambda x, dtype: torch.zeros_like(x, dtype=dtype),
+    "full_like": lambda x, dtype: torch.full_like(x, 1, dtype=dtype),
+    "torch.sum": lambda x, dtype: torch.sum(x, dim=0, dtype=dtype),
+}
+CASES = [(name, kind, number) for name in CALLS for kind in KINDS for number in MADE_OF]
+
+
+def dtypes(call: Callable[[], Any]) -> Any:
+    """Return the dtypes of the leaves of a result, or the class of the error."""
+    try:
+        return [leaf.dtype for leaf in call().values(True, True)]
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.parametrize(("name", "kind", "number"), CASES)
+def test_class_of_numbers_is_its_dtype(name: str, kind: str, number: type) -> None:
+    call = CALLS[name]
+    wanted = MADE_OF[number]
+    td = KINDS[kind]()
+    found, expected = dtypes(lambda: call(td, number)), dtypes(lambda: call(td, wanted))
+    assert found == expected
+    leaf = torch.ones(3, 2)
+    if isinstance(found, list):
+        assert found == [call(leaf, number).dtype] * 2
+    elif found is not BatchSizeError:  # which a view with more elements has
+        with pytest.raises(Exception):  # noqa: B017  what torch refuses is refused
+            call(leaf, number)
+
+
+@pytest.mark.parametrize("number", MADE_OF)
+def test_from_schema_takes_class_of_numbers(number: type) -> None:
+    assert TensorDict.from_schema({"a": ((2,), number)})["a"].dtype == MADE_OF[number]
+
+
+@pytest.mark.parametrize("number", MADE_OF)
+def test_predicates_take_class_of_numbers(number: type) -> None:
+    assert (is_bool(number), is_integer(number), is_floating(number)) == (
+        number is bool,
+        number is int,
+        number is float,
+    )
+
+
+@pytest.mark.parametrize("name", ["to", "to device", "view", "sum", "new_zeros", "zeros_like"])
+@pytest.mark.parametrize("number", [int, complex])
+def test_compiled_function_takes_class_of_numbers(name: str, number: type) -> None:
+    call = CALLS[name]
+    torch.compiler.reset()
+    td = TensorDict({"a": torch.ones(3, 2)}, batch_size=[3])
+    compiled = torch.compile(lambda x: call(x, number), backend="eager", fullgraph=True)
+    assert dtypes(lambda: compiled(td)) == dtypes(lambda: call(td, MADE_OF[number]))
+
+
+@pytest.mark.parametrize("name", ["to", "to dtype=", "to device", "sum", "new_zeros", "zeros_like"])
+def test_another_class_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match="str|type"):
+        CALLS[name](dense(), str)
+
+
+def test_view_takes_a_dtype_or_dims() -> None:
+    for call in (
+        lambda td: td.view(3, dtype=torch.int32),
+        lambda td: td.view(size=[3], dtype=torch.int32),
+        lambda td: td.view(3, batch_size=[3]),
+    ):
+        with pytest.raises(TypeError, match="view"):
+            call(dense())
