@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import os
+import re
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -33,3 +37,16 @@ def folder_of_an_example(request: pytest.FixtureRequest) -> None:
     """Let examples write files where they are: each runs in a folder of its own."""
     if isinstance(request.node, pytest.DoctestItem):
         request.getfixturevalue("monkeypatch").chdir(request.getfixturevalue("tmp_path"))
+
+
+_from_module = doctest.DocTestFinder._from_module  # type: ignore[attr-defined]
+
+
+def is_defined_in(finder: doctest.DocTestFinder, module: ModuleType, item: Any) -> bool:
+    """Collect the examples of a class where it is defined: its ``__module__`` may be the public one that pickles name."""
+    if inspect.isclass(item) and item.__module__.partition(".")[0] == module.__name__.partition(".")[0]:
+        return re.search(rf"^ *class {item.__name__}\b", inspect.getsource(module), re.MULTILINE) is not None
+    return bool(_from_module(finder, module, item))
+
+
+doctest.DocTestFinder._from_module = is_defined_in  # type: ignore[attr-defined]

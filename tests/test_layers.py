@@ -46,6 +46,7 @@ LAYERS = [
         "_attachments",
         "_buffers",
         "_pickling",
+        "pickles",
     ],
     ["_ops", "_from_python", "_convert", "_repr", "_serializers", "plugins.siblings"],
     ["_base"],

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ._foreach import PLAIN
+from ._lazy_names import set_module
 from ._torch_private import map_location
 
 __all__ = ["Leaves", "as_bytes", "has_memory"]
@@ -38,6 +39,7 @@ Row = tuple[torch.dtype, list[int], list[tuple[int, ...]]]
 Place = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...], int]
 
 
+@set_module("td_core.pickles")
 class Leaves:
     """Tensors on their way through a pickle.
 
@@ -71,7 +73,7 @@ class Leaves:
         buffers = [pickle.PickleBuffer(a) if protocol >= 5 else a.tobytes() for a in arrays]
         # Releases that know of no attributes read what has none.
         more = (attributes,) if attributes else ()
-        return _unpack, (rows, places, others, grads, order, buffers, self.in_place, *more)
+        return unpack_leaves, (rows, places, others, grads, order, buffers, self.in_place, *more)
 
 
 def _share(leaves: Leaves) -> tuple[Any, ...]:
@@ -217,7 +219,8 @@ def _range(tensors: list[Tensor]) -> tuple[int, Tensor] | None:
     )
 
 
-def _unpack(
+@set_module("td_core.pickles")
+def unpack_leaves(
     rows: list[Row],
     places: list[Place],
     others: dict[int, Tensor],
@@ -227,6 +230,7 @@ def _unpack(
     in_place: bool,
     attributes: dict[int, dict[str, Any]] | None = None,
 ) -> Leaves:
+    """Return the tensors that :meth:`Leaves.__reduce_ex__` wrote as buffers."""
     storages = [_as_storage(buffer, in_place) for buffer in buffers]
     place = map_location()
     if place is not None:
@@ -245,6 +249,10 @@ def _unpack(
     for i, given in (attributes or {}).items():
         vars(found[i]).update(given)
     return Leaves([found[i] for i in (range(len(found)) if order is None else order)], in_place)
+
+
+#: The name in pickles of earlier releases.
+_unpack = unpack_leaves
 
 
 def _placed(storage: Tensor, place: Any) -> Tensor:

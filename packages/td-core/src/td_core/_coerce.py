@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from ._collection import Child, Core, dense, lead_of, show_path
+from ._lazy_names import set_module
 from ._missing import missing_package
 from .errors import BatchSizeError, MissingPluginError, PluginError, StructureError
 
 
+@set_module("td_core")
 @dataclass(frozen=True, slots=True)
 class Coercer:
     """Types, and a function that turns a value of one of them into a leaf or a collection.

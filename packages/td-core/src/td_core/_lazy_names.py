@@ -1,13 +1,15 @@
-"""Public names of a package that are imported when they are first asked for."""
+"""Public names of a package: imported at first use, and written into pickles instead of private ones."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["lazy_names"]
+__all__ = ["lazy_names", "set_module"]
+
+DefinedT = TypeVar("DefinedT")
 
 
 def lazy_names(
@@ -34,3 +36,19 @@ def lazy_names(
         return value
 
     return find, lambda: sorted(homes)
+
+
+def set_module(name: str) -> Callable[[DefinedT], DefinedT]:
+    """Return a decorator that sets the module under which a pickle names a class or function.
+
+    Files outlive private modules, so what they name is imported from a public one.
+
+    >>> set_module("fractions")(type("Fraction", (), {}))
+    <class 'fractions.Fraction'>
+    """
+
+    def decorate(defined: DefinedT) -> DefinedT:
+        defined.__module__ = name
+        return defined
+
+    return decorate

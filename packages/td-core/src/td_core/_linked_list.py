@@ -7,9 +7,12 @@ from typing import Any, SupportsIndex
 
 from torch.utils import _pytree as torch_pytree
 
+from ._lazy_names import set_module
+
 __all__ = ["LinkedList"]
 
 
+@set_module("td_core")
 class LinkedList(list[Any]):
     """A list of what a collection holds, element by element; assigning an item writes it back.
 
@@ -81,6 +84,6 @@ torch_pytree.register_pytree_node(
     LinkedList,
     _flatten,
     lambda items, context: list(items),
-    serialized_type_name=f"{LinkedList.__module__}.{LinkedList.__qualname__}",
+    serialized_type_name="td_core._linked_list.LinkedList",  # exported programs hold this name
     flatten_with_keys_fn=_flatten_with_keys,
 )

@@ -23,12 +23,14 @@ import torch
 from torch import Tensor
 
 from ._collection import Child, Core, show_path
+from ._lazy_names import set_module
 from ._missing import missing_writer
 from .errors import FormatError, PluginError, TensorDictError
 
 __all__ = ["KINDS", "Encoded", "Layout", "NodeKind", "NodeKinds", "Record", "decode", "encode"]
 
 
+@set_module("td_core")
 @dataclass(slots=True)
 class Record:
     """A node taken apart: names and values, no bytes.
@@ -53,6 +55,7 @@ class Record:
     cls: Any = None
 
 
+@set_module("td_core")
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How one kind stands in one format.
@@ -71,6 +74,7 @@ class Layout:
     names: tuple[str, ...] = ()
 
 
+@set_module("td_core")
 @dataclass(frozen=True, slots=True)
 class NodeKind:
     """A kind of node: its tag, its class, and how it is taken apart and put together.
@@ -252,6 +256,7 @@ def _check_kind(kind: NodeKind) -> None:
 KINDS = NodeKinds()
 
 
+@set_module("td_core")
 @dataclass(slots=True)
 class Encoded:
     """A whole tree taken apart: a flat table of nodes, the tensors, the opaque values.
@@ -465,7 +470,7 @@ def class_name(cls: type) -> str:
     """Return the name under which a class is written.
 
     >>> class_name(NodeKind)
-    'td_core._nodes:NodeKind'
+    'td_core:NodeKind'
     """
     return f"{module_name(cls)}:{cls.__qualname__}"
 

@@ -31,6 +31,7 @@ from ._collection import (
 )
 from ._keys import is_key, unravel_key_to_tuple
 from ._labels import correct
+from ._lazy_names import set_module
 from ._locking import refuse_if_locked
 from ._names import Names
 from ._ops.moving import put_back
@@ -52,6 +53,7 @@ _VALUES = "_values"
 _TORCH_BUFFER: Any = getattr(nn, "Buffer", ())
 
 
+@set_module("td_core")
 class Buffer(Tensor):
     """A tensor that a module keeps as a buffer, where a plain one would become a parameter.
 

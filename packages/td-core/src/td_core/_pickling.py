@@ -22,6 +22,7 @@ from ._collection import Core, note_key
 from ._components import jagged, parts_of
 from ._foreach import PLAIN
 from ._labels import arrived
+from ._lazy_names import set_module
 from ._nodes import KINDS, Encoded, decode, decode_all, encode, path_to
 from ._torch_private import ragged_dim, told_lengths
 
@@ -31,7 +32,8 @@ SelfT = TypeVar("SelfT", bound="Pickling")
 _DEEP = frozenset({torch.strided, torch.jagged, torch.sparse_coo})
 
 
-def rebuild(
+@set_module("td_core.pickles")
+def rebuild_collection(
     nodes: list[dict[str, Any]],
     leaves: list[Tensor],
     values: list[Any],
@@ -48,7 +50,7 @@ def rebuild(
 
 
 def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
-    """Return the arguments of :func:`rebuild`.
+    """Return the arguments of :func:`rebuild_collection`.
 
     The files of :func:`torch.save`, which pickles with protocol 2, hold tensors as torch writes them.
     """
@@ -176,7 +178,7 @@ class Pickling(Core):
         reduced = None
         for attachment in attachments(self):
             reduced = reduced or attachment.pickled(self, protocol)
-        reduced = reduced or (rebuild, take_apart(self, protocol))
+        reduced = reduced or (rebuild_collection, take_apart(self, protocol))
         attributes = KINDS.attributes_of(self)
         return (*reduced, (attributes,)) if attributes else reduced
 
@@ -233,4 +235,9 @@ class Pickling(Core):
         return copied
 
 
-torch.serialization.add_safe_globals([rebuild])
+def rebuild(*parts: Any) -> Any:
+    """Rebuild a collection from a file of an earlier release, which names this function."""
+    return rebuild_collection(*parts)
+
+
+torch.serialization.add_safe_globals([rebuild_collection, rebuild])

@@ -16,7 +16,7 @@ from torch import Tensor
 from .errors import StructureError
 
 __all__ = [
-    "are_followed", "base_of", "before_transforms", "default_collate_functions", "end_graph", "foreach_kernel",
+    "add_safe_name", "are_followed", "base_of", "before_transforms", "default_collate_functions", "end_graph", "foreach_kernel",
     "functorch_level", "is_caller", "is_read_only_view", "looks", "map_location", "nested_view", "plain_results", "ragged_dim",
     "told_lengths", "users_of",
 ]  # fmt: skip
@@ -49,6 +49,15 @@ def map_location() -> Any:
 
 
 _LOADING: Any = _found("serialization._serialization_tls")
+
+
+def add_safe_name(item: Any, name: str) -> None:
+    """Let ``torch.load(weights_only=True)`` read an old name as ``item``; torch 2.4 and 2.5 have no way to.
+
+    >>> add_safe_name(torch.Size, "old_module.Size")
+    """
+    if "tuple" in str(torch.serialization.add_safe_globals.__annotations__).lower():
+        torch.serialization.add_safe_globals([(item, name)])
 
 
 def _unknown_level() -> bool:

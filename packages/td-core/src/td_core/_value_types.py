@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ._lazy_names import set_module
 from .errors import PluginError
 
 __all__ = ["CONTAINERS", "VALUES", "LeafSerializer", "enum_serializer"]
@@ -34,6 +35,7 @@ _DEVICE = re.compile(r"[a-z]+(:[0-9]{1,4})?\Z")
 _ARRAY_DTYPE = re.compile(r"[<>|]([biufcSU][0-9]{1,9}|[mM]8(\[[0-9]{0,9}[a-zA-Zμ]{1,2}\])?)\Z")
 
 
+@set_module("td_core")
 @dataclass(frozen=True, slots=True)
 class LeafSerializer:
     """How values of one foreign type are stored, in every format at once.

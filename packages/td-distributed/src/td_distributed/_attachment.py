@@ -17,6 +17,7 @@ from td_core import TensorDict, decode, encode
 from td_core._attachments import Attachment
 from td_core._buffers import Leaves
 from td_core._labels import arrived, relabel
+from td_core._lazy_names import set_module
 from td_core._locking import lock
 from td_core._nodes import KINDS, Encoded
 from td_core._ops.moving import Target, move
@@ -230,7 +231,13 @@ class Consolidated(Attachment):
         storage = [self.storage] if protocol <= 2 else Leaves([self.storage], in_place=True)
         # Releases that know of no attributes read what has none.
         more = (attributes.attributes,) if attributes else ()
-        return rebuild, (taken.schema, storage, taken.encoded.values, portable(taken.encoded.classes), *more)
+        return rebuild_consolidated, (
+            taken.schema,
+            storage,
+            taken.encoded.values,
+            portable(taken.encoded.classes),
+            *more,
+        )
 
 
 def _attributes_below(root: Any) -> Encoded | None:
@@ -246,7 +253,8 @@ def _attributes_below(root: Any) -> Encoded | None:
     return None
 
 
-def rebuild(
+@set_module("td_distributed.consolidated_pickles")
+def rebuild_consolidated(
     schema: str,
     storage: list[Tensor] | Leaves,
     values: list[Any],
@@ -276,7 +284,12 @@ def rebuild(
     return attach(result, Consolidated(data))
 
 
-torch.serialization.add_safe_globals([rebuild])
+def rebuild(*parts: Any) -> Any:
+    """Rebuild a collection from a file of an earlier release, which names this function."""
+    return rebuild_consolidated(*parts)
+
+
+torch.serialization.add_safe_globals([rebuild_consolidated, rebuild])
 
 
 def attach(collection: Any, state: Consolidated, locked: bool | str = False) -> Any:

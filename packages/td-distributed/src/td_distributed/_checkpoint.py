@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from td_core._collection import show_path
+from td_core._lazy_names import set_module
 from td_core._values import join_at, split_at
 from td_core.errors import StructureError
 
@@ -20,6 +21,7 @@ from td_core.errors import StructureError
 VALUES = "<values>"
 
 
+@set_module("td_distributed")
 class DistributedStateful:
     """What ``torch.distributed.checkpoint`` saves and loads in the place of a collection.
 

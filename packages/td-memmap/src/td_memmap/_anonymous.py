@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from td_core._lazy_names import set_module
 from td_core.errors import FormatError
 
 from . import _fs
@@ -93,12 +94,14 @@ def align(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def _receive(descriptor: Any, nbytes: int) -> AnonymousFile:
+@set_module("td_memmap.memmap_pickles")
+def receive_anonymous_file(descriptor: Any, nbytes: int) -> AnonymousFile:
+    """Return the anonymous file that another process sent."""
     return AnonymousFile(descriptor.detach(), nbytes)
 
 
 def _send(file: AnonymousFile) -> tuple[Callable[..., AnonymousFile], tuple[Any, int]]:
-    return _receive, (DupFd(file.fd), file.nbytes)
+    return receive_anonymous_file, (DupFd(file.fd), file.nbytes)
 
 
 ForkingPickler.register(AnonymousFile, _send)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from td_core._lazy_names import set_module
+
 from . import _fs, _names
 from ._archive import ArchiveTree
 from ._fs import Parts
@@ -15,6 +17,7 @@ from ._load import look, on_one_version
 from ._plan import VERSION
 
 
+@set_module("td_memmap")
 @dataclass(slots=True)
 class Tree:
     """A collection or leaf of a save.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from td_core._lazy_names import set_module
 from td_core.errors import FormatError
 
 from . import _fs, _names
@@ -19,6 +20,7 @@ from ._meta import parse_json, read_if_there, read_json
 from ._progress import Progress, reporter
 
 
+@set_module("td_memmap")
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One file that is not as it was saved.
@@ -37,6 +39,7 @@ class Problem:
         return printable(f"{self.file} is {self.kind}: {self.detail}")
 
 
+@set_module("td_memmap")
 @dataclass(frozen=True, slots=True)
 class Report:
     """What :func:`verify` found.

@@ -13,6 +13,7 @@ from torch import Tensor
 from td_core import _pickling
 from td_core._attachments import Attachment
 from td_core._collection import ATTACHED, Core
+from td_core._lazy_names import set_module
 from td_core._locking import lock
 from td_core.errors import CodecError, StructureError
 
@@ -119,10 +120,11 @@ class Saved(Attachment):
         """Return a mapped collection for pickle: it is mapped to the same files where it is unpickled."""
         parts = _pickling.take_apart(node, protocol)
         options = self.robust_key, self.allow_pickle, self.shared, self.describes(node)
-        return _again, (parts, directory(node, self), *options)
+        return remap_collection, (parts, directory(node, self), *options)
 
 
-def _again(
+@set_module("td_memmap.memmap_pickles")
+def remap_collection(
     parts: tuple[Any, ...],
     path: str | None,
     robust_key: bool,
@@ -130,11 +132,16 @@ def _again(
     shared: bool = False,
     as_saved: bool = True,
 ) -> Any:
-    result = _pickling.rebuild(*parts)
+    """Return the mapped collection that :meth:`Saved.pickled` took apart."""
+    result = _pickling.rebuild_collection(*parts)
     # Where torch.load(map_location="meta") asked for no elements, there are none in files either.
     if any(leaf.is_meta for leaf in result._leaves()):
         return result
     return attach(result, Saved(path, robust_key, allow_pickle, shared), as_saved=as_saved)
+
+
+#: The name in pickles of earlier releases.
+_again = remap_collection
 
 
 def saved_of(data: Any) -> Saved | None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_storage
 
 from td_core._element_types import as_dtype
+from td_core._lazy_names import set_module
 from td_core._torch_private import plain_results
 from td_core.errors import FormatError
 from td_core.typing import DtypeLike
@@ -484,8 +485,8 @@ class MemoryMappedTensor(Tensor):
         # A path that came to mean another file would give its elements.
         moved = place.identity is not None and not _fs.leads_to(place.filename, place.identity)
         if place.filename is None or moved or not is_there(self):
-            return _from_elements, (Tensor.clone(self),)
-        return _from_path, (place.filename, self.dtype, place.shape, place.mode, _look(self))
+            return map_elements, (Tensor.clone(self),)
+        return remap_tensor, (place.filename, self.dtype, place.shape, place.mode, _look(self))
 
 
 # A view made inside torch (a Parameter of a mapped tensor) has no place of its own.
@@ -497,7 +498,7 @@ def _share(tensor: MemoryMappedTensor) -> Any:
     place = tensor._place
     if place.file is None or not is_there(tensor):
         return tensor.__reduce_ex__(4)
-    return _from_anonymous, (place.file, place.offset, tensor.dtype, place.shape, _look(tensor))
+    return remap_anonymous_tensor, (place.file, place.offset, tensor.dtype, place.shape, _look(tensor))
 
 
 ForkingPickler.register(MemoryMappedTensor, _share)
@@ -508,9 +509,9 @@ def _share_memory(storage: FileStorage) -> Any:
     source = storage.source
     if isinstance(source, Place):
         if source.shared and _fs.leads_to(source.filename, source.identity):
-            return _memory_of_path, (source.filename, storage.nbytes())
+            return remap_storage, (source.filename, storage.nbytes())
     elif source is not None and (file := source()) is not None:
-        return _memory_of_file, (file, storage.start, storage.nbytes())
+        return remap_anonymous_storage, (file, storage.start, storage.nbytes())
     copy = storage.clone()
     if (starting := get_spawning_popen()) is not None:
         # A process that is being started gets the descriptor of the copy later, when its file must still be open.
@@ -521,12 +522,16 @@ def _share_memory(storage: FileStorage) -> Any:
 _COPIES: WeakKeyDictionary[Any, list[torch.UntypedStorage]] = WeakKeyDictionary()
 
 
-def _memory_of_path(filename: str, nbytes: int) -> torch.UntypedStorage:
+@set_module("td_memmap.memmap_pickles")
+def remap_storage(filename: str, nbytes: int) -> torch.UntypedStorage:
+    """Return the storage of a file, mapped by its path."""
     memory: Tensor = MemoryMappedTensor.from_filename(filename, torch.uint8, (nbytes,))
     return memory.untyped_storage()
 
 
-def _memory_of_file(file: AnonymousFile, start: int, nbytes: int) -> torch.UntypedStorage:
+@set_module("td_memmap.memmap_pickles")
+def remap_anonymous_storage(file: AnonymousFile, start: int, nbytes: int) -> torch.UntypedStorage:
+    """Return a storage on an anonymous file that another process sent."""
     return file.elements(torch.uint8, nbytes, start).untyped_storage()
 
 
@@ -572,21 +577,27 @@ def is_in_its_file(tensor: MemoryMappedTensor) -> bool:
     return place.identity is None or (place.shared and _fs.leads_to(place.filename, place.identity))
 
 
-def _from_path(
+@set_module("td_memmap.memmap_pickles")
+def remap_tensor(
     filename: str, dtype: torch.dtype, shape: Shape, mode: str | None, look: _Look
 ) -> MemoryMappedTensor:
+    """Return a pickled tensor, mapped to the file of that path."""
     return _looked(
         lambda form: MemoryMappedTensor.from_filename(filename, dtype, form, mode=mode), shape, look
     )
 
 
-def _from_anonymous(
+@set_module("td_memmap.memmap_pickles")
+def remap_anonymous_tensor(
     file: AnonymousFile, offset: int, dtype: torch.dtype, shape: Shape, look: _Look
 ) -> MemoryMappedTensor:
+    """Return a tensor on an anonymous file that another process sent."""
     return _looked(lambda form: _on_anonymous(MemoryMappedTensor, file, offset, dtype, form), shape, look)
 
 
-def _from_elements(values: Tensor) -> Tensor:
+@set_module("td_memmap.memmap_pickles")
+def map_elements(values: Tensor) -> Tensor:
+    """Return a tensor on a new anonymous file, with the elements that a pickle holds."""
     # torch.load(map_location="meta") asks for no elements.
     return values if values.is_meta else MemoryMappedTensor.from_tensor(values)
 
@@ -685,3 +696,8 @@ def _created(
     elif args:
         raise TypeError(f"{name}() takes its shape once; got {args} and shape={shape}")
     return cls._create(as_shape(shape), dtype, path, existsok=existsok), value
+
+
+#: The names in pickles of earlier releases.
+_from_path = remap_tensor
+_from_elements = map_elements

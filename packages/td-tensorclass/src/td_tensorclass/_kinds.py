@@ -66,7 +66,7 @@ def _unflatten_stack(record: Record) -> NonTensorStack:
 
 def _data_to_directory(node: NonTensorDataBase) -> Record:
     cls = type(node)
-    module = _MODULE if cls.__module__.startswith(f"{__package__}.") else module_name(cls)
+    module = _MODULE if cls.__module__.partition(".")[0] == __package__ else module_name(cls)
     meta = {"_is_non_tensor": True, "_type": f"<class '{module}.{cls.__qualname__}'>"}
     return Record(meta, values={"data": node._value, "_metadata": node._metadata})
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from td_core._collection import Core
+from td_core._lazy_names import set_module
 from td_core.typing import BatchSize, DeviceType
 
 from ._non_tensor import NonTensorDataBase
@@ -21,6 +22,7 @@ class _MetaDataType(ABCMeta):
     """The class of MetaData, for pickle to know ``MetaData[T]`` by: it has no name that could be imported."""
 
 
+@set_module("td_tensorclass")
 class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
     """One object for the whole batch: a stack of the same object (``is``) stays one, of different ones it does not.
 
@@ -77,7 +79,7 @@ class MetaData(NonTensorDataBase, Generic[T], metaclass=_MetaDataType):
             name = f"{cls.__name__}[{wanted.__name__}]"
             namespace = {
                 "__slots__": (),
-                "__module__": cls.__module__,
+                "__module__": __name__,  # which headers in files hold
                 "__qualname__": name,
                 "_wanted": wanted,
             }

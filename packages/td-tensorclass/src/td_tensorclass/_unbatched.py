@@ -15,9 +15,11 @@ from torch import Tensor
 
 from td_core import TensorCollection
 from td_core._collection import Child, Core
+from td_core._lazy_names import set_module
 from td_core._names import Names
 from td_core._ops.batch_size import as_batch_size
 from td_core._repr import short_dtype
+from td_core._torch_private import add_safe_name
 from td_core._traced import new_object
 from td_core._values import same_value
 from td_core._views import SHOWN
@@ -30,6 +32,7 @@ from ._trees import register_held
 SelfT = TypeVar("SelfT", bound="UnbatchedNode")
 
 
+@set_module("td_tensorclass")
 class UnbatchedTensor(Tensor):
     """A tensor that belongs to a whole batch: every element has the same one.
 
@@ -83,6 +86,7 @@ class UnbatchedTensor(Tensor):
 
 # A state dict holds the tensor as it is.
 torch.serialization.add_safe_globals([UnbatchedTensor])
+add_safe_name(UnbatchedTensor, f"{__name__}.{UnbatchedTensor.__name__}")
 
 
 class UnbatchedNode(OpaqueNode, TensorCollection):

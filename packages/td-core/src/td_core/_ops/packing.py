@@ -14,6 +14,7 @@ from torch import Tensor
 from .._collection import Child, Core, dense, show_path
 from .._element_plans import pad_plan
 from .._keys import unravel_key_to_tuple
+from .._lazy_names import set_module
 from .._plans import wrap_dim
 from .._ragged import padded_tensor
 from ..errors import BatchSizeError, DepthError, KeyMismatchError, StructureError
@@ -23,6 +24,7 @@ from .shape import Shaping
 SelfT = TypeVar("SelfT", bound="Packing")
 
 
+@set_module("td_core")
 @dataclass(frozen=True)
 class PackLayout:
     """Where each leaf stands in a packed tensor: what :meth:`TensorDict.pack` returns beside it.

@@ -1,0 +1,21 @@
+"""The names that pickles of mapped collections and tensors hold: they stay importable from here in every release.
+
+>>> from td_memmap import memmap_pickles
+>>> memmap_pickles.map_elements(torch.ones(2))
+MemoryMappedTensor([1., 1.])
+"""
+
+from ._anonymous import receive_anonymous_file
+from ._saved import remap_collection
+from ._tensor import (
+    map_elements,
+    remap_anonymous_storage,
+    remap_anonymous_tensor,
+    remap_storage,
+    remap_tensor,
+)
+
+__all__ = [
+    "map_elements", "receive_anonymous_file", "remap_anonymous_storage", "remap_anonymous_tensor",
+    "remap_collection", "remap_storage", "remap_tensor",
+]  # fmt: skip
