@@ -100,6 +100,12 @@ def receive_anonymous_file(descriptor: Any, nbytes: int) -> AnonymousFile:
     return AnonymousFile(descriptor.detach(), nbytes)
 
 
+@set_module("td_memmap.memmap_pickles")
+def remap_anonymous_storage(file: AnonymousFile, start: int, nbytes: int) -> torch.UntypedStorage:
+    """Return a storage on an anonymous file that another process sent."""
+    return file.elements(torch.uint8, nbytes, start).untyped_storage()
+
+
 def _send(file: AnonymousFile) -> tuple[Callable[..., AnonymousFile], tuple[Any, int]]:
     return receive_anonymous_file, (DupFd(file.fd), file.nbytes)
 

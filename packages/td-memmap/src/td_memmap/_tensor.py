@@ -28,7 +28,7 @@ from td_core.errors import FormatError
 from td_core.typing import DtypeLike
 
 from . import _fs
-from ._anonymous import AnonymousFile
+from ._anonymous import AnonymousFile, remap_anonymous_storage
 from ._dtypes import check_dtype, storable
 from ._errors import FileTakenError, NoFileError
 from ._mapping import FileStorage, elements_in, map_memory
@@ -529,12 +529,6 @@ def remap_storage(filename: str, nbytes: int) -> torch.UntypedStorage:
     return memory.untyped_storage()
 
 
-@set_module("td_memmap.memmap_pickles")
-def remap_anonymous_storage(file: AnonymousFile, start: int, nbytes: int) -> torch.UntypedStorage:
-    """Return a storage on an anonymous file that another process sent."""
-    return file.elements(torch.uint8, nbytes, start).untyped_storage()
-
-
 ForkingPickler.register(FileStorage, _share_memory)
 
 
@@ -699,5 +693,4 @@ def _created(
 
 
 #: The names in pickles of earlier releases.
-_from_path = remap_tensor
-_from_elements = map_elements
+_from_path, _from_elements = remap_tensor, map_elements

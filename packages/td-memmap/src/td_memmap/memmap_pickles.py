@@ -5,7 +5,7 @@
 MemoryMappedTensor([1., 1.])
 """
 
-from ._anonymous import receive_anonymous_file
+from ._anonymous import receive_anonymous_file, remap_anonymous_storage
 from ._saved import remap_collection
 from ._tensor import (
     map_elements,
