@@ -1156,8 +1156,8 @@ def test_a_new_level_overwrites_no_other_save(prefix: Path, same: Any) -> None:
     same(TensorDict.load_memmap(prefix / "mine"), mine)
     same(TensorDict.load_memmap(prefix), saved)
     # What a process that was killed left is not in the way, and neither is what belongs to no save.
-    (prefix / "left").mkdir()
-    (prefix / "left" / "meta.json").write_text("{")
+    TensorDict().memmap(prefix / "left")
+    (prefix / "left" / "%manifest.json").unlink()
     (prefix / "left" / "%new-0123abcd").touch()
     (prefix / "notes").mkdir()
     (prefix / "notes" / "notes.txt").touch()

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from ._errors import AppendError
 from ._fs import Parts, Tree
 from ._load import Loading, Node, Reader, look
 from ._manifest import file_pieces, read_manifest, verify_tree
-from ._meta import LeafEntry, is_view, manifest_text, parse_json, read_if_there, read_json
+from ._meta import LeafEntry, has_level, is_view, manifest_text, parse_json, read_if_there, read_json
 from ._pieces import write_pieces
-from ._plan import LeafFile, make_plan
+from ._plan import LeafFile, Plan, make_plan, take_apart
 
 #: Where a leaf of the save is, its new rows, and how many bytes it has.
 _Grown = tuple[Parts, LeafFile, int]
@@ -72,6 +73,8 @@ def _refuse_lone_levels(path: str) -> None:
     """Raise AppendError for a level that must have as many rows as the one above has, or as the stack that it is in."""
     above, name = os.path.split(path)
     with contextlib.suppress(OSError, FormatError), Tree.at_path(above) as tree:
+        if not has_level(tree):
+            return
         _, level, _, below = look(tree, ())
         if (name,) not in below.values() or (level.sized and not level.batch_size):
             return
@@ -96,20 +99,34 @@ def _append(tree: Tree, rows: Core, allow_pickle: bool) -> None:
     if not rows.batch_size:
         raise _misfit(tree, "the rows have no batch dim")
     count = rows.batch_size[0]
-    plan = make_plan(rows, robust_key=True, allow_pickle=True)
-    files = {file.path: file for file in plan.leaves}
-    texts = {(*parts, name): text for parts, name, text in plan.texts}
+    given = _Rows(make_plan(rows, robust_key=True, allow_pickle=True), count)
     metas: dict[Parts, bytes] = {}
     grown: list[_Grown] = []
     for node in nodes:
         place = (*node.parts, _names.META)
-        metas[place] = _new_meta(tree, node, texts, count)
-        metas.update(_new_sidecar(tree, node, texts, count))
+        metas[place] = _new_meta(tree, node, given)
+        metas.update(_new_sidecar(tree, node, given))
         for key, entry in node.leaves.items():
             place = (*node.parts, entry.files[0] + ".memmap")
-            wanted = (*_in_rows(node), _names.encode_key(key) + ".memmap")
-            grown.append((place, _check_leaf(node, key, entry, files.get(wanted)), entry.nbytes))
+            grown.append((place, _check_leaf(node, key, entry, given), entry.nbytes))
     _publish(tree, nodes, metas, grown)
+
+
+class _Rows:
+    """The rows as a save would hold them: how many they are, and by path its files of elements, its texts and its nodes."""
+
+    def __init__(self, plan: Plan, count: int) -> None:
+        self.count = count
+        self.files = {file.path: file for file in plan.leaves}
+        self.texts = {(*parts, name): text for parts, name, text in plan.texts}
+        self.nodes = {parts: node for node, parts in plan.nodes}
+
+    def shown(self, place: Parts) -> str:
+        """Return what is at a place for messages."""
+        node = self.nodes.get(place)
+        if node is not None:
+            return _shown(type(node).__name__, take_apart(node).values)
+        return "a tensor" if place and (*place[:-1], f"{place[-1]}.memmap") in self.files else "nothing"
 
 
 def _in_rows(node: Node) -> Parts:
@@ -117,14 +134,16 @@ def _in_rows(node: Node) -> Parts:
     return tuple(map(_names.encode_key, node.key))
 
 
-def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> bytes:
+def _new_meta(tree: Tree, node: Node, rows: _Rows) -> bytes:
     """Return the metadata of a level with the new number of rows, after comparing it with that of the rows."""
     level = node.level
     where = show_path(node.key)
     meta = read_json(tree, node.parts, _names.META)
-    text = texts.get((*_in_rows(node), _names.META))
+    place, count = _in_rows(node), rows.count
+    text = rows.texts.get((*place, _names.META))
     if text is None:
-        raise _misfit(tree, f"the rows have nothing at {where}")
+        shown = _shown(_class_of(node), node.values or {})
+        raise _misfit(tree, f"{where} is {shown}, the rows have {rows.shown(place)} there")
     theirs = json.loads(text)
     if level.general or (not level.sized and ("stack_dim" in meta or is_view(meta))):
         raise _misfit(
@@ -132,10 +151,10 @@ def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> 
             f"{where} is of a kind that cannot grow; load the save, join it with the rows, and save that",
         )
     if not level.sized:
-        _check_values(tree, node, meta, theirs, texts)
+        _check_values(tree, node, meta, theirs, rows)
         return json.dumps(meta).encode()
     if not isinstance(theirs.get("shape"), list):
-        raise _misfit(tree, f"{where} is a plain collection, the rows have one of another kind there")
+        raise _misfit(tree, f"{where} is a plain collection, the rows have {rows.shown(place)} there")
     mine, other = set(level.keys), {name for name, entry in theirs.items() if isinstance(entry, dict)}
     if mine != other:
         raise _misfit(tree, f"{where} has the keys {sorted(mine)}, the rows have {sorted(other)}")
@@ -150,11 +169,11 @@ def _new_meta(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> 
     return json.dumps(meta).encode()
 
 
-def _new_sidecar(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) -> dict[Parts, bytes]:
+def _new_sidecar(tree: Tree, node: Node, rows: _Rows) -> dict[Parts, bytes]:
     """Return the file beside a value that has a batch size of its own, with the new number of rows."""
     if node.level.sized:
         return {}
-    sidecar, theirs = _sidecars(tree, node, texts)
+    sidecar, theirs = _sidecars(tree, node, rows.texts)
     size, other = sidecar.get("batch_size"), theirs.get("batch_size")
     if not size and not other:
         return {}
@@ -164,27 +183,45 @@ def _new_sidecar(tree: Tree, node: Node, texts: dict[Parts, bytes], count: int) 
             f"the value of {show_path(node.key)} has the batch size {size or 'of its level'}, the rows have "
             f"{other or 'that of theirs'}",
         )
-    sidecar["batch_size"] = [size[0] + count, *size[1:]]
+    sidecar["batch_size"] = [size[0] + rows.count, *size[1:]]
     return {(*node.parts, _names.VALUES): json.dumps(sidecar).encode()}
 
 
-def _check_values(
-    tree: Tree, node: Node, meta: dict[str, Any], theirs: dict[str, Any], texts: dict[Parts, bytes]
-) -> None:
+def _check_values(tree: Tree, node: Node, meta: dict[str, Any], theirs: dict[str, Any], rows: _Rows) -> None:
     """Refuse rows with other values than the saved ones: in the metadata, or in the files beside it."""
-    pickled = texts.get((*_in_rows(node), _names.PICKLE))
+    pickled = rows.texts.get((*_in_rows(node), _names.PICKLE))
     if pickled != read_if_there(tree, node.parts, _names.PICKLE):
         # What is pickled is not in the metadata. This call made the pickle of the rows; one that was read is loaded only
         # where the caller allowed it.
         meta = {**(node.values or {}), **meta}
         theirs = {**(pickle.loads(pickled) if pickled else {}), **theirs}
     pairs = {name: (meta.get(name), theirs.get(name)) for name in {*meta, *theirs}}
-    sidecar, other = _sidecars(tree, node, texts)
+    sidecar, other = _sidecars(tree, node, rows.texts)
     pairs["types"] = (sidecar.get("values"), other.get("values"))
-    for name, (mine, other) in pairs.items():
-        if not _equal(mine, other) and name not in ("_metadata", "_is_non_tensor"):
-            what = f"the value of {show_path(node.key)} must stay; it is {mine!r}, the rows have {other!r}"
-            raise _misfit(tree, what)
+    if all(_equal(*pair) for name, pair in pairs.items() if name not in ("_metadata", "_is_non_tensor")):
+        return
+    given = rows.nodes[_in_rows(node)]
+    saved, found = (_class_of(node), node.values or {}), (type(given).__name__, take_apart(given).values)
+    if saved[0] == found[0] and "data" in saved[1]:
+        mine, yours = _short(saved[1]["data"]), _short(found[1].get("data"))
+    else:
+        mine, yours = _shown(*saved), _shown(*found)
+    raise _misfit(tree, f"the value of {show_path(node.key)} must stay; it is {mine}, the rows have {yours}")
+
+
+def _class_of(node: Node) -> str:
+    level = node.level
+    return "view" if level.kind is None else (level.cls or level.kind.type).__name__
+
+
+def _shown(cls: str, values: Mapping[str, Any]) -> str:
+    """Return a node for messages: its class, and its value where it has one."""
+    return f"a {cls} of {_short(values['data'])}" if "data" in values else f"a {cls}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
 
 
 def _equal(mine: Any, other: Any) -> bool:
@@ -207,10 +244,11 @@ def _misfit(tree: Tree, what: str) -> AppendError:
     return AppendError(f"cannot append to {tree.path}: {what}")
 
 
-def _check_leaf(node: Node, key: str, entry: LeafEntry, file: LeafFile | None) -> LeafFile:
-    at = show_path((*node.key, key))
+def _check_leaf(node: Node, key: str, entry: LeafEntry, rows: _Rows) -> LeafFile:
+    at, place = show_path((*node.key, key)), (*_in_rows(node), _names.encode_key(key))
+    file = rows.files.get((*place[:-1], f"{place[-1]}.memmap"))
     if file is None:
-        raise AppendError(f"cannot append to {at}: the rows have no tensor there")
+        raise AppendError(f"cannot append to {at}: it is a tensor, the rows have {rows.shown(place)} there")
     if entry.nested or entry.jagged is not None or file.tensor.is_nested:
         raise AppendError(f"cannot append to {at}: nested tensors cannot grow")
     if file.tensor.dtype != entry.dtype or file.tensor.shape[1:] != entry.shape[1:]:

@@ -32,7 +32,7 @@ from ._fs import Parts, Tree
 from ._like import fitting, loading
 from ._load import Loading, Reader, misfits, on_one_version
 from ._mapping import elements_in, map_memory
-from ._meta import find, manifest_text
+from ._meta import find, has_level, manifest_text
 from ._new_file import NewFile
 from ._owned import owned
 from ._pieces import pieces
@@ -80,6 +80,17 @@ def is_memmap_archive(path: str | Path) -> bool:
         return False
 
 
+def _is_foreign(path: str) -> bool:
+    """Tell whether a path is a zip file in which no save is."""
+    if not _fs.is_file(path) or not zipfile.is_zipfile(path):
+        return False
+    try:
+        with ArchiveTree(path) as archive:
+            return not has_level(archive)
+    except FormatError:
+        return not is_memmap_archive(path)
+
+
 def _method(compression: str | int | None) -> int:
     method = _METHODS.get(compression, compression)  # type: ignore[arg-type]
     if method not in _METHODS.values():
@@ -98,6 +109,11 @@ def _packing(
     if os.path.isdir(path):
         raise FileTakenError(
             f"cannot write the archive {path}: it is a directory; memmap(archive=False) saves into it"
+        )
+    if _is_foreign(path):
+        raise FileTakenError(
+            f"cannot write the archive {path}: a zip file that belongs to no save is in the way; move it away, or choose "
+            "another path"
         )
     _fs.make_directories(os.path.dirname(path))
     new = NewFile(path, replace=True)

@@ -224,7 +224,7 @@ class Staging:
 
     def _owned(self, previous: Tree) -> Owned:
         """Return what belongs to the save that is replaced, or to the one that replaces it."""
-        result = owned(previous)
+        result = owned(previous, self._directories)
         if self._own is not None and not self.in_place:
             for path in self._own(previous):
                 result.add(path)

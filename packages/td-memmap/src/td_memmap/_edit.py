@@ -29,7 +29,7 @@ from ._dtypes import check_dtype, storable
 from ._errors import FileTakenError
 from ._fs import Tree
 from ._load import Loading, load_directory
-from ._meta import At, describe, possible_names, read_json
+from ._meta import LIMIT, At, describe, has_level, is_written, possible_names, read_json
 from ._plan import VERSION, make_plan, names_of, take_apart
 from ._saved import Saved, attach, directory, saved_of
 from ._shapes import as_shape, show_shape
@@ -140,16 +140,21 @@ def _add_level(node: Any, name: str) -> Any:
         where = os.path.join(saved.path, stem)
         with _declaring(saved.path, name, stem, {"type": type(child).__name__}) as (tree, there):
             if there is None:
+                text = make_plan(child).texts[-1][2]
                 try:
                     tree.make((stem,))
                 except FileExistsError:
-                    # What has metadata and nothing else was left by a process that was killed.
+                    # The metadata of an empty level and nothing else was left by a process that was killed.
                     inside = [each for each in tree.entries((stem,)) if not each.startswith(_names.TEMPORARY)]
-                    if _names.META in inside and len(inside) > 1:
+                    if _names.META in inside and (
+                        len(inside) > 1 or tree.read((stem,), _names.META, LIMIT) != text
+                    ):
+                        written = has_level(tree, (stem,))
                         raise FileTakenError(
-                            f"cannot add {show_path((name,))}: another save is in the way, {tree.show((stem,))}"
+                            f"cannot add {show_path((name,))}: another {'save' if written else 'program has metadata that'} "
+                            f"is in the way, {tree.show((stem,))}"
                         ) from None
-                tree.replace((stem,), _names.META, make_plan(child).texts[-1][2])
+                tree.replace((stem,), _names.META, text)
             elif "type" in there:
                 child = load_directory(
                     where, Loading(robust_key=saved.robust_key, allow_pickle=saved.allow_pickle)
@@ -179,6 +184,8 @@ def _declaring(directory: str, name: str, stem: str, entry: dict[str, Any]) -> I
     """
     with Tree.at_path(directory) as tree, _fs.held(tree.root):
         meta = read_json(tree, (), _names.META)
+        if not is_written(meta, tree.entries()):
+            raise _changed_since(name, f"{tree.show((), _names.META)} is none that a save wrote")
         general = meta.get("_format_version") == VERSION
         there = (dict(meta["entries"]) if general else meta).get(name)
         if there is None:
@@ -200,7 +207,11 @@ def _refuse_misfit(meta: Any, file: str, name: str) -> None:
         what = "it takes no entries"
     except FormatError as error:
         what = str(error)
-    raise StructureError(
+    raise _changed_since(name, what)
+
+
+def _changed_since(name: str, what: str) -> StructureError:
+    return StructureError(
         f"cannot add {show_path((name,))}: the save has changed since it was mapped: {what}; load it again, or call "
         "memmap_refresh_() on the collection first"
     )

@@ -25,7 +25,7 @@ from ._fs import Parts, Tree
 from ._meta import At, check_shape
 from ._tensor import plain
 
-_LEAF_META = ".meta.pt"
+LEAF_META = ".meta.pt"
 _LIMIT = 1 << 20
 _CPU = torch.device("cpu")
 _DAMAGE = (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError)
@@ -57,13 +57,26 @@ def load_legacy(reader: Any) -> Any:
         for name, is_directory in sorted(tree.entries(parts).items()):
             if is_directory and tree.stat((*parts, name), _names.OLD_META) is not None:
                 todo.append(((*parts, name), level.below, name))
-            elif name.endswith(_LEAF_META):
-                key = name[: -len(_LEAF_META)]
+            elif name.endswith(LEAF_META):
+                key = name[: -len(LEAF_META)]
                 level.leaves[key] = _leaf(reader, parts, key)
     # Children first.
     for level in reversed(levels):
         level.place[level.name] = _build(tree, level, reader.device)
     return levels[0].place[""]
+
+
+def is_old_level(tree: Tree, parts: Parts) -> bool:
+    """Tell whether a directory holds what these releases wrote for a level; other programs pickle a ``meta.pt`` too."""
+    if tree.stat(parts, _names.OLD_META) is None:
+        return False
+    try:
+        _, meta = _read(tree, parts, _names.OLD_META, parts)
+    except (FormatError, OSError):
+        return False
+    return isinstance(meta.get("batch_size"), torch.Size) or (
+        type(meta.get("stack_dim")) is int and len(meta) == 1
+    )
 
 
 def _read(tree: Tree, parts: Parts, name: str, key: tuple[str, ...]) -> tuple[At, dict[str, Any]]:
@@ -80,7 +93,7 @@ def _read(tree: Tree, parts: Parts, name: str, key: tuple[str, ...]) -> tuple[At
 
 
 def _leaf(reader: Any, parts: Parts, key: str) -> Tensor:
-    at, meta = _read(reader.tree, parts, key + _LEAF_META, (*parts, key))
+    at, meta = _read(reader.tree, parts, key + LEAF_META, (*parts, key))
     dtype, shape = meta.get("dtype"), meta.get("shape")
     if not isinstance(dtype, torch.dtype) or str(dtype) not in DTYPES:
         raise at.damaged("dtype", dtype, "a dtype that a file can hold")

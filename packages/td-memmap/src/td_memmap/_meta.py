@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -29,7 +30,10 @@ _TOO_LARGE = 1 << 63
 _MOST_DIMS = 64
 _MOST_MEMBERS = 1 << 20
 
+_CLASS = re.compile(r"<class '[^']+'>")
 _DENSE = re.compile(r"<class '[^']*\.TensorDict'>")
+#: What the metadata of a class without a shape of its own has, unless it wraps a collection.
+_MARKS = frozenset({"stack_dim", "_is_non_tensor", "_format_version", "index", "custom_op"})
 _BELONGS_TO_LEVEL = ("_type", "_format_version", "_class")
 
 
@@ -261,6 +265,35 @@ def is_view(obj: dict[str, Any]) -> bool:
     (False, True)
     """
     return isinstance(obj.get("custom_op"), str) if isinstance(obj.get("shape"), list) else "index" in obj
+
+
+def is_written(meta: Any, beside: Collection[str]) -> bool:
+    """Tell whether a save wrote metadata, beside which these names stand; other programs call a file ``meta.json`` too.
+
+    >>> is_written({"_type": "<class 'tensordict._td.TensorDict'>", "shape": []}, ()), is_written({"name": "run 7"}, ())
+    (True, False)
+    """
+    if not isinstance(meta, dict):
+        return False
+    if meta.get("_format_version") == VERSION:
+        return isinstance(meta.get("kind"), str) and isinstance(meta.get("entries"), list)
+    name = meta.get("_type")
+    if not isinstance(name, str) or _CLASS.fullmatch(name) is None:
+        return False
+    # The class of a user is known by what every save writes for one.
+    known = name.startswith("<class 'tensordict.") or KINDS.named(FORMAT, name) is not None
+    return (
+        known or isinstance(meta.get("shape"), list) or not _MARKS.isdisjoint(meta) or _names.INNER in beside
+    )
+
+
+def has_level(tree: Any, parts: Parts = ()) -> bool:
+    """Tell whether a directory has metadata that a save wrote."""
+    try:
+        meta = read_json(tree, parts, _names.META)
+    except (FormatError, OSError):
+        return False
+    return is_written(meta, tree.entries(parts))
 
 
 def _kind(obj: dict[str, Any], at: At, strict: bool) -> tuple[NodeKind | None, type | None]:

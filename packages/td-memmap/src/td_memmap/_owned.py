@@ -1,8 +1,9 @@
 """Which files of a directory belong to a save: those that its metadata names.
 
-Everything else is somebody else's, and is kept. The metadata is read leniently: what cannot be understood names
-nothing. Where it is damaged, the manifest helps, but anyone may have written one, and a file that it names may be one
-that was put there since: so a file is ours by the word of the manifest only if it is as the manifest recorded it.
+Everything else is somebody else's, and is kept: also a ``meta.json`` that no save wrote, and what stands beside it. The
+metadata is read leniently: what cannot be understood names nothing. Where it is damaged, the manifest helps, but anyone
+may have written one, and a file that it names may be one that was put there since: so a file is ours by the word of the
+manifest only if it is as the manifest recorded it, or if it is metadata that is not JSON any more.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from td_core.errors import FormatError
 
 from . import _names
 from ._fs import Parts, Tree
-from ._meta import LIMIT, is_view
+from ._legacy import LEAF_META, is_old_level
+from ._meta import LIMIT, is_view, is_written
 
 _FIXED = (_names.META, *_names.SIDECARS)
 #: What a process that was killed may have left while it wrote a value, or a new leaf, to a live save.
@@ -40,16 +42,22 @@ class Owned:
             self.directories.add(path)
 
 
-def _read(tree: Tree, parts: Parts, name: str) -> dict[str, Any]:
+_NO_JSON = object()
+
+
+def _read(tree: Tree, parts: Parts, name: str) -> Any:
+    """Return the content of a JSON file, or what says that it is none."""
     try:
-        content = json.loads(tree.read(parts, name, LIMIT))
+        return json.loads(tree.read(parts, name, LIMIT))
     except (OSError, FormatError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        return _NO_JSON
 
 
-def owned(tree: Tree) -> Owned:
-    """Return what belongs to the save in ``tree``; nothing where there is no save."""
+def owned(tree: Tree, wanted: Collection[Parts] = ()) -> Owned:
+    """Return what belongs to the save in ``tree``; nothing where there is no save.
+
+    Of releases that do not list the levels below, those belong to it that have the names of ``wanted`` directories.
+    """
     result = Owned()
     # What cannot be read as a list is none of ours.
     with contextlib.suppress(FileNotFoundError, FormatError):
@@ -59,36 +67,66 @@ def owned(tree: Tree) -> Owned:
             if place[-1].endswith(".memmap") or place[-1] in _OURS:
                 result.add(place)
     if tree.stat((), _names.META) is None:
+        _add_old(tree, result)
         return result
-    result.files.add((_names.MANIFEST,))
+    manifest = _read(tree, (), _names.MANIFEST)
+    recorded = manifest.get("files") if isinstance(manifest, dict) else None
+    recorded = recorded if isinstance(recorded, dict) else {}
     todo: list[Parts] = [()]
     while todo:
         parts = todo.pop()
-        result.directories.add(parts)
         listing = tree.entries(parts)
         meta = _read(tree, parts, _names.META)
+        if meta is _NO_JSON and "/".join((*parts, _names.META)) in recorded:
+            meta = {}
+        elif not is_written(meta, listing):
+            continue
+        if not parts:
+            result.files.add((_names.MANIFEST,))
+        result.directories.add(parts)
         leaves, levels = _stems(meta)
         result.files.update((*parts, name) for name in _FIXED if name in listing)
         mapping = (isinstance(meta.get("shape"), list) and not is_view(meta)) or "entries" in meta
+        unlisted = mapping and not levels and "_format_version" not in meta
         for name, is_directory in listing.items():
+            path = (*parts, name)
             if not is_directory:
                 cut = (name.removesuffix(ending) for ending in _LEAF_ENDINGS if name.endswith(ending))
                 if not leaves.isdisjoint(cut) or _LITTER.fullmatch(name):
-                    result.files.add((*parts, name))
+                    result.files.add(path)
                 continue
             known = name in levels or (not mapping and _is_member(name, meta.get("_members")))
-            if known and tree.stat((*parts, name), _names.META) is not None:
-                todo.append((*parts, name))
-    _add_recorded(tree, result)
+            if (known or (unlisted and path in wanted)) and tree.stat(path, _names.META) is not None:
+                todo.append(path)
+    _add_recorded(tree, result, recorded)
     return result
 
 
-def _add_recorded(tree: Tree, result: Owned) -> None:
+def _add_old(tree: Tree, result: Owned) -> None:
+    """Add the files of a save of a release before 0.3, whose metadata is pickled."""
+    todo: list[Parts] = [()]
+    while todo:
+        parts = todo.pop()
+        if not is_old_level(tree, parts):
+            continue
+        listing = tree.entries(parts)
+        result.add((*parts, _names.OLD_META))
+        for name, is_directory in listing.items():
+            if is_directory:
+                todo.append((*parts, name))
+            elif name.endswith(LEAF_META):
+                result.add((*parts, name))
+                leaf = name.removesuffix(LEAF_META) + ".memmap"
+                if listing.get(leaf) is False:
+                    result.add((*parts, leaf))
+
+
+def _add_recorded(tree: Tree, result: Owned, recorded: Mapping[str, Any]) -> None:
     """Add what only the manifest names, and what is as it recorded."""
-    manifest, written = _read(tree, (), _names.MANIFEST).get("files"), tree.stat((), _names.MANIFEST)
-    if not isinstance(manifest, dict) or written is None:
+    written = tree.stat((), _names.MANIFEST)
+    if written is None:
         return
-    for name, row in manifest.items():
+    for name, row in recorded.items():
         path = _names.inside(name)
         if path is None or path in result.files or not isinstance(row, list) or len(row) != 2:
             continue
