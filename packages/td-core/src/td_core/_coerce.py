@@ -19,6 +19,9 @@ from ._lazy_names import set_module
 from ._missing import missing_package
 from .errors import BatchSizeError, MissingPluginError, PluginError, StructureError
 
+#: How many dims an array may have.
+_MAX_DIMS = 64
+
 
 @set_module("td_core")
 @dataclass(frozen=True, slots=True)
@@ -213,7 +216,9 @@ def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
         # No array of numbers starts like this, collections would be taken apart, and torch.compile cannot trace numpy's answer.
         return None
     first: Any = value if isinstance(value, list) else None
-    while isinstance(first, list) and first:
+    for _ in range(_MAX_DIMS):  # a list may contain itself
+        if not isinstance(first, list) or not first:
+            break
         first = first[0]
     if isinstance(first, (tuple, range)):
         # Values that are tuples are listed, not numbers.

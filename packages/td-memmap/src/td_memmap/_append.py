@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from td_core._collection import Core, show_path
+from td_core._values import same_value
 from td_core.errors import FormatError
 
 from . import _fs, _names
@@ -229,9 +230,7 @@ def _equal(mine: Any, other: Any) -> bool:
     try:
         return json.dumps(mine, sort_keys=True) == json.dumps(other, sort_keys=True)
     except (TypeError, ValueError):
-        with contextlib.suppress(Exception):
-            return bool(mine == other)
-        return False
+        return same_value(mine, other)
 
 
 def _sidecars(tree: Tree, node: Node, texts: dict[Parts, bytes]) -> list[Any]:

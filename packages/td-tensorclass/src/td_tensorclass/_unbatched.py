@@ -189,6 +189,8 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
         )
 
     def _written_at(self, index: Any, value: Any) -> Core:
+        if isinstance(value, UnbatchedTensor):
+            value = to_unbatched(value, value.batch_size, None)
         self._check_written_at(index, value)
         if not same_value(value._payload, self._payload):
             self._payload.copy_(value._payload)
