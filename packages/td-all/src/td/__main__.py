@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import os
 import platform
-import runpy
 import sys
+import zipfile
+from importlib.machinery import PathFinder, SourceFileLoader, SourcelessFileLoader
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -66,9 +71,57 @@ def run(arguments: list[str]) -> None:
     first = os.getcwd() if is_module else str(Path(words[0]).resolve().parent)
     sys.path[0:1] = [first, str(STAND_IN)]
     if is_module:
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        spec = _module_spec(words[0])
+    elif Path(words[0]).is_file() and not zipfile.is_zipfile(words[0]):
+        _run_file(os.path.abspath(words[0]))
+        return
     else:
-        runpy.run_path(words[0], run_name="__main__")
+        sys.path[0] = words[0]
+        spec = PathFinder.find_spec("__main__", [words[0]])
+        if spec is None:
+            raise SystemExit(f"python -m td run: there is no __main__.py in {words[0]}")
+    _run_spec(spec, is_module)
+
+
+def _module_spec(name: str) -> Any:
+    """Return the spec of the module that ``-m`` runs: of a package its ``__main__``."""
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError) as error:
+        raise SystemExit(f"python -m td run: cannot find the module {name}: {error}") from error
+    if spec is None:
+        raise SystemExit(f"python -m td run: there is no module {name}")
+    return spec if spec.submodule_search_locations is None else _module_spec(f"{name}.__main__")
+
+
+def _run_file(path: str) -> None:
+    """Run a script."""
+    compiled = path.endswith(".pyc")
+    loader = (SourcelessFileLoader if compiled else SourceFileLoader)("__main__", path)
+    if isinstance(loader, SourceFileLoader):
+        code: Any = loader.source_to_code(loader.get_data(path), path)  # type: ignore[arg-type]
+    else:
+        code = loader.get_code("__main__")
+    _become_main(code, __file__=path, __loader__=loader, __cached__=None)
+
+
+def _run_spec(spec: Any, is_module: bool) -> None:
+    """Run a module that was found."""
+    sys.argv[0] = spec.origin if is_module else sys.argv[0]
+    code = spec.loader.get_code(spec.name)
+    told = {"__file__": spec.origin, "__loader__": spec.loader, "__spec__": spec, "__package__": spec.parent}
+    _become_main(code, **told, __cached__=spec.cached)
+
+
+def _become_main(code: Any, **told: Any) -> None:
+    """Run code as the main module, which it stays for threads and for what is pickled when the program ends.
+
+    A child process that was spawned calls that module ``__mp_main__`` in what it sends.
+    """
+    module = ModuleType("__main__")
+    vars(module).update(told, __builtins__=builtins)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+    exec(code, vars(module))
 
 
 def main(arguments: list[str]) -> None:
