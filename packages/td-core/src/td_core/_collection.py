@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -462,7 +463,25 @@ def keeps_memory(fn: Callable[[Tensor], Tensor]) -> bool:
     >>> keeps_memory(same), keeps_memory(torch.exp)
     (True, False)
     """
+    fn = fn.args[0] if isinstance(fn, partial) and fn.func is _once else fn
     return fn is same or fn is Tensor.detach or fn is data_of
+
+
+def once_each(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function that calls ``fn`` once for each tensor, so that one under several keys stays one.
+
+    >>> leaf = torch.zeros(2)
+    >>> data = once_each(data_of)
+    >>> data(leaf) is data(leaf)
+    True
+    """
+    return partial(_once, fn, {})
+
+
+def _once(fn: Callable[[Tensor], Tensor], made: dict[Tensor, Tensor], leaf: Tensor) -> Tensor:
+    if leaf not in made:
+        made[leaf] = fn(leaf)
+    return made[leaf]
 
 
 _dense: Callable[..., Any]

@@ -16,9 +16,10 @@ from torch import Tensor
 from .errors import StructureError
 
 __all__ = [
-    "add_safe_name", "are_followed", "base_of", "before_transforms", "default_collate_functions", "end_graph", "foreach_kernel",
+    "add_safe_name", "are_followed", "base_of", "batch_dim", "before_transforms", "default_collate_functions", "end_graph",
+    "foreach_kernel",
     "functorch_level", "is_caller", "is_read_only_view", "looks", "map_location", "nested_view", "plain_results", "ragged_dim",
-    "told_lengths", "users_of",
+    "told_lengths", "unwrapped", "users_of",
 ]  # fmt: skip
 
 
@@ -105,6 +106,31 @@ def are_followed(leaves: list[Tensor]) -> bool:
     if transform is None or _level_of is None:
         return transform is not None
     return (_GRAD is None or transform.key() == _GRAD) and transform.level() in map(_level_of, leaves)
+
+
+_unwrap: Callable[[Tensor], Tensor] | None = _found("_C._functorch.get_unwrapped")
+_batch_dim: Callable[[Tensor], int] | None = _found("_C._functorch.maybe_get_bdim")
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Return the tensor that the transforms of ``torch.func`` have wrapped; outside of them the same one.
+
+    >>> leaf = torch.zeros(2)
+    >>> unwrapped(leaf) is leaf
+    True
+    """
+    while _level_of is not None and _unwrap is not None and _level_of(tensor) >= 0:
+        tensor = _unwrap(tensor)
+    return tensor
+
+
+def batch_dim(tensor: Tensor) -> int | None:
+    """Return which dim of what it wraps vmap maps over, -1 where it maps over none; None where this torch does not tell.
+
+    >>> batch_dim(torch.zeros(2)) in (-1, None)
+    True
+    """
+    return None if _batch_dim is None else _batch_dim(tensor)
 
 
 def end_graph(why: str) -> None:

@@ -168,6 +168,7 @@ class Reader:
         self.tree = tree  # or an archive
         self.options = options
         self.nodes: list[Node] = []
+        self.linked: dict[tuple[int, int], torch.UntypedStorage] = {}
         self.guessed = False
         self.device = options.device or _CPU
         self._device_name = str(self.device)
@@ -487,7 +488,7 @@ class Reader:
         except FileNotFoundError:
             raise FormatError(f"{path} is missing") from None
         try:
-            return map_file(fd, path, dtype, shape, mode, shared, status, nbytes)
+            return map_file(fd, path, dtype, shape, mode, shared, status, nbytes, self.linked)
         finally:
             _fs.close(fd)
 

@@ -619,8 +619,11 @@ def map_file(
     shared: bool,
     status: os.stat_result | None = None,
     nbytes: int | None = None,
+    linked: dict[tuple[int, int], torch.UntypedStorage] | None = None,
 ) -> MemoryMappedTensor:
     """Return the tensor in an open file, which is known as ``path``.
+
+    ``linked`` has the memory of files with several names: such a file is mapped once, as tied leaves are one tensor.
 
     Raises:
         FormatError: the file is too short.
@@ -634,8 +637,17 @@ def map_file(
             f"{path} is too short for shape {show_shape(shape)} of {dtype}: it has {status.st_size} bytes, "
             f"{nbytes} are needed"
         )
-    place = Place(shape, path, None, 0, mode, shared, (status.st_dev, status.st_ino))
-    data = elements_in(map_memory(fd, nbytes, shared, path), dtype, nbytes // dtype.itemsize, place)
+    file = status.st_dev, status.st_ino
+    place = Place(shape, path, None, 0, mode, shared, file)
+    if status.st_nlink < 2:
+        linked = None
+    storage = None if linked is None else linked.get(file)
+    if storage is not None and storage.nbytes() >= nbytes:
+        data = torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, (nbytes // dtype.itemsize,), (1,))
+    else:
+        data = elements_in(map_memory(fd, nbytes, shared, path), dtype, nbytes // dtype.itemsize, place)
+        if linked is not None:
+            linked[file] = data.untyped_storage()
     return MemoryMappedTensor._on(shaped(data, shape), place)
 
 

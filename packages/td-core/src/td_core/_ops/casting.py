@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._attachments import attachments
-from .._collection import Core, copy_of, data_of, dense, lazy_stack_of
+from .._collection import Core, copy_of, data_of, dense, lazy_stack_of, once_each
 from .._devices import as_device
 from .._element_types import as_dtype
 from .._labels import relabel
@@ -91,7 +91,7 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2, requires_grad=True)}).detach()["a"].requires_grad
         False
         """
-        return self._map(Tensor.detach)
+        return self._map(_keeping_ties(self, Tensor.detach))
 
     def detach_(self: SelfT) -> SelfT:
         """Detach the leaves from the autograd graph, in place; return self.
@@ -121,7 +121,7 @@ class Casting(Moving):
         >>> td["a"]
         tensor([1., 1.], requires_grad=True)
         """
-        return self._map(data_of)
+        return self._map(_keeping_ties(self, data_of))
 
     @data.setter
     def data(self, value: Core) -> None:
@@ -414,6 +414,13 @@ class Casting(Moving):
         result: Any = shape._with_leaves(made)
         relabel(result, goal)
         return result  # type: ignore[no-any-return]
+
+
+def _keeping_ties(node: Core, fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function of leaves that keeps one tensor under several keys one."""
+    leaves = node._leaves()
+    known: Any = leaves if torch.compiler.is_compiling() else map(id, leaves)
+    return fn if len({*known}) == len(leaves) else once_each(fn)
 
 
 def _pairs(node: Any, value: Any, name: str) -> list[tuple[Tensor, Tensor]]:

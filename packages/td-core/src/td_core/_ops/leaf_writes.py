@@ -12,11 +12,12 @@ from torch import Tensor
 from .._attachments import attachments
 from .._collection import Core, show_path
 from .._components import same_components
-from .._foreach import PLAIN, foreach, needs_grad, op
+from .._foreach import PLAIN, Op, foreach, needs_grad, op
 from .._indexing import IndexPlan, Placed
 from .._known_looks import KnownLooks
 from .._torch_private import base_of, functorch_level, is_read_only_view, plain_results
 from ..errors import StructureError
+from .shared_memory import may_share_memory, overlapping
 
 Path = tuple[str, ...]
 
@@ -40,8 +41,20 @@ _FEW = 8
 
 
 def copy_all(targets: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> None:
-    """Copy each value into its target."""
-    foreach(COPY, targets, values, non_blocking)
+    """Copy each value into its target, in their order where targets share memory."""
+    foreach(COPY if in_any_order(targets) else Op(None, COPY.single), targets, values, non_blocking)
+
+
+def in_any_order(targets: list[Tensor]) -> bool:
+    """Tell whether it makes no difference which of some leaves is written first: a GPU writes all at once.
+
+    >>> in_any_order([torch.zeros(2), torch.zeros(2)])
+    True
+    """
+    # Leaves of several devices are not fused.
+    if not targets or not targets[0].is_cuda or torch.compiler.is_compiling():
+        return True
+    return not may_share_memory(targets) or not overlapping(targets)
 
 
 def apart(targets: list[Tensor], values: list[Any]) -> list[Any]:
@@ -361,6 +374,8 @@ def may_fuse(targets: list[Tensor], values: list[Tensor], plain: bool = False) -
     ``plain`` says that the targets are known to be contiguous, or parts of such.
     """
     if COPY.fused is None or functorch_level() is not None:
+        return False
+    if not in_any_order(targets):
         return False
     known = _FUSED if torch.is_grad_enabled() else _FUSED_UNRECORDED
     both = [*targets, *values]  # asked in one call

@@ -19,12 +19,13 @@ from .._devices import as_device
 from .._locking import refuse_if_locked
 from .._names import check_names
 from .._views import IsLeaf
-from ..errors import BatchSizeError
+from ..errors import BatchSizeError, StructureError
 from ..typing import NO_DEFAULT, BatchSize, DeviceType
 from .batch_size import as_batch_size, fitted
 from .joining import written
 from .leaf_writes import apart, check_copied
 from .operands import copy_named
+from .shared_memory import are_equal, may_share_memory, memory_key
 
 SelfT = TypeVar("SelfT", bound="LeafMapping")
 Path = tuple[str, ...]
@@ -62,7 +63,8 @@ class LeafMapping(Core):
             batch_size: of the result and all its levels; by default each level keeps its own.
             device: of the result; by default this one's.
             names: of the result; by default this one's, unless the batch size changes.
-            inplace: copy the results into the leaves, and return this collection, which keeps its batch size and names.
+            inplace: copy the results into the leaves, and return this collection, which keeps its batch size and names. For a
+                tensor that stands under several keys, as tied weights do, ``fn`` is called once, at the first.
             default: passed for entries that one of ``others`` lacks.
             filter_empty: True drops every level without entries, False none, None those that lost all of theirs. Where
                 nothing remains the result is None.
@@ -127,7 +129,8 @@ class LeafMapping(Core):
     def apply_(self: SelfT, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> SelfT:
         """Copy ``fn(leaf, *leaves_of_others)`` into every leaf, and return this collection.
 
-        Where ``fn`` returns None a leaf stays as it is. The arguments are those of :meth:`apply`.
+        Where ``fn`` returns None a leaf stays as it is. The arguments are those of :meth:`apply`; a tensor that stands under
+        several keys is changed once.
 
         >>> TensorDict({"a": 1}).apply_(lambda leaf: leaf + 1)["a"]
         tensor(2)
@@ -151,6 +154,8 @@ class _Walk:
     device: Any = NO_DEFAULT
     names: Any = NO_DEFAULT
     writes: list[tuple[Any, str, Child, Child, Path]] = field(default_factory=list)
+    #: In place, where leaves may be one memory: what was changed, with its key and the leaves of the others beside it.
+    changed: dict[Any, tuple[Path, Sequence[Any]]] | None = None
 
     def run(
         self,
@@ -166,8 +171,9 @@ class _Walk:
         for other in others:
             if not isinstance(other, Core):
                 raise TypeError(f"apply() goes through collections side by side; got {type(other).__name__}")
-        if self.inplace:
-            pass  # this collection keeps what it is, as a lazy stack its members
+        if self.inplace:  # this collection keeps what it is, as a lazy stack its members
+            if torch.compiler.is_compiling() or may_share_memory(root._leaves()):
+                self.changed = {}
         elif batch_size is not None:
             self.size = as_batch_size(batch_size)
             self.names = None
@@ -214,6 +220,11 @@ class _Walk:
                 if isinstance(child, Tensor) or (is_leaf is not None and is_leaf(type(child))):
                     if not single:
                         rest = [self.other(other, key, path, child) for other in others]
+                    if self.changed is not None and self.is_changed(
+                        child, (*path, key), [] if single else rest
+                    ):
+                        entries[key] = child
+                        continue
                     try:
                         if alone:
                             value = fn(child)
@@ -287,6 +298,8 @@ class _Walk:
         found = [child, *[self.other(other, key, path, child) for other in others]]
         tensors = [each._unwrap() if isinstance(each, Core) else each for each in found]
         name = [(*path, key) if self.nested_keys and path else key] if self.named else []
+        if self.changed is not None and self.is_changed(tensors[0], (*path, key), tensors[1:]):
+            return child
         try:
             value = self.fn(*name, *tensors)
         except Exception as error:
@@ -344,6 +357,19 @@ class _Walk:
         if isinstance(found, Tensor) and not leaf:
             raise leaf_against_node(child, found, (*path, key))
         return found
+
+    def is_changed(self, child: Child, path: Path, rest: Sequence[Any]) -> bool:
+        """Tell whether this leaf was changed under another key; StructureError where it had other leaves beside it there."""
+        assert self.changed is not None
+        first, beside = self.changed.setdefault(memory_key(child, not rest), (path, rest))
+        if beside is rest:
+            return False
+        if not torch.compiler.is_compiling() and not all(map(are_equal, beside, rest)):
+            raise StructureError(
+                f"cannot change {show_path(path)} in place: it is the tensor of {show_path(first)}, and what the other "
+                "collections have beside the two differs; give them equal ones, or exclude() all keys but one"
+            )
+        return True
 
     def checked(
         self, value: Any, child: Child, node: Any, key: str, size: torch.Size, device: Any, path: Path

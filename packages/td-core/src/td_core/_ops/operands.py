@@ -7,7 +7,8 @@ it is taken to hold the batch dims, if it fits, whatever batch size its collecti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar
 
@@ -39,6 +40,7 @@ from .leaf_writes import (
     refused_as_shared,
     shares_part,
 )
+from .shared_memory import WRITES_ANEW, change_distinct, may_share_memory
 
 CoreT = TypeVar("CoreT", bound=Core)
 Operand = Any  # Core | Tensor | numpy array | number
@@ -189,6 +191,10 @@ def write_leaves(name: str, node: Core, this: Op, leaves: list[Tensor], *operand
             # The autograd of fused kernels takes no integers beside leaves that require grad.
             if shares_grad(leaves, *operands):
                 this = Op(None, this.single)
+    if this.single not in WRITES_ANEW and (
+        (not known and torch.compiler.is_compiling()) or may_share_memory(leaves, known)
+    ):
+        leaves, operands = change_distinct(name, this, leaves, operands, partial(_show_keys, node))
     done = 0
     try:
         if known or torch.compiler.is_compiling() or PLAIN.issuperset(map(type, leaves)):
@@ -342,22 +348,30 @@ def where(node: Any, leaf: Tensor) -> str:
 
 
 def _path_of(node: Any, leaf: Tensor) -> tuple[str, ...]:
-    """Return the key of a leaf; that of a lazy stack is in one of its members, other than the stacked one."""
+    """Return the key of a leaf, the first one."""
+    return next(_paths_of(node, leaf), ())
+
+
+def _show_keys(node: Any, leaves: list[Tensor]) -> str:
+    return " and ".join(dict.fromkeys(show_path(path) for leaf in leaves for path in _paths_of(node, leaf)))
+
+
+def _paths_of(node: Any, leaf: Tensor) -> Iterator[tuple[str, ...]]:
+    """Iterate over the keys of a leaf; that of a lazy stack is in one of its members, other than the stacked one."""
     todo: list[tuple[Any, tuple[str, ...]]] = [(node, ())]
     while todo:
         level, at = todo.pop()
         stacked = level._stacked()
         if stacked is not None:
-            todo.extend((member, at) for member in stacked[0])
+            todo.extend((member, at) for member in stacked[0][::-1])
             continue
         for key, child in dict(level._children()).items():
-            if child is leaf:
-                return (*at, key)
-            if isinstance(child, Core):
-                if child._shows_tensor and child._leaves()[0] is leaf:
-                    return (*at, key)
+            if child is leaf or (
+                isinstance(child, Core) and child._shows_tensor and child._leaves()[0] is leaf
+            ):
+                yield (*at, key)
+            elif isinstance(child, Core):
                 todo.append((child, (*at, key)))
-    return ()
 
 
 def named(error: Exception, message: str) -> Exception:
