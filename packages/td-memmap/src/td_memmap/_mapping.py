@@ -121,6 +121,25 @@ def elements_in(memory: _Mapping, dtype: torch.dtype, count: int, source: Any, s
     return result
 
 
+def elements_of(
+    fd: int, dtype: torch.dtype, nbytes: int, place: Any, linked: dict[Any, torch.UntypedStorage] | None
+) -> Tensor:
+    """Return the first elements of an open file, mapped as its ``place`` says.
+
+    ``linked`` holds the memory of the files that have several names, by device and inode: such a file is mapped once, since
+    it has tied leaves, which are one tensor.
+    """
+    memory = None if linked is None else linked.get(place.identity)
+    if memory is not None and memory.nbytes() >= nbytes:
+        shape = (nbytes // dtype.itemsize,)
+        return torch.empty(0, dtype=dtype, device="cpu").set_(memory, 0, shape, (1,))
+    mapped = map_memory(fd, nbytes, place.shared, place.filename)
+    result = elements_in(mapped, dtype, nbytes // dtype.itemsize, place)
+    if linked is not None:
+        linked[place.identity] = result.untyped_storage()
+    return result
+
+
 def buffer(tensor: Tensor) -> memoryview:
     r"""Return the elements of a contiguous CPU tensor, as they are in memory.
 

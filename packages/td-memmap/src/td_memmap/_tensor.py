@@ -31,7 +31,7 @@ from . import _fs
 from ._anonymous import AnonymousFile, remap_anonymous_storage
 from ._dtypes import check_dtype, storable
 from ._errors import FileTakenError, NoFileError
-from ._mapping import FileStorage, elements_in, map_memory
+from ._mapping import FileStorage, elements_in, elements_of
 from ._new_file import NewFile
 from ._pieces import pieces, write_pieces
 from ._shapes import Shape, as_shape, element_count, shape_of, shaped, show_shape, without_elements
@@ -637,17 +637,8 @@ def map_file(
             f"{path} is too short for shape {show_shape(shape)} of {dtype}: it has {status.st_size} bytes, "
             f"{nbytes} are needed"
         )
-    file = status.st_dev, status.st_ino
-    place = Place(shape, path, None, 0, mode, shared, file)
-    if status.st_nlink < 2:
-        linked = None
-    storage = None if linked is None else linked.get(file)
-    if storage is not None and storage.nbytes() >= nbytes:
-        data = torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, (nbytes // dtype.itemsize,), (1,))
-    else:
-        data = elements_in(map_memory(fd, nbytes, shared, path), dtype, nbytes // dtype.itemsize, place)
-        if linked is not None:
-            linked[file] = data.untyped_storage()
+    place = Place(shape, path, None, 0, mode, shared, (status.st_dev, status.st_ino))
+    data = elements_of(fd, dtype, nbytes, place, linked if status.st_nlink > 1 else None)
     return MemoryMappedTensor._on(shaped(data, shape), place)
 
 
