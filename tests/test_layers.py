@@ -32,7 +32,7 @@ LAYERS = [
     ],
     ["_keys", "_names", "_devices", "_element_types", "_settings", "_missing", "_linked_list", "_workers"],
     ["_value_types", "_values"],
-    ["_foreach", "_known_looks", "_plans", "_indexing", "_shape_plans", "_element_plans"],
+    ["_foreach", "_roles", "_known_looks", "_plans", "_indexing", "_shape_plans", "_element_plans"],
     [
         "_collection",
         "_components",

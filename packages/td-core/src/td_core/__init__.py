@@ -40,8 +40,9 @@ with _paused():
     from ._ops.modules import from_module, from_modules
     from ._ops.packing import PackLayout
     from ._ops.select import pad
-    from ._params import Buffer, TensorDictParams
+    from ._params import TensorDictParams
     from ._repr_parser import parse_tensor_dict_string
+    from ._roles import Buffer
     from ._serializers import Serializer, load, save
     from ._settings import (
         get_defaults_to_none,

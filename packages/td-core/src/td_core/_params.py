@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from ._base import TensorDictBase
 from ._coerce import nest
@@ -25,7 +24,6 @@ from ._collection import (
     changed_meanwhile,
     copies,
     copy_of,
-    every_level,
     has_lazy_stack,
     show_path,
 )
@@ -37,7 +35,7 @@ from ._names import Names
 from ._ops.moving import put_back
 from ._ops.structure import unchanged_on_error
 from ._pytree import register, register_with_subclasses
-from ._torch_private import plain_results
+from ._roles import adopt, in_role, is_persistent, is_registered, is_settled, role
 from ._wrapper import Wrapper
 from .errors import FormatError, StructureError
 from .typing import NO_DEFAULT, NestedKey, NoDefault
@@ -48,37 +46,6 @@ MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 #: Where the metadata of a part of a module has that of the levels with values below: torch hands it its own level only.
 _VALUES = "_values"
-
-#: ``torch.nn.Buffer``, which torch has from 2.5 on.
-_TORCH_BUFFER: Any = getattr(nn, "Buffer", ())
-
-
-@set_module("td_core")
-class Buffer(Tensor):
-    """A tensor that a module keeps as a buffer, where a plain one would become a parameter.
-
-    Args:
-        data: the tensor; its storage is shared. An empty one if not given.
-        persistent: whether it is part of the module's state dict.
-
-    >>> isinstance(Buffer(torch.zeros(2)), Tensor)
-    True
-    """
-
-    persistent: bool
-
-    def __new__(cls, data: Tensor | None = None, *, persistent: bool = True) -> Any:
-        source = torch.empty(0) if data is None else data
-        buffer: Any = source.detach().as_subclass(cls).requires_grad_(source.requires_grad)
-        buffer.persistent = persistent
-        return buffer
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = Buffer(copy.deepcopy(self.detach(), memo), persistent=self.persistent)
-        memo[id(self)] = copied.requires_grad_(self.requires_grad)
-        return copied
-
-    __torch_function__ = plain_results
 
 
 class _Slots(MutableMapping[str, Any]):
@@ -99,7 +66,7 @@ class _Slots(MutableMapping[str, Any]):
         return [
             (".".join(key) if isinstance(key, tuple) else key, leaf)
             for key, leaf in entries
-            if _is_parameter(leaf) is self._parameters
+            if is_registered(leaf) is self._parameters
         ]
 
     def __iter__(self) -> Iterator[str]:
@@ -111,7 +78,7 @@ class _Slots(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         node, key = _place_of(self._root, name)
         leaf = node._children()[key]
-        if _is_parameter(leaf) is not self._parameters:
+        if is_registered(leaf) is not self._parameters:
             raise KeyError(name)
         return leaf
 
@@ -123,15 +90,6 @@ class _Slots(MutableMapping[str, Any]):
         node, key = _place_of(self._root, name)
         refuse_if_locked(node, f"remove key {key!r}")
         node._del_child(key)
-
-
-def _is_parameter(leaf: Any) -> bool:
-    # To ask the class of parameters takes longer than all else here.
-    return type(leaf) is nn.Parameter or isinstance(leaf, nn.Parameter)
-
-
-def _is_persistent(leaf: Any) -> Any:
-    return _is_parameter(leaf) or getattr(leaf, "persistent", True)
 
 
 def _place_of(root: Any, name: str) -> tuple[Any, str]:
@@ -168,12 +126,13 @@ def _without_grad(method: MethodT) -> MethodT:
 class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc]  # both have state_dict and zero_grad
     """An ``nn.Module`` whose parameters and buffers are the leaves of a collection.
 
-    Floating-point leaves become ``nn.Parameter``, the others buffers. Operations on it give plain collections, except
+    Floating-point leaves become ``nn.Parameter``, but for those that are buffers, and the others buffers. A plain tensor that
+    is set in the place of a parameter or a :class:`Buffer` becomes one. Operations on it give plain collections, except
     ``clone``, ``to`` and their like, which give parameters again.
 
     Args:
         parameters: a collection or mapping of tensors; it is not changed.
-        no_convert: keep leaves as they are: parameters stay parameters, everything else is a buffer.
+        no_convert: make no parameters: parameters stay parameters, everything else is a buffer.
         lock: lock the collection.
         **kwargs: entries by keyword, instead of ``parameters``.
 
@@ -185,6 +144,11 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     >>> [name for name, _ in params.named_parameters()]
     ['w', 'n.b']
     """
+
+    # Not in ``__dict__``, where torch.export would find a pytree, copy it, and put back the copy.
+    __slots__ = ("_tensordict",)
+
+    _grows = False
 
     _no_convert: Any
     _get_hooks: list[Callable[..., Any]]
@@ -212,7 +176,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         set_attribute(self, "_no_convert", no_convert)
         set_attribute(self, "_get_hooks", [])
         _refuse_lazy_stacks(parameters)
-        set_attribute(self, "_tensordict", parameters if no_convert else parameters._map(_as_parameter))  # type: ignore[union-attr]
+        set_attribute(self, "_tensordict", _adopted(parameters, None, not no_convert))
         if lock:
             self.lock_()
 
@@ -228,7 +192,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     _parameters = _told(lambda self: _Slots(self._tensordict, True))
     _buffers = _told(lambda self: _Slots(self._tensordict, False))
     _non_persistent_buffers_set = _told(
-        lambda self: {name for name, leaf in self._buffers.items() if not _is_persistent(leaf)}
+        lambda self: {name for name, leaf in self._buffers.items() if not is_persistent(leaf)}
     )
 
     def __getattr__(self, name: str) -> Any:
@@ -240,7 +204,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             if name in base.__dict__:
                 # Its own lookup raised, and its error says more than ours would.
                 return base.__dict__[name].__get__(self, type(self))
-        inner = self.__dict__.get("_tensordict")
+        inner = getattr(self, "_tensordict", None)
         if inner is not None and name in inner._children():
             found = self.get(name)
             return self._around(found) if isinstance(found, TensorDictBase) else found
@@ -259,7 +223,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         if isinstance(value, nn.Parameter) and name in self._parameters:
             self._parameters[name] = value
             return
-        inner = self.__dict__.get("_tensordict")
+        inner = getattr(self, "_tensordict", None)
         if isinstance(value, (nn.Parameter, nn.Module)) or (inner is not None and name in inner._children()):
             self.register_parameter(name)
         object.__setattr__(self, name, value)
@@ -319,7 +283,11 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     def _adopted(self, key: str, value: Child) -> Child:
         if isinstance(value, Core):
             _refuse_lazy_stacks(value)
-        return value if self._no_convert else _converted(key, value)
+        held = self._tensordict._children().get(key)
+        try:
+            return _adopted(value, held, not self._no_convert)
+        except StructureError as error:
+            raise StructureError(f"{show_path((key,))}: {error}") from None
 
     def _set_path(
         self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
@@ -329,13 +297,18 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
 
     @contextmanager
     def _adopting(self) -> Iterator[None]:
-        """Make parameters of what is stored in the levels below, which are plain; where that fails, nothing is."""
+        """Give what is stored in the levels below its role, which are plain; where that fails, nothing is stored."""
+        held = {path: leaf for path, _, leaf in _places(self._tensordict)}
         with unchanged_on_error(self._tensordict):
             yield
             _refuse_lazy_stacks(self._tensordict)
-            for node, key, leaf in () if self._no_convert else _places(self._tensordict):
-                if (held := _converted(key, leaf)) is not leaf:
-                    node._set_child(key, held)
+            for path, node, leaf in _places(self._tensordict):
+                try:
+                    kept = adopt(leaf, held.get(path), not self._no_convert)
+                except StructureError as error:
+                    raise StructureError(f"{show_path(path)}: {error}") from None
+                if kept is not leaf:
+                    node._set_child(path[-1], kept)
 
     def update(
         self: SelfT, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any
@@ -422,7 +395,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             like = next(likes)
             place = id(like), leaf.dtype, leaf.device  # a filter may have let it go under one key only
             if place not in made:
-                made[place] = _like_parameter(leaf, like)
+                made[place] = _in_role_of(leaf, like)
             return made[place]
 
         try:
@@ -432,7 +405,9 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
 
     def _around(self: SelfT, inner: Any) -> SelfT:
         """Return a module of this class around a collection of parameters."""
-        module = type(self)(inner, no_convert=True)
+        module = type(self)({}, no_convert=True)
+        # As it is, also what stands in the place of parameters only for a while.
+        object.__setattr__(module, "_tensordict", inner)
         object.__setattr__(module, "_no_convert", self._no_convert)
         object.__setattr__(module, "_get_hooks", list(self._get_hooks))
         return module
@@ -446,7 +421,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
                     leaf.data = moved
                 except RuntimeError:
                     # To and from the meta device it becomes a tensor of another kind, which has to take its place.
-                    torch.utils.swap_tensors(leaf, _like_parameter(moved, leaf))
+                    torch.utils.swap_tensors(leaf, _in_role_of(moved, leaf))
                 if grad is not None:
                     leaf.grad = fn(grad)
         correct(self._tensordict)
@@ -478,7 +453,7 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
                 )
             elif local_metadata.get("assign_to_params_buffers"):
                 node, key = _place_of(self._tensordict, name)
-                node._set_child(key, _like_parameter(given, leaf))
+                node._set_child(key, _in_role_of(given, leaf))
             else:
                 try:
                     with torch.no_grad():
@@ -511,9 +486,9 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
         for before in self._state_dict_pre_hooks.values():
             before(self, prefix, keep_vars)
         source = self
-        if not all(map(_is_persistent, self._tensordict._leaves())):
+        if not all(map(is_persistent, self._tensordict._leaves())):
             entries = self._tensordict.items(include_nested=True, leaves_only=True)
-            left_out = [key for key, leaf in entries if not _is_persistent(leaf)]
+            left_out = [key for key, leaf in entries if not is_persistent(leaf)]
             source = self._around(self._tensordict.exclude(*left_out))
         state: Any = TensorDictBase.state_dict(source, destination, prefix, keep_vars, flatten)
         if destination is not None and flatten:
@@ -543,16 +518,8 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
             held = self._buffers
             state_dict = copy.copy(state_dict)
             state_dict.update({name: held[name] for name in skipped if name not in state_dict})
-        before = (*self._parameters.items(), *self._buffers.items()) if assign else ()
         with self._adopting():
             super().load_state_dict(state_dict, strict, assign, from_flatten)
-            for name, old in before:
-                node, key = _place_of(self._tensordict, name)
-                leaf: Any = node._children()[key]
-                if leaf is not old and (
-                    type(leaf) is not type(old) or leaf.requires_grad is not old.requires_grad
-                ):
-                    node._set_child(key, _like_parameter(leaf.detach(), old))
         return self
 
     def register_get_post_hook(self, hook: Callable[[Any, Any], Any]) -> None:
@@ -576,26 +543,26 @@ def _refuse_lazy_stacks(root: Any) -> None:
         )
 
 
-def _converted(key: str, value: Any) -> Any:
-    try:
-        return _as_parameter(value) if isinstance(value, Tensor) else value._map(_as_parameter)
-    except StructureError as error:
-        raise StructureError(f"{show_path((key,))}: {error}") from None
+def _adopted(value: Any, held: Any, converts: bool) -> Any:
+    """Return a leaf or a level as a collection of parameters keeps it, in the place of ``held``; what is tied stays tied."""
+    if isinstance(value, Tensor):
+        return adopt(value, held, converts)
+    leaves = value._leaves()
+    if not converts and all(map(is_settled, leaves)):
+        return value
+    places = {path: leaf for path, _, leaf in _places(held)} if isinstance(held, Core) else {}
+    made = {
+        id(leaf): adopt(leaf, places.get(path), converts)
+        for path, _, leaf in _places(value)
+        if path in places
+    }
 
+    def kept(leaf: Tensor) -> Tensor:
+        if id(leaf) not in made:
+            made[id(leaf)] = adopt(leaf, None, converts)
+        return made[id(leaf)]
 
-def _as_parameter(leaf: Tensor) -> Tensor:
-    """Return a leaf as a parameter where it can require grad, as a buffer otherwise."""
-    # What a lazy module has yet to make is kept as it is, so that the module can.
-    if isinstance(leaf, (nn.Parameter, Buffer)) or is_lazy(leaf):
-        return leaf
-    if isinstance(leaf, _TORCH_BUFFER):
-        buffer: Tensor = Buffer(leaf, persistent=leaf.persistent)
-        return buffer
-    if leaf.is_floating_point() or leaf.is_complex():
-        if leaf.grad_fn is not None:
-            raise StructureError("a tensor with a grad_fn cannot become a parameter; detach() it first")
-        return nn.Parameter(leaf.detach(), requires_grad=True)
-    return leaf
+    return value._map(kept)
 
 
 def _tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -604,46 +571,32 @@ def _tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
     def copy(leaf: Tensor) -> Tensor:
         if id(leaf) not in made:
-            made[id(leaf)] = _like_parameter(fn(leaf), leaf)
+            made[id(leaf)] = _in_role_of(fn(leaf), leaf)
         return made[id(leaf)]
 
     copy.func = copy_of  # type: ignore[attr-defined]
     return copy
 
 
-def _like_parameter(leaf: Tensor, old: Tensor) -> Tensor:
-    return _in_role(leaf, _role(old))
+def _in_role_of(leaf: Tensor, old: Tensor) -> Tensor:
+    return in_role(leaf, role(old))
 
 
-def _role(leaf: Tensor) -> str:
-    """Return the letter for what a leaf is to a module, which stands for it where a storage holds the leaves."""
-    if _is_parameter(leaf):
-        return "p" if leaf.requires_grad else "f"
-    if isinstance(leaf, Buffer):
-        return "b" if leaf.persistent else "n"
-    return "-"
-
-
-def _in_role(leaf: Tensor, role: str) -> Tensor:
-    if role in "bn" and not isinstance(leaf, Buffer):
-        buffer: Tensor = Buffer(leaf, persistent=role == "b")
-        return buffer
-    if role in "pf" and not _is_parameter(leaf):
-        differentiable = leaf.is_floating_point() or leaf.is_complex()
-        return nn.Parameter(leaf.detach(), requires_grad=role == "p" and differentiable)
-    return leaf
-
-
-def _places(root: Core) -> Iterator[tuple[Core, str, Tensor]]:
-    for node in every_level(root):
+def _places(root: Core) -> Iterator[tuple[tuple[str, ...], Core, Tensor]]:
+    """Iterate over the leaves: key path, level, leaf; those of a level before those below it."""
+    todo: list[tuple[Core, tuple[str, ...]]] = [(root, ())]
+    while todo:
+        node, path = todo.pop()
         for key, child in dict(node._children()).items():
             if isinstance(child, Tensor):
-                yield node, key, child
+                yield (*path, key), node, child
+            else:
+                todo.append((child, (*path, key)))
 
 
 def roles_of(root: Core) -> str:
     """Return a letter for each leaf: parameter, frozen parameter, buffer, non-persistent buffer or plain tensor."""
-    return "".join(_role(leaf) for _, _, leaf in _places(root))
+    return "".join(role(leaf) for _, _, leaf in _places(root))
 
 
 def give_roles(root: Core, roles: str) -> None:
@@ -655,9 +608,9 @@ def give_roles(root: Core, roles: str) -> None:
     places = list(_places(root))
     if len(places) != len(roles) or not {*"pfbn-"} >= {*roles}:
         raise FormatError(f"{len(places)} leaves of parameters have the roles {roles!r:.100}")
-    for (node, key, leaf), role in zip(places, roles):
-        if (held := _in_role(leaf, role)) is not leaf:
-            node._set_child(key, held)
+    for (path, node, leaf), letter in zip(places, roles):
+        if (held := in_role(leaf, letter)) is not leaf:
+            node._set_child(path[-1], held)
 
 
 def _register_params(cls: Any) -> None:

@@ -14,12 +14,25 @@ from .._collection import Child, Core, dense, show_path
 from .._foreach import PLAIN
 from .._keys import unravel_key_to_tuple
 from .._nodes import KINDS
+from .._roles import (
+    as_buffer,
+    is_buffer,
+    is_differentiable,
+    is_parameter,
+    is_persistent,
+    is_registered,
+    mark_buffer,
+    unwrap_parameter,
+)
 from .._torch_private import functorch_level
 from ..errors import KeyPathError, StructureError
 from .leaf_writes import check_copied
 from .operands import where
+from .shape import same_memory
 
-Move = tuple[dict[str, Any], str, Any, Any]  # slots of a module, key, new leaf or value, what the slot held
+#: Slots of a module, key, new leaf or value, what the slot held, and what stands there: "p" for a parameter, "b" for a buffer
+#: ("B": one of a collection, which tells it by its mark), "" for whatever comes.
+Move = tuple[dict[str, Any], str, Any, Any, str]
 #: Parameters of a module, its attributes, key, what is held, and whether that leaves the first for the second or comes back.
 Home = tuple[dict[str, Any], dict[str, Any], str, Any, bool]
 
@@ -30,6 +43,13 @@ def _slots(owner: Any) -> tuple[Any, Any, Any]:
         return owner._parameters, owner._buffers, owner._modules
     entries = owner._inner()._children()
     return entries, entries, entries
+
+
+def _slot(owner: Any, slots: Any, held: Any) -> str:
+    """Return the letter for what stands in a slot; see :data:`Move`."""
+    if isinstance(owner, Core):
+        return "p" if is_registered(held) else "B"
+    return "p" if slots is owner._parameters else "b" if slots is owner._buffers else ""
 
 
 def _without_entries(owner: Any) -> Any:
@@ -43,7 +63,7 @@ def _without_entries(owner: Any) -> Any:
 
 def _put_back(moves: list[Move]) -> None:
     # Backwards, so that a slot met twice (a shared submodule) ends with what it held first.
-    for slots, key, _, held in reversed(moves):
+    for slots, key, _, held, _ in reversed(moves):
         slots[key] = held
 
 
@@ -74,7 +94,7 @@ def _place(
 
 def _copy_back(moves: list[Move]) -> None:
     with torch.no_grad():
-        for slots, key, _, held in reversed(moves):
+        for slots, key, _, held, _ in reversed(moves):
             _write(slots, key, held)
 
 
@@ -95,17 +115,40 @@ def _surely(undo: Callable[[], Any]) -> None:
         raise
 
 
-def _as_parameter(value: Tensor, held: Any, made: dict[int, nn.Parameter]) -> Tensor:
-    """Return a plain leaf as a parameter where a parameter stood; tied leaves stay tied."""
-    if not isinstance(held, nn.Parameter) or isinstance(value, nn.Parameter) or value.grad_fn is not None:
+def _fit(value: Any, held: Any, slot: str, wrap: bool, made: dict[Any, Tensor]) -> Any:
+    """Return a leaf as what a slot holds, through which gradients reach it; tied leaves stay tied.
+
+    Args:
+        value: a leaf or value.
+        held: what the slot holds now.
+        slot: see :data:`Move`.
+        wrap: whether a parameter stays one.
+        made: what was made of leaves before, by their ids, and last in the place of a parameter, by its id in a tuple.
+    """
+    found = made.get(id(value))
+    if found is not None:
+        return found
+    if slot == "p":
+        if not wrap or is_parameter(value) or (value.requires_grad and not is_buffer(value)):
+            return value
+        if value.requires_grad:
+            fitted = unwrap_parameter(value)
+        else:
+            tied = made.get(
+                (id(held),)
+            )  # two views of one memory, as ``.data`` gives them, where one parameter stood
+            if tied is not None and same_memory(tied, value):
+                return tied
+            trained = held.requires_grad and is_differentiable(value)
+            made[(id(held),)] = fitted = nn.Parameter(value.detach(), requires_grad=trained)
+    elif slot and (is_parameter(value) or (slot == "B" and wrap and not is_buffer(value))):
+        fitted = unwrap_parameter(value)
+        if slot == "B" and not torch.compiler.is_compiling():
+            mark_buffer(fitted, is_persistent(held))
+    else:
         return value
-    parameter = made.get(id(value))
-    if parameter is None:
-        floating = value.is_floating_point() or value.is_complex()
-        parameter = made[id(value)] = nn.Parameter(
-            value.detach(), requires_grad=held.requires_grad and floating
-        )
-    return parameter
+    made[id(value)] = fitted
+    return fitted
 
 
 def from_module(
@@ -118,7 +161,8 @@ def from_module(
     """Return the parameters and buffers of a module, one level for each submodule.
 
     Args:
-        module: any module; the leaves are its tensors, not copies.
+        module: any module; the leaves are its tensors, not copies. Its buffers are marked as such: each is an instance
+            of :class:`Buffer`, and a :class:`TensorDictParams` of the result keeps it one.
         as_module: return a :class:`TensorDictParams`.
         lock: lock the result.
         use_state_dict: take the entries of ``module.state_dict()``, so that its hooks run.
@@ -130,11 +174,18 @@ def from_module(
     >>> from_module(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
     TensorDict(batch_size=[], fields={0: {bias: f32[3], weight: f32[3,2]}})
     """
-    return _finished(_taken(module, use_state_dict, filter_empty), as_module, lock)
+    return _finished(_taken(module, as_module, use_state_dict, filter_empty), as_module, lock)
 
 
-def _taken(module: nn.Module, use_state_dict: bool, filter_empty: bool = True) -> Any:
-    return _unflattened(module.state_dict()) if use_state_dict else _take(module, filter_empty)
+def _taken(module: nn.Module, as_module: bool, use_state_dict: bool, filter_empty: bool = True) -> Any:
+    if not use_state_dict:
+        return _take(module, filter_empty)
+    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    state = module.state_dict(keep_vars=as_module)
+    for name, leaf in state.items():
+        if name in buffers and not is_parameter(leaf) and not torch.compiler.is_compiling():
+            mark_buffer(leaf)
+    return _unflattened(state)
 
 
 def _unflattened(state: dict[str, Any]) -> Any:
@@ -189,10 +240,22 @@ def _is_sharded(module: Any) -> bool:
     return hasattr(type(module), "reshard") if sharded is None else isinstance(module, sharded)
 
 
+def _mark_buffers(module: Any) -> None:
+    """Mark the buffers of a module, so that they are buffers wherever they go; a graph takes no marks."""
+    if not module._buffers or torch.compiler.is_compiling():
+        return
+    for key, leaf in module._buffers.items():
+        persistent = key not in module._non_persistent_buffers_set
+        marked = leaf is None or is_parameter(leaf) or (is_buffer(leaf) and leaf.persistent is persistent)
+        if not marked:
+            mark_buffer(leaf, persistent)
+
+
 def _tensors(module: Any) -> dict[str, Child]:
     if _is_sharded(module):
         # Between a forward and a backward pass a module may hold whole parameters, whose memory is soon taken away.
         module.reshard()
+    _mark_buffers(module)
     tensors: dict[str, Child] = {**module._parameters, **module._buffers}
     if not PLAIN.issuperset(map(type, tensors.values())):
         tensors = {key: value for key, value in tensors.items() if value is not None}
@@ -223,16 +286,20 @@ def from_modules(
     >>> from_modules(nn.Linear(2, 3), nn.Linear(2, 3))
     TensorDict(batch_size=[2], fields={bias: f32[3], weight: f32[3,2]})
     """
-    result = _stacked_modules(modules, use_state_dict, lazy_stack, expand_identical)
+    result = _stacked_modules(modules, as_module, use_state_dict, lazy_stack, expand_identical)
     return _finished(result, as_module, lock)
 
 
 def _stacked_modules(
-    modules: tuple[nn.Module, ...], use_state_dict: bool, lazy_stack: bool, expand_identical: bool
+    modules: tuple[nn.Module, ...],
+    as_module: bool,
+    use_state_dict: bool,
+    lazy_stack: bool,
+    expand_identical: bool,
 ) -> Any:
     if not modules:
         raise StructureError("from_modules() needs at least one module")
-    items = [_taken(module, use_state_dict) for module in modules]
+    items = [_taken(module, as_module, use_state_dict) for module in modules]
     return items[0]._keep_together(items, 0) if lazy_stack else _stack_parameters(items, expand_identical)
 
 
@@ -254,6 +321,8 @@ def _stack_parameters(items: list[Any], expand_identical: bool) -> Any:
             raise StructureError(f"cannot stack the modules: {where(items[0], first)}: {error}") from error
         if isinstance(first, nn.Parameter):
             value = nn.Parameter(value, requires_grad=first.requires_grad)
+        elif is_buffer(first):
+            value = as_buffer(value, is_persistent(first))
         stacked.append(value)
     result = items[0]._with_leaves(stacked)
     result._change_batch_size(torch.Size((len(items),)))
@@ -284,7 +353,7 @@ class Modules(Core):
         >>> TensorDict.from_module(nn.Linear(2, 3))["weight"].shape
         torch.Size([3, 2])
         """
-        taken = _taken(module, use_state_dict, filter_empty)
+        taken = _taken(module, as_module, use_state_dict, filter_empty)
         return _finished(cls._of_module(taken), as_module, lock)
 
     @classmethod
@@ -302,7 +371,7 @@ class Modules(Core):
         >>> TensorDict.from_modules(nn.Linear(2, 3), nn.Linear(2, 3)).batch_size
         torch.Size([2])
         """
-        taken = _stacked_modules(modules, use_state_dict, lazy_stack, expand_identical)
+        taken = _stacked_modules(modules, as_module, use_state_dict, lazy_stack, expand_identical)
         return _finished(cls._of_module(taken), as_module, lock)
 
     def to_module(
@@ -329,9 +398,10 @@ class Modules(Core):
             use_state_dict: go through ``module.load_state_dict``, so that its hooks run.
             non_blocking: for the copies of ``inplace``.
             preserve_module_state: a plain leaf becomes a ``Parameter`` (of the same storage) where the module holds
-                one; tensors with a ``grad_fn``, and all of them under ``torch.func`` and ``torch.compile``, are
-                put in as they are. With False a plain leaf takes the place of a parameter as a plain attribute, which
-                ``module.parameters()`` and ``module.state_dict()`` do not list.
+                one; tensors that require grad, and all of them under ``torch.func`` and ``torch.compile``, are
+                put in as they are, and receive the gradients. With False a plain leaf takes the place of a parameter as a
+                plain attribute, which ``module.parameters()`` and ``module.state_dict()`` do not list. A parameter in the
+                place of a buffer is put in as a plain tensor of its storage, through which gradients reach it.
             memo: kept for its name only; passing it raises.
 
         Returns:
@@ -367,20 +437,20 @@ class Modules(Core):
 
         if inplace:
             with torch.no_grad():
-                for _, key, value, held in moves:
+                for _, key, value, held, _ in moves:
                     if isinstance(value, Tensor):
                         check_copied(held, (key,), value)
         try:
             if inplace:
                 with torch.no_grad():
-                    for slots, key, value, _ in moves:
+                    for slots, key, value, _, _ in moves:
                         _write(slots, key, value, non_blocking)
             else:
                 _settle(homes)
-                made: dict[int, nn.Parameter] = {}
+                made: dict[Any, Tensor] = {}
                 wrap = eager and preserve_module_state
-                for slots, key, value, held in moves:
-                    slots[key] = _as_parameter(value, held, made) if wrap else value
+                for slots, key, value, held, slot in moves:
+                    slots[key] = _fit(value, held, slot, wrap, made)
             if not return_swap:
                 return None
             if swap_dest is not None:
@@ -427,7 +497,7 @@ class Modules(Core):
                         )
                     if copy:
                         held = held.detach().clone()
-                    moves.append((slots, key, child, held))
+                    moves.append((slots, key, child, held, _slot(owner, slots, held)))
                     old._set_child(key, held)
                     continue
                 inner = modules.get(key)
@@ -435,7 +505,7 @@ class Modules(Core):
                 if below is not None and below._opaque == child._opaque:
                     old._set_child(key, below)
                     if child._opaque:
-                        moves.append((modules, key, child, inner))
+                        moves.append((modules, key, child, inner, ""))
                     else:
                         todo.append((child, inner, below, (*path, key)))
                 elif child._opaque or child._children():

@@ -519,7 +519,7 @@ def write_back(owner: Any, result: Any) -> None:
         if all(isinstance(each, Core) and not each._opaque for each in (mine, value)):
             write_back(mine, value)
             continue
-        if isinstance(mine, Tensor) and isinstance(value, Tensor) and _same_memory(mine, value):
+        if isinstance(mine, Tensor) and isinstance(value, Tensor) and same_memory(mine, value):
             continue
         if mine is not None and not isinstance(value, Tensor):
             # A lazy stack gathers the values of its members, which stay as they are where nothing was written.
@@ -537,8 +537,13 @@ def _is_written_whole(cls: type) -> bool:
     return holds_no_entries(cls) or cls._stacked is not Core._stacked  # type: ignore[attr-defined]
 
 
-def _same_memory(mine: Tensor, value: Tensor) -> bool:
-    """Tell whether two tensors are surely the same elements of the same memory, laid out alike."""
+def same_memory(mine: Tensor, value: Tensor) -> bool:
+    """Tell whether two tensors are surely the same elements of the same memory, laid out alike.
+
+    >>> leaf = torch.zeros(2)
+    >>> same_memory(leaf, leaf.detach()), same_memory(leaf, leaf.clone())
+    (True, False)
+    """
     if mine is value:
         return True
     if torch.compiler.is_compiling() or functorch_level() is not None:
