@@ -48,6 +48,9 @@ class Core(ABC):
     #: True for opaque kinds that stand for one tensor: readers get it, from ``_unwrap``, and count it as a leaf.
     _shows_tensor: ClassVar[bool] = False
 
+    #: False where a state dict adds no entries: a module keeps those that it was made with.
+    _grows: bool = True
+
     #: True for kinds whose declarations convert tensors too, see ``_declared``.
     _declares: ClassVar[bool] = False
 

@@ -60,6 +60,10 @@ class Wrapper(TensorCollection):
     def _names(self, names: Names | None) -> None:
         self._tensordict._names = names
 
+    @property
+    def _grows(self) -> bool:  # type: ignore[override]  # read only, as _locked
+        return self._tensordict._grows  # type: ignore[no-any-return]
+
     def _inner(self) -> Core:
         return self._tensordict  # type: ignore[no-any-return]
 

@@ -11,6 +11,8 @@ metadata (``values`` under ``_non_tensor``), its ``entries`` are the level's ent
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,11 +22,12 @@ import torch
 from torch import Tensor
 
 from .._coerce import WRAPPED, coerce
-from .._collection import Child, Core, dense, lead_of, show_path
+from .._collection import Child, Core, dense, lead_of, own_copy, show_path
 from .._components import same_components
 from .._locking import refuse_if_locked
 from .._nodes import KINDS, NodeKind, Record
 from .._ragged import distinct_members, shown_shape
+from .._roles import in_role, role
 from ..errors import FormatError, KeyPathError, StructureError
 from .leaf_writes import check_writable, copied_fused, may_fuse
 from .operands import copy_named, where
@@ -108,8 +111,9 @@ class State(Core):
 
         Args:
             state_dict: flat or nested, of any release; batch sizes are taken over where it has them.
-            strict: raise unless the keys are exactly those of the collection; else extra keys are added.
-            assign: put the state dict's tensors in, instead of copying.
+            strict: raise unless the keys are exactly those of the collection; else extra keys are added, to parameters
+                none, as to no module.
+            assign: put the state dict's own tensors and values in, instead of copies.
             from_flatten: whether the keys are dotted; None tells by the metadata.
 
         Raises:
@@ -125,7 +129,7 @@ class State(Core):
             return self
         root = _parse(self, state_dict, from_flatten)
         if self._opaque:
-            return self.update_(_build(self, root))  # type: ignore[attr-defined,no-any-return]
+            return self.update_(_build(self, root, assign))  # type: ignore[attr-defined,no-any-return]
         with torch.no_grad():
             steps, levels = _compare(self, root, strict, assign)
         targets: list[Tensor] = []
@@ -296,9 +300,10 @@ def _compare(
     missing: list[str] = []
     unexpected: list[str] = []
     wrong: list[str] = []
-    todo: list[tuple[Core, _Level, tuple[str, ...]]] = [(target, root, ())]
+    todo: list[tuple[Core, _Level, tuple[str, ...], bool]] = [(target, root, (), True)]
     while todo:
-        node, level, path = todo.pop()
+        node, level, path, grows = todo.pop()
+        grows = grows and node._grows
         levels.append((node, level.meta))
         device = level.meta.get("device")
         if device is not None and node.device is not None and torch.device(device) != node.device:
@@ -308,7 +313,9 @@ def _compare(
         values = {} if node._opaque else _values(level)
         size = tuple(level.meta.get("batch_size", node.batch_size if -1 not in node.batch_size else ()))
         for key, entry in {**entries, **level.entries}.items():
-            if key not in entries or (isinstance(entry, Tensor) and isinstance(entries[key], Tensor)):
+            if (grows and key not in entries) or (
+                isinstance(entry, Tensor) and isinstance(entries.get(key), Tensor)
+            ):
                 wrong += _misfits(entry, size, (*path, key))
         for key, child in entries.items():
             at = (*path, key)
@@ -321,6 +328,8 @@ def _compare(
             if isinstance(child, Core) and child._shows_tensor:
                 child = child._unwrap()
             if isinstance(child, Tensor) and isinstance(given, Tensor):
+                if assign and not grows and role(given) != role(child):
+                    given = in_role(given.detach(), role(child))
                 steps.append((node, key, given))
                 if assign:
                     continue
@@ -336,10 +345,10 @@ def _compare(
             elif given.entries if child._opaque else _stored_kind(given):
                 wrong.append(f"{show_path(at)} is a value on one side and a collection on the other")
             elif not child._opaque:
-                todo.append((child, given, at))
+                todo.append((child, given, at, grows))
             elif "_non_tensor" in given.meta:
                 steps.append((node, key, given))
-        if not strict:
+        if grows and not strict:
             node._check_keys(level.entries)
         for key, given in level.entries.items():
             # In the legacy form a value of a class is a level of its own; a column is one in every form.
@@ -347,11 +356,11 @@ def _compare(
                 steps.append((node, key, given if _stored_kind(given) else (_values(given)["data"],)))
             elif key not in entries:
                 names = _leaf_names(given, (*path, key))
-                unexpected.extend(names)
+                unexpected.extend(names if grows or strict else ())
                 # An empty level is no key that is unexpected, but one that is added, unless that is asked of a locked node.
-                if names or not (strict or node._locked):
+                if grows if names else not (strict or node._locked):
                     steps.append((node, key, given))
-        steps.extend((node, key, (value,)) for key, value in values.items())
+        steps.extend((node, key, (value,)) for key, value in values.items() if grows or key in entries)
     keys = {"unexpected": unexpected, "missing": missing} if strict else {}
     problems = [*(f"{what} keys: {names}" for what, names in keys.items() if names), *wrong]
     if problems:
@@ -407,12 +416,12 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
     if isinstance(value, tuple):
         held, given = node._children().get(key), value[0]
         if node._locked and held is not None:
-            node.set_(key, _as_value(given, node, held))  # type: ignore[attr-defined]
+            node.set_(key, _as_value(given, node, held, assign))  # type: ignore[attr-defined]
         elif held is not None or given is not None:
-            node._set_path((key,), None if given is None else _as_value(given, node, held))  # type: ignore[attr-defined]
+            node._set_path((key,), None if given is None else _as_value(given, node, held, assign))  # type: ignore[attr-defined]
     elif isinstance(value, _Level):
         held = node._children().get(key)
-        built = _build(held, value, node)
+        built = _build(held, value, assign, node)
         if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
             built._set_names(held._names)  # which a state dict does not say
         if not assign and node._stacked() is not None and isinstance(held, Core) and held._opaque:
@@ -422,25 +431,36 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
     elif assign or key not in node._children():
         held = node._children().get(key)
         shows = isinstance(held, Core) and held._shows_tensor
-        node._set_child(key, held._rebuild(iter((value,))) if shows else _new_leaf(value, node))  # type: ignore[union-attr]
+        node._set_child(key, held._rebuild(iter((value,))) if shows else _new_leaf(value, node, assign))  # type: ignore[union-attr]
     else:
         with torch.no_grad():
             node._write_child(key, value)
 
 
-def _new_leaf(value: Tensor, node: Core) -> Child:
-    """Return a checked leaf as an entry, on the device of its level; the batch size of that may still change."""
+def _new_leaf(value: Tensor, node: Core, assign: bool) -> Child:
+    """Return a checked leaf, or a copy of it, as an entry on the device of its level, whose batch size may still change."""
+    value = value if assign else own_copy(value)
     size = node.batch_size if type(value) in WRAPPED else torch.Size()
     return coerce(value, size, node.device, ())
 
 
-def _as_value(value: Any, node: Core, held: Any) -> Any:
+def _as_value(value: Any, node: Core, held: Any, assign: bool) -> Any:
     """Return a value as the node that stores it: set bare, a number or a list would become a tensor."""
     level = _Level({"_type": "NonTensorData", "_non_tensor": {"data": value}})
-    return value if _stored_kind(level) is None else _build(held, level, node)
+    if _stored_kind(level) is None:
+        return value if assign else _copy_value(value)
+    return _build(held, level, assign, node)
 
 
-def _build(held: Any, level: _Level, parent: Any = None) -> Any:
+def _copy_value(value: Any) -> Any:
+    """Return a copy of a value; what cannot be copied, as a lock or an open file, itself."""
+    try:
+        return copy.deepcopy(value)
+    except (TypeError, RuntimeError, copy.Error, pickle.PicklingError):
+        return value
+
+
+def _build(held: Any, level: _Level, assign: bool, parent: Any = None) -> Any:
     """Return the node that a level of the state dict describes, in the place of another value or of none."""
     above = held if parent is None else parent
     size = torch.Size(level.meta.get("batch_size", above.batch_size))
@@ -451,16 +471,22 @@ def _build(held: Any, level: _Level, parent: Any = None) -> Any:
         layout = kind.layouts.get(FORMAT)
         unflatten = kind.unflatten if layout is None else layout.unflatten
         cls = type(held) if isinstance(held, kind.type) else None
-        node = unflatten(Record(level.meta, {}, {}, level.meta["_non_tensor"], size, cls=cls))
+        values = level.meta["_non_tensor"]
+        if not assign:
+            values = {key: _copy_value(value) for key, value in values.items()}
+        node = unflatten(Record(level.meta, {}, {}, values, size, cls=cls))
         node._set_device(above.device)
         return node
     node = dense({}, size, above.device)
     for name, value in level.entries.items():
         node._set_child(
-            name, _build(None, value, node) if isinstance(value, _Level) else _new_leaf(value, node)
+            name,
+            _build(None, value, assign, node)
+            if isinstance(value, _Level)
+            else _new_leaf(value, node, assign),
         )
     for name, value in _values(level).items():
-        _apply(node, name, (value,), False)
+        _apply(node, name, (value,), assign)
     return node
 
 
