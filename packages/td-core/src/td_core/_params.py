@@ -29,12 +29,12 @@ from ._collection import (
 )
 from ._keys import is_key, unravel_key_to_tuple
 from ._labels import correct
-from ._lazy_names import set_module
 from ._locking import refuse_if_locked
 from ._names import Names
 from ._ops.moving import put_back
 from ._ops.structure import unchanged_on_error
 from ._pytree import register, register_with_subclasses
+from ._roles import Buffer as Buffer  # where older pickles look for it
 from ._roles import adopt, in_role, is_persistent, is_registered, is_settled, role
 from ._wrapper import Wrapper
 from .errors import FormatError, StructureError

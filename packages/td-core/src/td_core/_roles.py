@@ -6,7 +6,6 @@ what is computed from it has no mark.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ._lazy_names import set_module
-from ._torch_private import plain_results
 from .errors import StructureError
 
 
@@ -40,20 +38,16 @@ class Buffer(Tensor, metaclass=_BufferMeta):
     True
     """
 
-    # Older pickles have instances of this class.
-    _is_buffer = True
-    persistent = True
+    persistent: bool
 
     def __new__(cls, data: Tensor | None = None, *, persistent: bool = True) -> Any:
         source = torch.empty(0) if data is None else data
         return mark_buffer(source.detach().requires_grad_(source.requires_grad), persistent)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = Buffer(copy.deepcopy(self.detach(), memo), persistent=self.persistent)
-        memo[id(self)] = copied.requires_grad_(self.requires_grad)
-        return copied
-
-    __torch_function__ = plain_results
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Older pickles have instances of this class.
+        self.__class__ = Tensor  # type: ignore[assignment]
+        mark_buffer(self, state["persistent"])
 
 
 def is_parameter(leaf: Any) -> bool:
