@@ -31,7 +31,7 @@ from . import _fs
 from ._anonymous import AnonymousFile, remap_anonymous_storage
 from ._dtypes import check_dtype, storable
 from ._errors import FileTakenError, NoFileError
-from ._mapping import FileStorage, elements_in, elements_of
+from ._mapping import FileStorage, elements_of
 from ._new_file import NewFile
 from ._pieces import pieces, write_pieces
 from ._shapes import Shape, as_shape, element_count, shape_of, shaped, show_shape, without_elements
