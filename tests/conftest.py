@@ -11,6 +11,7 @@ MODULES = {
     "td-memmap": "td_memmap",
     "td-tensorclass": "td_tensorclass",
     "td-distributed": "td_distributed",
+    "td-nn": "td_nn",
     "td-all": "td",
 }
 

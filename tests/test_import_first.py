@@ -33,6 +33,7 @@ NAMES = {
     "td_memmap": "load_memmap",
     "td_tensorclass": "NonTensorData",
     "td_distributed": "consolidate",
+    "td_nn": "TensorDictModule",
     "td": "TensorDict",
 }
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = {
     folder.name: folder for folder in ROOT.glob("packages/*/src/*") if (folder / "__init__.py").exists()
 }
-SIBLINGS = {"td_memmap", "td_tensorclass", "td_distributed"}
+SIBLINGS = {"td_memmap", "td_tensorclass", "td_distributed", "td_nn"}
 ALLOWED = {"td_core": set(), **{name: {"td_core"} for name in SIBLINGS}, "td": {"td_core", *SIBLINGS}}
 LONGEST_FILE = 700
 

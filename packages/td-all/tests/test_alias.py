@@ -12,7 +12,8 @@ import pytest
 FIXTURES = Path(__file__).parent / "fixtures"
 SUBMODULES = (
     "nn", "tensorclass", "memmap", "utils", "base", "functional", "prototype", "persistent", "_td", "_lazy",
-    "_reductions", "tensordict", "nn.params", "typedtensordict",
+    "_reductions", "tensordict", "nn.params", "nn.common",
+    "nn.functional_modules", "nn.probabilistic", "nn.sequence", "nn.utils", "typedtensordict",
 )  # fmt: skip
 ALIAS = "import td; td.install_as_tensordict()\n"
 
@@ -134,7 +135,7 @@ print(utils.unravel_keys(("a", ("b",))), utils.unravel_keys(("a",)))
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ("from tensordict.nn import TensorDictModule", "tensordict.nn.TensorDictModule"),
+        ("from tensordict.nn import EnsembleModule", "tensordict.nn.EnsembleModule"),
         ("from tensordict import PersistentTensorDict", "tensordict.PersistentTensorDict"),
         ("import tensordict.nn.distributions", "tensordict.nn.distributions"),
     ],

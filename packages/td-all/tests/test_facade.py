@@ -1,4 +1,4 @@
-"""``import td`` gives every public name of the four packages."""
+"""``import td`` gives every public name of the five packages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import td
 
-PACKAGES = ("td_core", "td_memmap", "td_tensorclass", "td_distributed")
+PACKAGES = ("td_core", "td_memmap", "td_tensorclass", "td_distributed", "td_nn")
 
 
 @pytest.mark.parametrize("package", PACKAGES)

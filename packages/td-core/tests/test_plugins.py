@@ -601,7 +601,7 @@ def test_an_entry_point_without_a_module(fakes: Fakes, manager: PluginManager) -
         manager.load(fakes.points(), EVERYTHING)
 
 
-@pytest.mark.parametrize("distribution", ["td-memmap", "td-tensorclass", "td-distributed"])
+@pytest.mark.parametrize("distribution", ["td-memmap", "td-tensorclass", "td-distributed", "td-nn"])
 def test_a_broken_plugin_of_the_project_raises(
     distribution: str, fakes: Fakes, manager: PluginManager
 ) -> None:

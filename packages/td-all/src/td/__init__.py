@@ -1,7 +1,7 @@
 """td-core with all of its siblings under one import.
 
-Every public name of ``td_core``, ``td_memmap``, ``td_tensorclass`` and ``td_distributed`` is here; each is loaded when
-it is first used.
+Every public name of ``td_core``, ``td_memmap``, ``td_tensorclass``, ``td_distributed`` and ``td_nn`` is here; each is
+loaded when it is first used.
 
 >>> import torch, td
 >>> data = td.TensorDict({"obs": torch.zeros(3, 4), "task": "reach"}, batch_size=[3])
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import td_core as _td_core
 import td_distributed as _td_distributed
 import td_memmap as _td_memmap
+import td_nn as _td_nn
 import td_tensorclass as _td_tensorclass
 from td_core._lazy_names import lazy_names as _lazy_names
 
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     from td_core import *  # noqa: F403
     from td_distributed import *  # noqa: F403
     from td_memmap import *  # type: ignore[assignment]  # noqa: F403
+    from td_nn import *  # noqa: F403
     from td_tensorclass import *  # noqa: F403
 
 __version__ = _td_core.__version__
 
 # Where two packages have one name (save, load), the more general one of core counts, so it comes last.
-_PACKAGES = (_td_distributed, _td_memmap, _td_tensorclass, _td_core)
+_PACKAGES = (_td_nn, _td_distributed, _td_memmap, _td_tensorclass, _td_core)
 __getattr__, __dir__ = _lazy_names(
     __name__,
     {"._alias": ["install_as_tensordict"], **{package.__name__: package.__all__ for package in _PACKAGES}},

@@ -21,7 +21,7 @@ from td_core import plugins
 
 from ._alias import install_as_tensordict
 
-PACKAGES = ("td-core", "td-memmap", "td-tensorclass", "td-distributed", "td-all")
+PACKAGES = ("td-core", "td-memmap", "td-tensorclass", "td-distributed", "td-nn", "td-all")
 BESIDE = ("numpy", "pluggy", "xxhash", "tqdm", "tensordict")
 
 #: Holds the module ``tensordict`` that child processes find.

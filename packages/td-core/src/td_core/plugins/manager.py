@@ -34,7 +34,7 @@ from . import hookspecs, siblings
 __all__ = ["PluginManager", "PluginRecord", "PluginWarning", "Selection", "installed", "manager", "plugins"]
 
 GROUP = "td"
-FIRST_PARTY = ("td-memmap", "td-tensorclass", "td-distributed")
+FIRST_PARTY = ("td-memmap", "td-tensorclass", "td-distributed", "td-nn")
 
 
 class PluginWarning(UserWarning):

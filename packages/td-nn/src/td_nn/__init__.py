@@ -1,0 +1,60 @@
+"""Modules that read and write collections, for td-core.
+
+>>> import torch
+>>> from td_core import TensorDict
+>>> from td_nn import TensorDictModule, TensorDictSequential
+>>> model = TensorDictSequential(
+...     TensorDictModule(torch.nn.Linear(3, 4), in_keys=["obs"], out_keys=["hidden"]),
+...     TensorDictModule(torch.nn.Linear(4, 2), in_keys=["hidden"], out_keys=["action"]),
+... )
+>>> model(TensorDict({"obs": torch.ones(5, 3)}, batch_size=[5]))["action"].shape
+torch.Size([5, 2])
+>>> print(model)
+TensorDictSequential: obs -> hidden, action
+member  module                    reads   writes
+[0]     TensorDictModule(Linear)  obs     hidden
+[1]     TensorDictModule(Linear)  hidden  action
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+# First, whichever of the two packages a program imports first: core loads the plugin of this one as its last statement.
+import td_core as _td_core
+from td_core._lazy_names import lazy_names as _lazy_names
+
+if TYPE_CHECKING:
+    from ._data_flow import FlowReport
+    from ._dispatch import dispatch
+    from ._interaction import InteractionType, interaction_type, set_interaction_type
+    from ._module import TensorDictModule, TensorDictModuleWrapper
+    from ._module_base import TensorDictModuleBase
+    from ._sequence import TensorDictSequential
+    from ._switches import set_skip_existing, skip_existing
+    from ._wrap import WrapModule, as_tensordict_module
+    from .module_errors import MissingKeyError, ModuleKeysError, OutputError, SelectionError
+
+__version__ = _td_core.__version__
+
+__all__ = [
+    "FlowReport", "InteractionType", "MissingKeyError", "ModuleKeysError", "OutputError", "SelectionError",
+    "TensorDictModule", "TensorDictModuleBase", "TensorDictModuleWrapper", "TensorDictSequential", "WrapModule",
+    "__version__", "as_tensordict_module", "dispatch", "interaction_type", "set_interaction_type", "set_skip_existing",
+    "skip_existing",
+]  # fmt: skip
+
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "._data_flow": ("FlowReport",),
+        "._dispatch": ("dispatch",),
+        "._interaction": ("InteractionType", "interaction_type", "set_interaction_type"),
+        "._module": ("TensorDictModule", "TensorDictModuleWrapper"),
+        "._module_base": ("TensorDictModuleBase",),
+        "._sequence": ("TensorDictSequential",),
+        "._switches": ("set_skip_existing", "skip_existing"),
+        "._wrap": ("WrapModule", "as_tensordict_module"),
+        ".module_errors": ("MissingKeyError", "ModuleKeysError", "OutputError", "SelectionError"),
+    },
+)

@@ -1,0 +1,213 @@
+"""The decorator that lets a function of a collection take and return the tensors inside."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+from td_core import KeyPathError, TensorCollection, TensorDict
+
+from ._module_base import show_module
+from ._module_keys import SINK, Key, as_keys, has_key, join_key
+from ._switches import STATE
+from .module_errors import MissingKeyError
+
+__all__ = ["dispatch"]
+
+FnT = TypeVar("FnT", bound=Callable[..., Any])
+NO_SIZE = torch.Size()
+
+
+class dispatch:  # noqa: N801  a decorator
+    """Let a function of a collection be called with the tensors that it reads, and give those that it writes.
+
+    Positional arguments fill the keys read in their order; the keyword of a nested key is its parts joined by the
+    separator. Arguments that stand for no key go on to the function. The result is the value of the one key written, or
+    a tuple of several.
+
+    Args:
+        separator: what joins the parts of a nested key.
+        source: the keys that are read, or the name of the attribute of ``self`` that has them.
+        dest: the keys that are written, or the name of the attribute.
+        auto_batch_size: give the collection the leading dims that all inputs share; False gives it none.
+
+    Raises:
+        RuntimeError: the first argument of the function, after ``self``, is not named ``tensordict``; in a call: an input
+            is given twice.
+        MissingKeyError: in a call: the function did not write a key of ``dest``.
+
+    >>> @dispatch(source=["a", ("b", "c")], dest=["sum"])
+    ... def add(tensordict):
+    ...     return tensordict.set("sum", tensordict["a"] + tensordict["b", "c"])
+    >>> add(torch.ones(2), b_c=torch.ones(2))
+    tensor([2., 2.])
+    >>> add(TensorDict({"a": torch.ones(2), "b": {"c": torch.ones(2)}}))["sum"]
+    tensor([2., 2.])
+    """
+
+    DEFAULT_SEPARATOR: ClassVar[str] = "_"
+    DEFAULT_SOURCE: ClassVar[str] = "in_keys"
+    DEFAULT_DEST: ClassVar[str] = "out_keys"
+
+    @overload
+    def __new__(cls, separator: FnT) -> FnT: ...
+    @overload
+    def __new__(
+        cls,
+        separator: str = "_",
+        source: str | Sequence[Any] = "in_keys",
+        dest: str | Sequence[Any] = "out_keys",
+        auto_batch_size: bool = True,
+    ) -> dispatch: ...
+    def __new__(
+        cls,
+        separator: Any = "_",
+        source: str | Sequence[Any] = "in_keys",
+        dest: str | Sequence[Any] = "out_keys",
+        auto_batch_size: bool = True,
+    ) -> Any:
+        """Return the decorator, or the decorated function where there are no options."""
+        self = super().__new__(cls)
+        self.separator = cls.DEFAULT_SEPARATOR if callable(separator) else separator
+        self.source = source if isinstance(source, str) else as_keys(list(source), "source")
+        self.dest = dest if isinstance(dest, str) else as_keys(list(dest), "dest")
+        self.auto_batch_size = auto_batch_size
+        return self(separator) if callable(separator) else self
+
+    def __call__(self, fn: FnT) -> FnT:
+        """Return ``fn``, which also takes tensors."""
+        signature = inspect.signature(fn)
+        names = list(signature.parameters)
+        is_method = names[:1] != ["tensordict"]
+        if is_method and names[1:2] != ["tensordict"]:
+            raise RuntimeError(
+                f"dispatch decorates functions whose first argument, after self, is named tensordict; "
+                f"{getattr(fn, '__qualname__', fn)} takes {names}"
+            )
+        read, source, dest = self._read, self.source, self.dest
+        wrapped: Any
+        if is_method:
+
+            def wrapped(_self: Any, *args: Any, **kwargs: Any) -> Any:
+                # A call with the collection alone is what mostly comes, and a type is compared faster than asked for.
+                if args and (type(args[0]) is TensorDict or isinstance(args[0], TensorCollection)):
+                    return fn(_self, *args, **kwargs) if kwargs or len(args) > 1 else fn(_self, args[0])
+                in_keys = keys_of(_self, source)
+                if not STATE.dispatches or ("tensordict" in kwargs and "tensordict" not in in_keys):
+                    return fn(_self, *args, **kwargs)
+                tensordict, args, kwargs = read(in_keys, args, kwargs)
+                return give(fn(_self, tensordict, *args, **kwargs), tensordict, keys_of(_self, dest), _self)
+
+        elif isinstance(source, str) or isinstance(dest, str):
+            raise RuntimeError(
+                f"dispatch of the function {getattr(fn, '__qualname__', fn)} needs lists of keys as source and dest: it has "
+                "no self whose attributes could say them"
+            )
+        else:
+
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                if args and isinstance(args[0], TensorCollection):
+                    return fn(*args, **kwargs)
+                if not STATE.dispatches or ("tensordict" in kwargs and "tensordict" not in source):
+                    return fn(*args, **kwargs)
+                tensordict, args, kwargs = read(source, args, kwargs)
+                return give(fn(tensordict, *args, **kwargs), tensordict, dest, None)
+
+        made: FnT = functools.wraps(fn)(wrapped)  # type: ignore[assignment]
+        made.__signature__ = _optional(signature, names[: 2 if is_method else 1])  # type: ignore[attr-defined]
+        return made
+
+    def _read(
+        self, in_keys: Sequence[Key], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[TensorDict, tuple[Any, ...], dict[str, Any]]:
+        """Return a collection of the arguments that stand for keys, and the other arguments."""
+        values: dict[Any, Any] = {}
+        taken: dict[str, Key] = {}
+        given = len(args)
+        for place, key in enumerate(in_keys):
+            name = key if type(key) is str else join_key(key, self.separator)
+            if place < given:
+                if name in kwargs:
+                    raise RuntimeError(
+                        f"the input {key!r} is given twice: by position {place} and as {name}="
+                    )
+                values[key] = args[place]
+            elif name in kwargs:
+                values[key] = kwargs.pop(name)
+                taken[name] = key
+            elif taken.get(name, key) != key:
+                raise RuntimeError(
+                    f"the keyword {name} stands for two inputs, {taken[name]!r} and {key!r}; give a collection, or another "
+                    "separator to dispatch"
+                )
+        size = _shared_size(values.values()) if self.auto_batch_size else NO_SIZE
+        return TensorDict(values, batch_size=size), args[len(in_keys) :], kwargs
+
+
+def keys_of(module: Any, keys: Any) -> Any:
+    """Return keys, or those that an attribute of a module has."""
+    if not isinstance(keys, str):
+        return keys
+    if keys == "in_keys":
+        if getattr(module, "_keeps_keys", False):
+            return module._all_in_keys or module.in_keys
+    elif keys == "out_keys":
+        selected = getattr(module, "_selected_out_keys", None)
+        if selected is not None:
+            return selected
+        if getattr(module, "_keeps_keys", False):
+            return module._all_out_keys or module.out_keys
+    return getattr(module, keys)
+
+
+def give(result: Any, tensordict: TensorDict, out_keys: Sequence[Key], module: Any) -> Any:
+    """Return the value at the one key of a result, or a tuple of several."""
+    if result is not tensordict and not isinstance(result, TensorCollection):
+        raise TypeError(
+            f"{'the function' if module is None else show_module(module)} was called with tensors, so it has to return a "
+            f"collection to take its outputs from; it returned a {type(result).__name__}"
+        )
+    try:
+        if len(out_keys) == 1 and out_keys[0] != SINK:
+            return result[out_keys[0]]
+        found = tuple([result[key] for key in out_keys if key != SINK])
+    except KeyPathError:
+        missing = [key for key in out_keys if key != SINK and not has_key(result, key)]
+        why = getattr(module, "_explain_missing", None)
+        raise MissingKeyError(
+            "the function" if module is None else show_module(module),
+            f"did not write {', '.join(map(repr, missing))}"
+            + "".join(why(key, result) for key in missing if why),
+            missing,
+        ) from None
+    return found[0] if len(found) == 1 else found
+
+
+def _shared_size(values: Any) -> torch.Size:
+    """Return the leading dims that values share; those that are not tensors or collections have none."""
+    sizes = [
+        value.shape if isinstance(value, (Tensor, TensorCollection)) else torch.Size() for value in values
+    ]
+    if not sizes:
+        return torch.Size()
+    shortest = min(map(len, sizes))
+    for dim in range(shortest):
+        if any(size[dim] != sizes[0][dim] for size in sizes):
+            return sizes[0][:dim]
+    return sizes[0][:shortest]
+
+
+def _optional(signature: inspect.Signature, names: Sequence[str]) -> inspect.Signature:
+    """Return a signature in which some parameters may be left out."""
+    parameters = [
+        each.replace(default=None)
+        if each.name in names or (each.kind is each.POSITIONAL_OR_KEYWORD and each.default is each.empty)
+        else each
+        for each in signature.parameters.values()
+    ]
+    return signature.replace(parameters=parameters)

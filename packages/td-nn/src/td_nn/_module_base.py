@@ -1,0 +1,255 @@
+"""The base of the modules that read and write collections: their keys, and the choice among the keys they write."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from torch import nn
+
+from td_core import TensorCollection, TensorDict
+
+from ._module_keys import DeclaredKeys, Key, as_keys, declare_keys
+from ._portable import portable
+from .module_errors import SelectionError
+
+__all__ = ["TensorDictModuleBase"]
+
+SelfT = TypeVar("SelfT", bound="TensorDictModuleBase")
+CollectionT = TypeVar("CollectionT", bound=TensorCollection)
+
+
+class TensorDictModuleBase(nn.Module):
+    """Base of the modules whose ``forward`` takes a collection and returns one.
+
+    A subclass says which keys it reads and writes: ``in_keys`` and ``out_keys`` are attributes of the class, or are
+    assigned in ``__init__``, or are properties of the subclass. Assigning keys replaces all of them; the lists that
+    reading gives belong to the reader.
+
+    >>> from td_nn import dispatch
+    >>> class Double(TensorDictModuleBase):
+    ...     in_keys = ["x"]
+    ...     out_keys = ["y"]
+    ...     @dispatch
+    ...     def forward(self, tensordict):
+    ...         return tensordict.set("y", tensordict["x"] * 2)
+    >>> Double()(TensorDict(x=torch.ones(1)))["y"], Double()(x=torch.ones(1))
+    (tensor([2.]), tensor([2.]))
+    """
+
+    in_keys: Any = DeclaredKeys("in_keys")
+    out_keys: Any = DeclaredKeys("out_keys")
+
+    #: The keys that an instance keeps, or that its class declares.
+    _all_in_keys: tuple[Key, ...] | None = None
+    _all_out_keys: tuple[Key, ...] | None = None
+
+    #: The keys that are kept of those that are written; None keeps all.
+    _selected_out_keys: tuple[Key, ...] | None = None
+
+    #: Attributes that may hold a function that pickle cannot find by its name.
+    _functions: tuple[str, ...] = ()
+
+    #: The module or function that this one calls, for messages.
+    _wrapped: Any = None
+
+    #: Whether assigned keys are kept by :class:`DeclaredKeys`, rather than by properties of a subclass.
+    _keeps_keys = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        declare_keys(cls, ("in_keys", "out_keys"))
+        cls._keeps_keys = all(type(_static(cls, name)) is DeclaredKeys for name in ("in_keys", "out_keys"))
+
+    def _take_keys(self, name: str) -> None:
+        """Take notice that ``in_keys`` or ``out_keys`` was assigned."""
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, tensordict: CollectionT, *args: Any, **kwargs: Any) -> CollectionT: ...
+        @overload
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    @property
+    def out_keys_source(self) -> list[Key]:
+        """All the keys that are written, whatever is selected of them."""
+        keys = self._all_out_keys
+        return self.out_keys if keys is None else list(keys)
+
+    def select_out_keys(self: SelfT, *out_keys: Any) -> SelfT:
+        """Keep only some of the keys written, in this order: the others are removed from the collection after a call.
+
+        Args:
+            *out_keys: the keys, each an argument; none keeps nothing.
+
+        Raises:
+            SelectionError: one of them is not among ``out_keys``.
+
+        >>> from td_nn import TensorDictModule
+        >>> both = TensorDictModule(lambda x: (x + 1, x + 2), ["x"], ["one", "two"])
+        >>> both.select_out_keys("two")(torch.zeros(1))
+        tensor([2.])
+        >>> both.reset_out_keys().out_keys
+        ['one', 'two']
+        """
+        if any(isinstance(key, list) for key in out_keys):
+            raise SelectionError(
+                f"select_out_keys() takes each key as an argument, not a list; got {out_keys}"
+            )
+        selected = as_keys(list(out_keys), "select_out_keys(*keys)")
+        self._refuse_unknown(selected)
+        self._store_selection(selected)
+        return self
+
+    def reset_out_keys(self: SelfT) -> SelfT:
+        """Keep every key that is written again.
+
+        >>> from td_nn import TensorDictModule
+        >>> TensorDictModule(abs, ["x"], ["y"]).select_out_keys().reset_out_keys().out_keys
+        ['y']
+        """
+        self._store_selection(None)
+        return self
+
+    def _refuse_unknown(self, selected: tuple[Key, ...]) -> None:
+        known = self.out_keys
+        unknown = [key for key in selected if key not in known]
+        if unknown:
+            raise SelectionError(
+                f"cannot select {', '.join(map(repr, unknown))}: {show_module(self)} writes {known}"
+            )
+
+    def _store_selection(self, selected: tuple[Key, ...] | None) -> None:
+        """Keep a selection, and where a subclass has a property ``out_keys`` of its own, through its setter."""
+        self._filter_results(selected is not None)
+        own = _static(type(self), "out_keys")
+        if not isinstance(own, DeclaredKeys) and (
+            getattr(own, "fset", None) or not isinstance(own, property)
+        ):
+            every = self.out_keys_source
+            self.out_keys = every if selected is None else list(selected)
+            self.__dict__["_all_out_keys"] = tuple(every)
+        if selected is None:
+            self.__dict__.pop("_selected_out_keys", None)
+        else:
+            self.__dict__["_selected_out_keys"] = selected
+
+    def _filter_results(self, does: bool) -> None:
+        """Let the hook that leaves out what is not selected run after a call, or no longer."""
+        hooks = self._forward_hooks
+        if not does:
+            for number in [number for number, hook in hooks.items() if hook is leave_out_unselected]:
+                del hooks[number]
+                self._forward_hooks_with_kwargs.pop(number, None)
+        elif leave_out_unselected not in hooks.values():
+            self.register_forward_hook(leave_out_unselected, prepend=True, with_kwargs=True)
+
+    @staticmethod
+    def is_tdmodule_compatible(module: Any) -> bool:
+        """Tell whether an object says which keys it reads and writes.
+
+        >>> TensorDictModuleBase.is_tdmodule_compatible(torch.nn.Linear(1, 1))
+        False
+        """
+        return hasattr(module, "in_keys") and hasattr(module, "out_keys")
+
+    def reset_parameters_recursive(self, parameters: TensorCollection | None = None) -> TensorDict | None:
+        """Reset the parameters of this module and those inside, or the given ones in their place.
+
+        Args:
+            parameters: values of the layout of ``TensorDict.from_module``, which are reset in place; the module keeps
+                its own.
+
+        Returns:
+            The given parameters as tensors that require gradients, on the same storage; None where the module's own
+            were reset.
+
+        Raises:
+            RuntimeError: ``parameters`` has a batch size.
+
+        Warns:
+            UserWarning: no submodule has a method ``reset_parameters``.
+
+        >>> from td_nn import TensorDictModule
+        >>> layer = TensorDictModule(torch.nn.Linear(2, 1), ["x"], ["y"])
+        >>> params = TensorDict.from_module(layer).data.clone().zero_()
+        >>> bool(layer.reset_parameters_recursive(params)["module", "weight"].any())
+        True
+        """
+        if parameters is None:
+            found = [module for module in self.modules() if hasattr(type(module), "reset_parameters")]
+            if not found:
+                warnings.warn(
+                    f"reset_parameters_recursive() of {show_module(self)} found no submodule that has "
+                    "reset_parameters(), so nothing was reset",
+                    stacklevel=2,
+                )
+            for module in found:
+                module.reset_parameters()  # type: ignore[operator]
+            return None
+        if parameters.batch_size:
+            raise RuntimeError(
+                "reset_parameters_recursive() resets the parameters of one module; "
+                f"got parameters of batch size {list(parameters.batch_size)}"
+            )
+        values: Any = parameters.data
+        with values.to_module(self):
+            self.reset_parameters_recursive()
+        fresh = TensorDict({key: value.detach() for key, value in values.items(True, True)})
+        return fresh.apply(lambda x: x.requires_grad_() if x.is_floating_point() or x.is_complex() else x)
+
+    @property
+    def __name__(self) -> str:
+        """Name of the class, by which tools that expect functions show a module."""
+        return type(self).__name__
+
+    def __repr__(self) -> str:
+        return self._show(f"in_keys={self.in_keys},\nout_keys={self.out_keys}")
+
+    def _show(self, fields: str) -> str:
+        indented = fields.replace("\n", "\n    ")
+        return f"{type(self).__name__}(\n    {indented})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in self._functions:
+            if name in state:
+                state[name] = portable(state[name])
+        return state
+
+    def __deepcopy__(self: SelfT, memo: dict[int, Any]) -> SelfT:
+        new = memo[id(self)] = type(self).__new__(type(self))
+        for name, value in self.__dict__.items():
+            new.__dict__[name] = copy.deepcopy(value, memo)
+        return new
+
+
+def leave_out_unselected(
+    module: TensorDictModuleBase, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> None:
+    """Remove what is not selected from the collection that a call returned: a hook, the same for every module."""
+    selected = module._selected_out_keys
+    if selected is None or not isinstance(result, TensorCollection):
+        return
+    if "tensordict" in kwargs or (args and isinstance(args[0], TensorCollection)):
+        result.exclude(*[key for key in module.out_keys_source if key not in selected], inplace=True)
+
+
+def _static(cls: type, name: str) -> Any:
+    """Return an attribute of a class as it is written, not as reading gives it."""
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return None
+
+
+def show_module(module: Any) -> str:
+    """Return how messages call a module: its class and that of what it wraps."""
+    inner = getattr(module, "_wrapped", None)
+    if inner is None or isinstance(inner, (nn.ModuleList, nn.ModuleDict)):
+        return type(module).__name__
+    name = getattr(inner, "__name__", type(inner).__name__)
+    return f"{type(module).__name__}({name})"

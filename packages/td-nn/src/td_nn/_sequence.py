@@ -1,0 +1,495 @@
+"""TensorDictSequential: modules that run one after another on a collection."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+
+from td_core import LazyStackedTensorDict, TensorCollection, TensorDict
+
+from ._data_flow import FlowReport, check_flow, draw_flow, show_flow
+from ._dispatch import dispatch
+from ._module import Inplace, TensorDictModule
+from ._module_base import TensorDictModuleBase, show_module
+from ._module_keys import SINK, Key, as_keys, has_key, is_provided, relates
+from ._switches import STATE, has_outputs
+from ._wrap import WrapModule
+from .module_errors import MissingKeyError, OutputError, SelectionError, note_place, show_step, step_out
+
+__all__ = ["TensorDictSequential"]
+
+SelfT = TypeVar("SelfT", bound="TensorDictSequential")
+Members = "nn.ModuleList | nn.ModuleDict"
+
+
+class TensorDictSequential(TensorDictModule):
+    """Modules that run one after another, each on the collection that the one before returned.
+
+    It reads what its members read and no earlier member writes, and writes what they write. A member whose output is
+    ``"n"`` provides ``("n", "a")`` too; all the keys below ``"n"`` together do not provide ``"n"``.
+
+    Args:
+        *modules: the members, or one list of them, or one dict of names and members. Another callable is taken as a
+            function of the collection.
+        partial_tolerant: leave out a member whose inputs are not there, instead of raising; on a lazy stack, it runs on the
+            members of the stack that have them.
+        selected_out_keys: the keys to keep of those written, see :meth:`select_out_keys`.
+        inplace: None returns what the last member returns, True the input with the keys written, False a new collection
+            with them alone, ``"empty"`` the same of the kind, batch size and device of the input.
+
+    Raises:
+        TypeError: a member cannot be called, or has keys and is not an ``nn.Module``.
+        SelectionError: a selected key is not written.
+
+    >>> seq = TensorDictSequential({
+    ...     "enc": TensorDictModule(torch.nn.Linear(3, 4), ["x"], ["hidden"]),
+    ...     "dec": TensorDictModule(torch.nn.Linear(4, 2), ["hidden"], ["y"]),
+    ... })
+    >>> seq.in_keys, seq.out_keys, seq(torch.ones(3))[1].shape
+    (['x'], ['hidden', 'y'], torch.Size([2]))
+    >>> print(seq)
+    TensorDictSequential: x -> hidden, y
+    member   module                    reads   writes
+    ["enc"]  TensorDictModule(Linear)  x       hidden
+    ["dec"]  TensorDictModule(Linear)  hidden  y
+    """
+
+    module: Any
+    partial_tolerant: bool = False
+
+    def __init__(
+        self,
+        *modules: Any,
+        partial_tolerant: bool = False,
+        selected_out_keys: Any = None,
+        inplace: Inplace = None,
+    ) -> None:
+        container = _contain(_pairs(modules))
+        in_keys, out_keys = self._compute_in_and_out_keys(_members(container))
+        super().__init__(container, in_keys, out_keys, inplace=inplace)
+        self.__dict__.pop("_selected_out_keys", None)
+        self.partial_tolerant = partial_tolerant
+        if selected_out_keys is not None:
+            self.select_out_keys(*as_keys(selected_out_keys, "selected_out_keys"))
+
+    @staticmethod
+    def _compute_in_and_out_keys(modules: Iterable[Any]) -> tuple[list[Key], list[Key]]:
+        """Return the keys that modules read from outside, and those that they write."""
+        in_keys: list[Key] = []
+        out_keys: dict[Key, None] = {}
+        for module in modules:
+            in_keys += [
+                key for key in module.in_keys if key not in in_keys and not is_provided(key, out_keys)
+            ]
+            for key in module.out_keys:
+                out_keys.pop(key, None)
+                out_keys[key] = None
+        return in_keys, list(out_keys)
+
+    def _take_keys(self, name: str) -> None:
+        if name == "out_keys":  # what is assigned is kept, of what the members write
+            self.__dict__["_selected_out_keys"] = self._all_out_keys
+
+    def _filter_results(self, does: bool) -> None:
+        """Leave nothing out after a call: ``forward`` does so, which knows what was there before."""
+
+    @dispatch(auto_batch_size=False)
+    def forward(
+        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
+    ) -> Any:
+        """Run the members and return the collection that has what they wrote.
+
+        Args:
+            tensordict: where the inputs are.
+            tensordict_out: where what is written goes, whatever ``inplace`` says; the input stays as it is.
+            **kwargs: takes none.
+        """
+        if kwargs:
+            raise RuntimeError(
+                f"{type(self).__name__} takes its inputs {self.in_keys} by keyword, and tensordict_out; got {list(kwargs)}"
+            )
+        selected = self._selected_out_keys
+        if STATE.skip_existing is not False:
+            wanted = self._all_out_keys if selected is None else selected
+            if has_outputs(STATE.skip_existing, tensordict, self._all_in_keys, wanted):
+                return tensordict
+        inplace = self.inplace
+        if tensordict_out is None:
+            if inplace is None or (inplace is True and selected is None):
+                before = None if selected is None else set(tensordict.keys(True))
+                result = self._run(tensordict)
+                if before is not None:
+                    _keep(result, before, selected or ())
+                if inplace is None or result is tensordict:
+                    return result
+                tensordict_out = tensordict
+            else:
+                tensordict_out = (
+                    tensordict if inplace is True else tensordict.empty() if inplace else TensorDict()
+                )
+                result = self._run(tensordict.copy())
+        else:
+            result = self._run(tensordict.copy())
+        present = result.keys(True)
+        for key in self._all_out_keys if selected is None else selected:
+            if key != SINK and key in present:
+                tensordict_out.set(key, result.get(key))
+        return tensordict_out
+
+    def _run(self, tensordict: Any) -> Any:
+        """Return what the last member returns."""
+        if self.partial_tolerant:
+            return self._run_what_can(tensordict)
+        place = 0
+        try:
+            for module in self._modules["module"]._modules.values():  # type: ignore[union-attr]
+                if tensordict is None:
+                    raise OutputError(
+                        f"the member before {show_module(module)} returned None, not a collection"
+                    )
+                tensordict = module(tensordict)
+                place += 1
+        except Exception as error:
+            self._locate(error, place)
+            raise
+        return tensordict
+
+    def _run_what_can(self, tensordict: Any) -> Any:
+        """Return what the last member that finds its inputs returns."""
+        for place, module in enumerate(self):
+            try:
+                if has_keys(tensordict, module.in_keys):
+                    tensordict = module(tensordict)
+                elif isinstance(tensordict, LazyStackedTensorDict):
+                    for part in tensordict.tensordicts:
+                        if has_keys(part, module.in_keys):
+                            module(part)
+            except Exception as error:
+                self._locate(error, place)
+                raise
+        return tensordict
+
+    def _locate(self, error: Exception, place: int) -> None:
+        """Note on an error which member raised it; of a missing key, which later one writes it."""
+        names, members = self._names(), list(self)
+        member = members[place]
+        text = f"{show_module(member)}, which reads {list(member.in_keys)} and writes {list(member.out_keys)}"
+        note_place(error, text)
+        step_out(error, show_step(names[place]))
+        if isinstance(error, MissingKeyError) and not error.writers:
+            later = list(zip(names, members))[place + 1 :]
+            error.writers = [
+                (key, (show_step(name),))
+                for key in error.missing
+                for name, module in later
+                if is_provided(key, module.out_keys)
+            ]
+
+    def _explain_missing(self, key: Key, result: TensorCollection) -> str:
+        """Return which members write a key, and what those that were left out did not find."""
+        said = ""
+        for name, module in zip(self._names(), self):
+            absent = [each for each in module.in_keys if not has_key(result, each)]
+            if absent and is_provided(key, module.out_keys):
+                lacks = ", ".join(map(repr, absent))
+                said += f"; seq{show_step(name)} writes it, and was skipped because there is no {lacks}"
+        return said
+
+    def _names(self) -> list[Any]:
+        """Return the name or index of each member."""
+        return list(self.module) if self._is_named else list(range(len(self)))
+
+    @property
+    def _is_named(self) -> bool:
+        return isinstance(self.module, nn.ModuleDict)
+
+    def __len__(self) -> int:
+        return len(self.module)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(_members(self.module))
+
+    def __getitem__(self: SelfT, index: Any) -> Any:
+        """Return a member by index or name, or a sequence of the members in a slice."""
+        if isinstance(index, str):
+            if not self._is_named:
+                raise TypeError(
+                    f"the members of this {type(self).__name__} have no names; got the index {index!r}"
+                )
+            return self.module[index]
+        pairs = self._pairs()
+        if isinstance(index, slice):
+            return self._with(pairs[index])
+        return pairs[self._place(index)][1]
+
+    def __setitem__(self, index: Any, module: Any) -> None:
+        """Replace a member, or append one under a new name."""
+        if isinstance(index, slice):
+            raise TypeError("members are replaced one by one: a slice stands on the right of = only")
+        pairs = self._pairs()
+        if isinstance(index, str) and self._is_named and index not in self.module:
+            pairs.append((index, module))
+        else:
+            place = self._place(index)
+            pairs[place] = (pairs[place][0], module)
+        self._replace(pairs)
+
+    def __delitem__(self, index: Any) -> None:
+        """Remove a member or a slice of them."""
+        pairs = self._pairs()
+        del pairs[index if isinstance(index, slice) else self._place(index)]
+        self._replace(pairs)
+
+    def append(self: SelfT, module: Any, name: str | None = None) -> SelfT:
+        """Add a member at the end.
+
+        Args:
+            module: the member.
+            name: its name, in a sequence whose members have names.
+
+        >>> seq = TensorDictSequential(TensorDictModule(abs, ["x"], ["y"]))
+        >>> seq.append(TensorDictModule(abs, ["y"], ["z"])).out_keys
+        ['y', 'z']
+        """
+        return self.insert(len(self), module, name)
+
+    def insert(self: SelfT, index: int, module: Any, name: str | None = None) -> SelfT:
+        """Add a member before the one at an index.
+
+        Args:
+            index: where it will stand.
+            module: the member.
+            name: its name, in a sequence whose members have names.
+
+        >>> seq = TensorDictSequential(TensorDictModule(abs, ["y"], ["z"]))
+        >>> seq.insert(0, TensorDictModule(abs, ["x"], ["y"])).in_keys
+        ['x']
+        """
+        if self._is_named != (name is not None):
+            raise TypeError(
+                f"the members of this {type(self).__name__} have {'names: give name=' if self._is_named else 'no names'}"
+            )
+        pairs = self._pairs()
+        if name is not None and name in self.module:
+            raise ValueError(f"there is a member {name!r} already; seq[{name!r}] = module replaces it")
+        pairs.insert(index, (name, module))
+        self._replace(pairs)
+        return self
+
+    def extend(self: SelfT, modules: Any) -> SelfT:
+        """Add members at the end: a list, or a dict where the members have names.
+
+        >>> len(TensorDictSequential().extend([lambda td: td, lambda td: td + 1]))
+        2
+        """
+        pairs = _pairs((modules if isinstance(modules, (Mapping, nn.ModuleDict)) else list(modules),))
+        if pairs and self._is_named != (pairs[0][0] is not None):
+            raise TypeError(
+                f"the members of this {type(self).__name__} have {'names: give a dict' if self._is_named else 'no names'}"
+            )
+        self._replace(self._pairs() + pairs)
+        return self
+
+    def _pairs(self) -> list[tuple[str | None, Any]]:
+        """Return the name, or None, and the module of each member."""
+        names: Any = self.module if self._is_named else [None] * len(self)
+        return list(zip(names, self))
+
+    def _place(self, index: Any) -> int:
+        """Return the place of a member by index or name."""
+        if isinstance(index, str):
+            if not self._is_named:
+                raise TypeError(
+                    f"the members of this {type(self).__name__} have no names; got the index {index!r}"
+                )
+            if index not in self.module:
+                raise KeyError(index)
+            return list(self.module).index(index)
+        place = operator.index(index)
+        if not -len(self) <= place < len(self):
+            raise IndexError(
+                f"index {index} is out of range: the {type(self).__name__} has {len(self)} members"
+            )
+        return place % len(self)
+
+    def _replace(self, pairs: list[tuple[str | None, Any]]) -> None:
+        """Take other members and their keys, unless a selected key would be gone."""
+        container = _contain(pairs, self._is_named)
+        in_keys, out_keys = self._compute_in_and_out_keys(_members(container))
+        gone = [key for key in self._selected_out_keys or () if key not in out_keys]
+        if gone:
+            raise SelectionError(
+                f"the edit would remove the selected out_keys {gone}; call reset_out_keys() first, or select other keys"
+            )
+        self._take_members(container, in_keys, out_keys)
+
+    def _take_members(self, container: Any, in_keys: list[Key], out_keys: list[Key]) -> None:
+        container.training = self.training
+        self.module = container
+        self.__dict__.update(_all_in_keys=tuple(in_keys), _all_out_keys=tuple(out_keys))
+
+    def _with(self: SelfT, pairs: list[tuple[str | None, Any]]) -> SelfT:
+        """Return a sequence of other members, of the same type and options; a selection is not among them."""
+        new = type(self).__new__(type(self))
+        nn.Module.__init__(new)
+        for name, value in self.__dict__.items():
+            if name not in new.__dict__ and name != "_selected_out_keys":
+                new.__dict__[name] = value
+        new.training = self.training
+        container = _contain(pairs, self._is_named)
+        new._take_members(container, *self._compute_in_and_out_keys(_members(container)))
+        return new
+
+    def select_subsequence(self: SelfT, in_keys: Any = None, out_keys: Any = None) -> SelfT:
+        """Return the members that are needed to get some keys from others, as a sequence.
+
+        Args:
+            in_keys: the keys that are there; those that the sequence reads if not given.
+            out_keys: the keys that are wanted; those that it writes if not given.
+
+        Functions that do not say their keys are kept where they stand between members that are. A sequence inside is cut
+        in the same way. The members are shared.
+
+        Raises:
+            ValueError: nothing is left.
+
+        >>> seq = TensorDictSequential(TensorDictModule(abs, ["x"], ["y"]), TensorDictModule(abs, ["x"], ["z"]))
+        >>> seq.select_subsequence(out_keys=["z"]).out_keys
+        ['z']
+        """
+        given = self.in_keys if in_keys is None else as_keys(in_keys, "in_keys")
+        wanted = self.out_keys if out_keys is None else as_keys(out_keys, "out_keys")
+        able = self._cut_inputs(dict.fromkeys(given))
+        found = None if able is None else able._cut_outputs(dict.fromkeys(wanted))
+        if found is None:
+            raise ValueError(
+                f"no member is left of those that read {list(given)} and what follows from it, and that {list(wanted)} needs; "
+                f"the sequence reads {self.in_keys} and writes {self.out_keys}"
+            )
+        return found
+
+    def _cut_inputs(self: SelfT, given: dict[Key, None]) -> SelfT | None:
+        """Return the members that can run on some keys, and add to these what they write."""
+        kept = []
+        for name, module in self._pairs():
+            part = module
+            if isinstance(module, TensorDictSequential):
+                part = module._cut_inputs(given)
+            elif not all(is_provided(key, given) for key in module.in_keys):
+                part = None
+            if part is not None:
+                kept.append((name, part))
+                given.update(dict.fromkeys(part.out_keys))
+        return self._shortened(kept)
+
+    def _cut_outputs(self: SelfT, wanted: dict[Key, None]) -> SelfT | None:
+        """Return the members that some keys need, and add to these what they read."""
+        kept = []
+        for name, module in reversed(self._pairs()):
+            part = module
+            if isinstance(module, TensorDictSequential):
+                part = module._cut_outputs(wanted)
+            elif _has_keys_declared(module) and not any(
+                relates(key, want) for key in module.out_keys for want in wanted
+            ):
+                part = None
+            if part is not None:
+                kept.insert(0, (name, part))
+                wanted.update(dict.fromkeys(part.in_keys))
+        return self._shortened(kept)
+
+    def _shortened(self: SelfT, kept: list[tuple[str | None, Any]]) -> SelfT | None:
+        """Return a sequence of what is kept, between the first and the last member that has keys; None of nothing."""
+        keyed = [place for place, (_, module) in enumerate(kept) if _has_keys_declared(module)]
+        if not keyed:
+            return None
+        kept = kept[keyed[0] : keyed[-1] + 1]
+        same = len(kept) == len(self) and all(one is other for (_, one), other in zip(kept, self))
+        return self if same and self._selected_out_keys is None else self._with(kept)
+
+    def check(self, keys: Any = None) -> FlowReport:
+        """Return what the keys of the members say before anything runs: what is missing, not read, or overwritten.
+
+        Args:
+            keys: a collection, or the keys that will be there; those that the sequence reads if not given.
+
+        >>> seq = TensorDictSequential(
+        ...     TensorDictModule(abs, ["x"], ["hidden"]), TensorDictModule(abs, ["hiden"], ["y"]), selected_out_keys=["y"]
+        ... )
+        >>> print(seq.check(["x"]))
+        missing: seq[1] reads 'hiden', which is not there; did you mean 'hidden'?
+        unread: seq[0] writes 'hidden', which no later member reads
+        """
+        return check_flow(self, keys)
+
+    def graph(self) -> str:
+        """Return the data flow as a diagram in the language Mermaid.
+
+        >>> print(TensorDictSequential(TensorDictModule(abs, ["x"], ["y"])).graph())
+        flowchart LR
+            m0["[0] TensorDictModule(abs)"]
+            k0(["x"]) --> m0
+            m0 --> k1(["y"])
+        """
+        return draw_flow(self)
+
+    def __str__(self) -> str:
+        return show_flow(self)
+
+
+def has_keys(tensordict: TensorCollection, keys: Iterable[Key]) -> bool:
+    """Tell whether a collection has every one of some keys."""
+    return all(has_key(tensordict, key) for key in keys)
+
+
+def _pairs(modules: tuple[Any, ...]) -> list[tuple[str | None, Any]]:
+    """Return the name, or None, and the module of each member that a constructor was given."""
+    first = modules[0] if modules else None
+    if len(modules) == 1 and isinstance(first, (Mapping, nn.ModuleDict)):
+        wrong = [name for name in first if not isinstance(name, str)]
+        if wrong:
+            raise TypeError(f"the name of a member is a string; got {', '.join(map(repr, wrong))}")
+        return list(first.items())
+    if isinstance(first, (list, tuple, nn.ModuleList)):
+        modules = (*first, *modules[1:])
+    return [(None, module) for module in modules]
+
+
+def _contain(
+    pairs: list[tuple[str | None, Any]], is_named: bool | None = None
+) -> nn.ModuleList | nn.ModuleDict:
+    """Return members in a container; one of names where they have any, or where nothing is left of some that had."""
+    members = [(name, _as_member(module)) for name, module in pairs]
+    if is_named or (is_named is None and members and members[0][0] is not None):
+        return nn.ModuleDict({str(name): module for name, module in members})
+    return nn.ModuleList([module for _, module in members])
+
+
+def _members(container: nn.ModuleList | nn.ModuleDict) -> list[Any]:
+    return list(container._modules.values())
+
+
+def _as_member(module: Any) -> nn.Module:
+    if TensorDictModuleBase.is_tdmodule_compatible(module):
+        if isinstance(module, nn.Module):
+            return module
+        raise TypeError(
+            f"a {type(module).__name__} has keys and is not an nn.Module, so it cannot be a member of a sequence: its "
+            "parameters would be lost; wrap it in a function of the collection if that is what you want"
+        )
+    if isinstance(module, type) or not callable(module):
+        raise TypeError(f"a member of a sequence is a module or a function of a collection; got {module!r}")
+    return WrapModule(module)
+
+
+def _has_keys_declared(module: Any) -> bool:
+    return bool(module.in_keys or module.out_keys)
+
+
+def _keep(result: TensorCollection, before: set[Key], selected: tuple[Key, ...]) -> None:
+    """Remove from a collection, in place, what is neither selected nor was there before."""
+    extra = [key for key in result.keys(True, True) if key not in before and not is_provided(key, selected)]
+    result.exclude(*extra, inplace=True)

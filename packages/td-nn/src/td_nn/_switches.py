@@ -1,0 +1,167 @@
+"""Switches of modules, each kept for a thread on its own and restored in the order of the blocks.
+
+A module reads them once a call, so they are plain attributes of one ``threading.local``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, MutableSequence, Sequence
+from typing import Any, TypeVar
+
+from td_core import TensorCollection
+from td_core._settings import Settings, Switch
+
+from ._module_keys import SINK, Key, as_keys
+
+__all__ = ["set_skip_existing", "skip_existing"]
+
+FnT = TypeVar("FnT", bound=Callable[..., Any])
+
+
+class _State(Settings):
+    def __init__(self) -> None:
+        super().__init__()
+        self.skip_existing: bool | list[Key] = False
+        self.dispatches: bool = DISPATCHES
+        self.interaction_type: Any = None
+
+
+def _is_on(name: str, default: bool) -> bool:
+    """Return what an environment variable says."""
+    word = os.environ.get(name, str(default)).strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError(f"the environment variable {name} is 1 or 0, true or false; got {word!r}")
+
+
+DISPATCHES = _is_on("DISPATCH_TDNN_MODULES", True)
+STATE = _State()
+
+
+class ModuleSwitch(Switch):
+    """A switch of modules: a block changes this thread alone, whatever ``thread_local`` says."""
+
+    _settings = STATE
+
+
+class set_skip_existing(ModuleSwitch):  # noqa: N801  the reference implementation's spelling
+    """Return the input of a module as it is where the keys that the module writes are there already.
+
+    A context manager for every module called inside, or a decorator of one ``forward(self, tensordict)``. The module runs
+    all the same where it rewrites a key that it reads, writes nothing, or writes to ``"_"``.
+
+    Args:
+        mode: True or False; or keys: only modules that write no others are skipped. As a decorator, None takes the mode of
+            the block that the call stands in.
+        in_key_attr: the attribute with the keys that the decorated module reads.
+        out_key_attr: the attribute with the keys that it writes.
+        thread_local: accepted for either value: a block never changes another thread.
+
+    Raises:
+        RuntimeError: None is given to a block.
+        TypeError: the mode is of another type, or the decorated function has no argument ``tensordict``.
+
+    >>> from td_nn import TensorDictModule
+    >>> double = TensorDictModule(lambda x: x * 2, ["x"], ["y"])
+    >>> with set_skip_existing(True):
+    ...     double(TensorDict(x=torch.ones(1), y=torch.zeros(1)))["y"]
+    tensor([0.])
+    """
+
+    _name = "skip_existing"
+
+    def __init__(
+        self,
+        mode: bool | MutableSequence[Any] | str | tuple[Any, ...] | None = True,
+        in_key_attr: str = "in_keys",
+        out_key_attr: str = "out_keys",
+        *,
+        thread_local: bool = False,
+    ) -> None:
+        if isinstance(mode, (str, tuple, MutableSequence)):
+            mode = list(as_keys(mode, "mode"))
+        elif not (mode is None or isinstance(mode, bool)):
+            raise TypeError(f"set_skip_existing() takes True, False, keys or None; got {mode!r}")
+        super().__init__(mode)
+        self.in_key_attr = in_key_attr
+        self.out_key_attr = out_key_attr
+
+    def clone(self) -> set_skip_existing:
+        """Return another switch of the same mode.
+
+        >>> set_skip_existing(False).clone() is None
+        False
+        """
+        return type(self)(self._value, self.in_key_attr, self.out_key_attr)
+
+    def __enter__(self) -> None:
+        if self._value is None:
+            raise RuntimeError(
+                "set_skip_existing(None) is for decorators, which take the mode of the enclosing block; a block needs "
+                "True, False or keys"
+            )
+        super().__enter__()
+
+    def __call__(self, fn: FnT) -> FnT:
+        """Return ``fn``, a ``forward(self, tensordict)``, that is skipped where its keys are there."""
+        parameters = [name for name in inspect.signature(fn).parameters if name != "self"]
+        if parameters[:1] != ["tensordict"]:
+            raise TypeError(
+                f"set_skip_existing() decorates functions whose first argument is named tensordict; "
+                f"{getattr(fn, '__qualname__', fn)} takes {parameters}"
+            )
+
+        @functools.wraps(fn)
+        def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
+            given = args[0] if args else kwargs.get("tensordict")
+            mode = STATE.skip_existing if self._value is None else self._value
+            if mode is not False and isinstance(given, TensorCollection):
+                in_keys, out_keys = getattr(module, self.in_key_attr), getattr(module, self.out_key_attr)
+                if has_outputs(mode, given, in_keys, out_keys):
+                    return given
+            if self._value is None:
+                return fn(module, *args, **kwargs)
+            return self._around(fn, module, *args, **kwargs)
+
+        return wrapper  # type: ignore[return-value]
+
+
+def skip_existing() -> bool | list[Key]:
+    """Return the mode of :class:`set_skip_existing` in this thread.
+
+    >>> skip_existing()
+    False
+    """
+    return STATE.skip_existing
+
+
+def has_outputs(
+    mode: bool | list[Key], tensordict: TensorCollection, in_keys: Sequence[Key], out_keys: Sequence[Key]
+) -> bool:
+    """Tell whether a module need not run, because a collection has what it writes."""
+    if not out_keys or mode is False:
+        return False
+    present = tensordict.keys(True)
+    for key in out_keys:
+        if key == SINK or key in in_keys or (mode is not True and key not in mode) or key not in present:
+            return False
+    return True
+
+
+def skip_as_block_says() -> set_skip_existing:
+    """Return the decorator of a ``forward`` that is skipped by the mode of the block that a call stands in."""
+    return set_skip_existing(None)
+
+
+class set_dispatch(ModuleSwitch):  # noqa: N801  a context manager is called like a function
+    """Let decorated functions take tensors in the place of a collection, or pass on what they are given.
+
+    The environment variable ``DISPATCH_TDNN_MODULES=0`` turns it off from the start.
+    """
+
+    _name = "dispatches"

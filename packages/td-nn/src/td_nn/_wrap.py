@@ -1,0 +1,116 @@
+"""Functions as modules: of a collection (WrapModule), or of its tensors (as_tensordict_module)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+
+from ._module import TensorDictModule
+from ._module_base import TensorDictModuleBase
+
+__all__ = ["WrapModule", "as_tensordict_module"]
+
+FnT = TypeVar("FnT", bound=Callable[..., Any])
+
+
+class WrapModule(TensorDictModuleBase):
+    """A function from collection to collection as a module.
+
+    Args:
+        func: the function.
+        inplace: update the input with what the function returns, and return the input.
+        in_keys: the keys that it reads, which a sequence wants to know; none if not given.
+        out_keys: the keys that it writes.
+
+    Raises:
+        TypeError: ``func`` cannot be called.
+
+    >>> WrapModule(lambda td: td * 2)(TensorDict(x=torch.ones(1)))["x"]
+    tensor([2.])
+    """
+
+    _functions = ("func",)
+
+    def __init__(
+        self,
+        func: Callable[[Any], Any],
+        *,
+        inplace: bool = False,
+        in_keys: Any = None,
+        out_keys: Any = None,
+    ) -> None:
+        super().__init__()
+        if not callable(func):
+            raise TypeError(
+                f"WrapModule wraps a function of a collection; got {func!r}, which cannot be called"
+            )
+        self.func = func
+        self.inplace = inplace
+        self.in_keys = [] if in_keys is None else in_keys
+        self.out_keys = [] if out_keys is None else out_keys
+
+    @property
+    def _wrapped(self) -> Any:  # type: ignore[override]
+        return self.func
+
+    def forward(self, data: Any) -> Any:
+        """Return what the function returns, or the updated input."""
+        result = self.func(data)
+        if self.inplace:
+            if result is not None and result is not data:
+                data.update(result)
+            return data
+        return result
+
+    def __repr__(self) -> str:
+        func = f"func={self.func},\n" if isinstance(self.func, nn.Module) else ""
+        return self._show(f"{func}in_keys={self.in_keys},\nout_keys={self.out_keys}")
+
+
+def as_tensordict_module(*, in_keys: Any, out_keys: Any) -> Callable[[FnT], FnT]:
+    """Let a function or a method read its arguments from a collection and store its results there.
+
+    Args:
+        in_keys: the keys of the arguments; or a dict of argument names and keys.
+        out_keys: the keys of the results.
+
+    >>> @as_tensordict_module(in_keys=["x"], out_keys=["y"])
+    ... def double(x):
+    ...     return x * 2
+    >>> double(TensorDict(x=torch.ones(1)))["y"], double(torch.ones(1))
+    (tensor([2.]), tensor([2.]))
+    """
+
+    def decorate(fn: FnT) -> FnT:
+        wrapped: Any
+        if next(iter(_parameters(fn)), "") in ("self", "cls"):
+
+            def call(*values: Any, self_: Any, **kwargs: Any) -> Any:
+                return fn(self_, *values, **kwargs)
+
+            method = TensorDictModule(functools.wraps(fn)(call), in_keys, out_keys)
+
+            def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+                return method(*args, self_=self, **kwargs)
+
+        else:
+            module = TensorDictModule(fn, in_keys, out_keys)
+
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                return module(*args, **kwargs)
+
+        return functools.wraps(fn)(wrapped)  # type: ignore[return-value]
+
+    return decorate
+
+
+def _parameters(fn: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the parameters of a function, none where it is written in C and does not say."""
+    try:
+        return inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return {}

@@ -1,0 +1,284 @@
+"""Rules K1 to K8: what a key is, how a module keeps its keys, and how a class declares them."""
+
+from __future__ import annotations
+
+import abc
+import gc
+
+import pytest
+import torch
+
+from td_core import TensorDict
+from td_nn import (
+    ModuleKeysError,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictModuleWrapper,
+    TensorDictSequential,
+    WrapModule,
+    dispatch,
+)
+
+ONE = torch.ones(1)
+
+
+def module(in_keys, out_keys="y"):
+    return TensorDictModule(lambda *values: values[0], in_keys, out_keys)
+
+
+def wrap(keys):
+    return WrapModule(lambda td: td, in_keys=keys)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("ab", ["ab"]),
+        ("", [""]),
+        (("a", "b"), [("a", "b")]),
+        ((("a", "x"), ("a", "y")), [("a", "x", "a", "y")]),
+        (["a", "b"], ["a", "b"]),
+        ([("a",), ("c", ("d",))], ["a", ("c", "d")]),
+        ([], []),
+    ],
+)
+@pytest.mark.parametrize("make", [module, wrap])
+def test_k1_keys_are_kept_in_shortest_form(make, given, kept):
+    made = make(given)
+    assert made.in_keys == kept
+    assert isinstance(made.in_keys, list)
+    made.out_keys = given
+    assert made.out_keys == kept
+
+
+@pytest.mark.parametrize(
+    "given", [None, 1, {"a": 1}.keys(), (key for key in "ab"), (), ["a", 1], [("a", 1)], [()], [None], {"a"}]
+)
+@pytest.mark.parametrize("make", [module, lambda keys: module("x", keys)])
+def test_k2_what_is_not_a_key_is_refused(make, given):
+    with pytest.raises(ValueError, match="a key is a string or a .*tuple of strings; got"):
+        make(given)
+
+
+def test_k2_error_names_attribute_and_value():
+    with pytest.raises(
+        ModuleKeysError, match=r"out_keys is a list of keys or one key.*got 3 \(of type int\)"
+    ):
+        module("x", 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "kept"),
+    [
+        (lambda: WrapModule(lambda td: td, in_keys="a").in_keys, ["a"]),
+        (lambda: TensorDictSequential(module("x"), selected_out_keys="y").out_keys, ["y"]),
+        (lambda: TensorDictSequential(module("x")).select_subsequence(out_keys="y").out_keys, ["y"]),
+        (lambda: type("B", (TensorDictModuleBase,), {"in_keys": "a", "out_keys": []}).in_keys, ["a"]),
+    ],
+)
+def test_k2_one_string_is_taken_everywhere(make, kept):
+    assert make() == kept
+
+
+def test_k3_given_list_is_copied_and_read_list_belongs_to_reader():
+    given = ["x"]
+    made = module(given)
+    given.append("z")
+    made.in_keys.append("w")
+    assert made.in_keys == ["x"]
+
+
+def test_k4_assigned_out_keys_replace_source_and_selection():
+    made = TensorDictModule(lambda x: (x, x + 1), ["x"], ["a", "b"]).select_out_keys("b")
+    made.out_keys = ["c", "d"]
+    assert (made.out_keys, made.out_keys_source) == (["c", "d"], ["c", "d"])
+    assert list(made(TensorDict(x=ONE)).keys()) == ["x", "c", "d"]
+
+
+def test_k4_assigned_in_keys_keep_argument_names():
+    made = TensorDictModule(lambda a, b: a - b, {"b": "x", "a": "y"}, ["z"])
+    made.in_keys = ["u", "v"]
+    assert made(u=ONE, v=3 * ONE) == 2
+    with pytest.raises(ModuleKeysError, match=r"has the arguments \['b', 'a'\]; got 1 in_keys"):
+        made.in_keys = ["u"]
+
+
+def test_k5_sink_is_computed_and_not_stored():
+    made = TensorDictModule(lambda x: (x, x + 1, x + 2), ["x"], ["_", "y", "_"])
+    assert made.out_keys == ["_", "y", "_"]
+    assert list(made(TensorDict(x=ONE)).keys()) == ["x", "y"]
+    assert made(ONE) == 2
+    assert TensorDictModule(lambda x: x, ["x"], [("a", "_")])(TensorDict(x=ONE))["a", "_"] == 1
+    assert TensorDictModule(lambda x: x, ["x"], ["_"])(ONE) == ()
+
+
+def test_k5_sink_as_input_warns():
+    with pytest.warns(UserWarning, match="as an input it is read like any other"):
+        made = module(["_"])
+    assert made(TensorDict({"_": ONE}))["y"] == 1
+
+
+def test_k6_duplicate_in_key_is_read_twice_and_last_output_wins():
+    made = TensorDictModule(lambda a, b: (a + b, a - b), ["x", "x"], ["y", "y"])
+    assert made(TensorDict(x=ONE))["y"] == 0
+    assert made(x=ONE) == (0, 0)
+
+
+class Declared(TensorDictModuleBase):
+    in_keys = ["x"]  # noqa: RUF012
+    out_keys = ["y", "z"]  # noqa: RUF012
+
+    @dispatch
+    def forward(self, tensordict):
+        return tensordict.set("y", tensordict["x"]).set("z", tensordict["x"] + 1)
+
+
+def test_k7_instance_never_changes_class_or_another():
+    first, second = Declared(), Declared()
+    first.in_keys = ["w"]
+    first.select_out_keys("z")
+    first.out_keys.append("q")
+    assert (second.in_keys, second.out_keys) == (["x"], ["y", "z"])
+    assert (Declared.in_keys, Declared.out_keys) == (["x"], ["y", "z"])
+    assert first.out_keys == ["z"]
+    one, two = WrapModule(lambda td: td), WrapModule(lambda td: td)
+    one.in_keys = ["x"]
+    assert two.in_keys == []
+
+
+def test_k7_subclass_inherits_and_overrides_declared_keys():
+    child = type("Child", (Declared,), {"out_keys": ["z"]})
+    assert (child().in_keys, child().out_keys, child.out_keys_source.__get__(child())) == (
+        ["x"],
+        ["z"],
+        ["z"],
+    )
+
+
+def test_k8_module_without_keys_has_none():
+    bare = type("Bare", (TensorDictModuleBase,), {})()
+    for read in (
+        lambda: bare.in_keys,
+        lambda: bare.out_keys,
+        lambda: repr(bare),
+        lambda: bare.out_keys_source,
+    ):
+        with pytest.raises(AttributeError, match="'Bare' object has no attribute '(in|out)_keys(_source)?'"):
+            read()
+    assert not TensorDictModuleBase.is_tdmodule_compatible(bare)
+    assert TensorDictModuleBase.is_tdmodule_compatible(Declared())
+
+
+def test_k8_keys_may_be_assigned_before_init():
+    class Early(TensorDictModuleBase):
+        def __init__(self):
+            self.in_keys = ["x"]
+            super().__init__()
+            self.out_keys = ["y"]
+
+        def forward(self, tensordict):
+            return tensordict.set("y", tensordict["x"])
+
+    assert (Early().in_keys, Early().out_keys) == (["x"], ["y"])
+    assert Early().select_out_keys()(TensorDict(x=ONE)).keys() == {"x"}
+
+
+def test_k8_abstract_metaclass_and_new_without_arguments_work():
+    class Meta(abc.ABCMeta):
+        pass
+
+    class Loss(TensorDictModuleBase, abc.ABC, metaclass=Meta):
+        def __new__(cls):
+            return super().__new__(cls)
+
+        def __init__(self):
+            super().__init__()
+            self.in_keys, self.out_keys = ["x"], ["y"]
+
+        @abc.abstractmethod
+        def forward(self, tensordict): ...
+
+    with pytest.raises(TypeError, match="abstract"):
+        Loss()
+    assert type("Real", (Loss,), {"forward": lambda self, td: td})().in_keys == ["x"]
+
+
+class ReadOnly(TensorDictModuleBase):
+    @property
+    def in_keys(self):
+        return ["x"]
+
+    @property
+    def out_keys(self):
+        return ["y", "z"]
+
+    forward = Declared.forward
+
+
+class Settable(ReadOnly):
+    _own = ("y", "z")
+
+    @property
+    def out_keys(self):
+        return list(self._own)
+
+    @out_keys.setter
+    def out_keys(self, keys):
+        self._own = tuple(keys)
+
+
+@pytest.mark.parametrize(("cls", "shown"), [(ReadOnly, ["y", "z"]), (Settable, ["z"])])
+def test_k8_selection_works_with_properties(cls, shown):
+    made = cls().select_out_keys("z")
+    assert (made.out_keys, made.out_keys_source) == (shown, ["y", "z"])
+    assert list(made(TensorDict(x=ONE)).keys()) == ["x", "z"]
+    assert made(ONE) == 2
+    made.reset_out_keys()
+    assert (made.out_keys, made.out_keys_source) == (["y", "z"], ["y", "z"])
+    assert made(ONE) == (1, 2)
+
+
+def test_k8_property_of_a_module_subclass_is_read_at_each_call():
+    class Moving(TensorDictModule):
+        source = "x"
+
+        @property
+        def in_keys(self):
+            return [self.source]
+
+        @in_keys.setter
+        def in_keys(self, keys):
+            self.source = keys[0]
+
+    made = Moving(lambda x: x, ["x"], ["y"])
+    made.source = "other"
+    assert made(TensorDict(other=3 * ONE))["y"] == 3
+    assert made(other=2 * ONE) == 2
+
+
+def test_m17_wrapper_follows_inner_keys():
+    inner = TensorDictModule(lambda x: (x, x + 1), ["x"], ["y", "z"])
+    outer = TensorDictModuleWrapper(inner)
+    inner.out_keys = ["v", "w"]
+    assert (outer.in_keys, outer.out_keys, outer.out_keys_source) == (["x"], ["v", "w"], ["v", "w"])
+    outer.select_out_keys("w")
+    assert (outer.out_keys, inner.out_keys) == (["w"], ["v", "w"])
+    assert outer(TensorDict(x=ONE)).keys() == {"x", "w"}
+    assert outer(ONE) == 2
+    outer.out_keys = ["q"]
+    outer.in_keys = ["p"]
+    assert (outer.out_keys, outer.in_keys, inner.out_keys, inner.in_keys) == (["q"], ["p"], ["v", "w"], ["x"])
+
+
+def test_o4_module_with_selection_is_freed_by_reference_count():
+    import weakref
+
+    gc.disable()
+    try:
+        made = TensorDictModule(lambda x: (x, x), ["x"], ["y", "z"]).select_out_keys("y")
+        made(TensorDict(x=ONE))
+        reference = weakref.ref(made)
+        del made
+        assert reference() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,364 @@
+"""Rules S1 to S9: sequences of modules."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from td_core import TensorDict, lazy_stack
+from td_nn import MissingKeyError, TensorDictModule, TensorDictModuleBase, TensorDictSequential, WrapModule
+
+ONE = torch.ones(1)
+
+
+def add(in_keys, out_keys, **options):
+    """Return a module that adds one to the sum of what it reads."""
+    return TensorDictModule(lambda *values: sum(values) + 1, in_keys, out_keys, **options)
+
+
+def chain(**options):
+    return TensorDictSequential(add(["x"], ["h"]), add(["h"], ["y"]), **options)
+
+
+def named():
+    return TensorDictSequential({"enc": add(["x"], ["h"]), "dec": add(["h"], ["y"])})
+
+
+def entries(td):
+    return {key: td[key].item() for key in td.keys(True, True)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        (lambda m: (m, m), 2),
+        (lambda m: ([m, m],), 2),
+        (lambda m: ((m, m),), 2),
+        (lambda m: (nn.ModuleList([m, m]),), 2),
+        (lambda m: ([m, m], m), 3),
+        (lambda m: ({"a": m, "b": m},), 2),
+        (lambda m: (nn.ModuleDict({"a": m}),), 1),
+        (lambda m: (), 0),
+    ],
+)
+def test_s1_constructor_takes_members_in_any_container(arguments, count):
+    seq = TensorDictSequential(*arguments(add(["x"], ["y"])))
+    assert len(seq) == count
+    assert (seq.in_keys, seq.out_keys) == ((["x"], ["y"]) if count else ([], []))
+
+
+def test_s1_callable_is_wrapped():
+    seq = TensorDictSequential(lambda td: td.set("y", td["x"]), nn.Identity())
+    assert [type(member) for member in seq] == [WrapModule, WrapModule]
+    assert seq(TensorDict(x=ONE))["y"] == 1
+
+
+@pytest.mark.parametrize("member", [3, "module", nn.Linear, None])
+def test_s1_what_cannot_be_called_is_refused(member):
+    with pytest.raises(
+        TypeError, match="a member of a sequence is a module or a function of a collection; got"
+    ):
+        TensorDictSequential(member)
+
+
+def test_s1_object_with_keys_that_is_no_module_is_refused():
+    class Foreign:
+        in_keys, out_keys = ("x",), ("y",)
+
+        def __call__(self, td):
+            return td
+
+    with pytest.raises(TypeError, match="a Foreign has keys and is not an nn.Module"):
+        TensorDictSequential(Foreign())
+    with pytest.raises(TypeError, match="the name of a member is a string; got 1"):
+        TensorDictSequential({1: nn.Identity()})
+
+
+@pytest.mark.parametrize(
+    ("pairs", "in_keys", "out_keys"),
+    [
+        ([("x", "y"), ("y", "x"), ("x", "y")], ["x"], ["x", "y"]),
+        ([("a", "b"), ("c", "d"), ("a", "e")], ["a", "c"], ["b", "d", "e"]),
+        ([("x", "n"), (("n", "a"), "y")], ["x"], ["n", "y"]),
+        ([("x", ("n", "a")), ("n", "y")], ["x", "n"], [("n", "a"), "y"]),
+        ([("x", ("n", "a")), (("n", "a", "b"), "y")], ["x"], [("n", "a"), "y"]),
+        ([("x", "_"), ("_", "y")], ["x", "_"], ["_", "y"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:the key '_'")
+def test_s2_keys_come_from_the_members(pairs, in_keys, out_keys):
+    seq = TensorDictSequential(*[add([reads], [writes]) for reads, writes in pairs])
+    assert (seq.in_keys, seq.out_keys) == (in_keys, out_keys)
+
+
+def test_s2_keys_are_computed_without_an_instance():
+    members = [add(["x"], ["h"]), add(["h"], ["y"])]
+    assert TensorDictSequential._compute_in_and_out_keys(members) == (["x"], ["h", "y"])
+
+
+FLOWS = [
+    # inplace, selected, entries of the result, is it the input, entries of the input afterwards
+    (None, None, {"x": 1, "h": 2, "y": 3}, True, {"x": 1, "h": 2, "y": 3}),
+    (None, ["y"], {"x": 1, "h": 2, "y": 3}, True, {"x": 1, "h": 2, "y": 3}),
+    (True, None, {"x": 1, "h": 2, "y": 3}, True, {"x": 1, "h": 2, "y": 3}),
+    (True, ["y"], {"x": 1, "h": 5, "y": 3}, True, {"x": 1, "h": 5, "y": 3}),
+    (True, [], {"x": 1, "h": 5}, True, {"x": 1, "h": 5}),
+    (False, None, {"h": 2, "y": 3}, False, {"x": 1, "h": 5}),
+    (False, ["y"], {"y": 3}, False, {"x": 1, "h": 5}),
+    ("empty", None, {"h": 2, "y": 3}, False, {"x": 1, "h": 5}),
+    ("empty", ["h"], {"h": 2}, False, {"x": 1, "h": 5}),
+]
+
+
+@pytest.mark.parametrize(("inplace", "selected", "found", "same", "after"), FLOWS)
+def test_s3_results_go_where_inplace_says(inplace, selected, found, same, after):
+    td = TensorDict(x=ONE, h=5 * ONE)
+    seq = chain(inplace=inplace, selected_out_keys=selected)
+    result = seq(td)
+    assert (entries(result), result is td, entries(td)) == (found, same, after)
+    td, out = TensorDict(x=ONE, h=5 * ONE), TensorDict(q=ONE)
+    assert seq(td, tensordict_out=out) is out
+    written = {"h": 2, "y": 3}
+    kept = written if selected is None else {key: written[key] for key in selected}
+    assert entries(out) == {"q": 1, **kept}
+    assert entries(td) == {"x": 1, "h": 5}
+    assert seq(td, TensorDict()).keys() == kept.keys()
+
+
+def test_s3_selection_leaves_out_what_a_function_wrote():
+    seq = TensorDictSequential(
+        add(["x"], [("n", "h")]), lambda td: td.set("extra", ONE), add([("n", "h")], ["y"])
+    )
+    result = seq.select_out_keys("y")(TensorDict(x=ONE))
+    assert entries(result) == {"x": 1, "y": 3}
+
+
+def test_s3_empty_keeps_batch_size_and_kind():
+    stack = lazy_stack([TensorDict(x=ONE), TensorDict(x=ONE)])
+    result = chain(inplace="empty")(stack)
+    assert (type(result), list(result.batch_size), set(result.keys())) == (type(stack), [2], {"h", "y"})
+    assert list(stack.keys()) == ["x"]
+
+
+def test_s3_outputs_dropped_on_the_way_are_left_out():
+    seq = TensorDictSequential(
+        add(["x"], ["h"], inplace=False), add(["h"], ["y"], inplace=False), inplace=True
+    )
+    assert entries(seq(TensorDict(x=ONE))) == {"x": 1, "y": 3}
+
+
+def test_s3_assigned_out_keys_are_kept():
+    seq = chain()
+    seq.out_keys = ["y"]
+    assert (seq.out_keys, seq.out_keys_source) == (["y"], ["y"])
+    assert entries(seq(TensorDict(x=ONE))) == {"x": 1, "y": 3}
+
+
+def test_s4_other_keywords_are_refused():
+    for call in (lambda: chain()(TensorDict(x=ONE), foo=1), lambda: chain()(x=ONE, foo=1)):
+        with pytest.raises(
+            RuntimeError, match=r"takes its inputs \['x'\] by keyword, and tensordict_out; got \['foo'\]"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("make", [chain, named])
+def test_s5_members_are_read_by_index(make):
+    seq = make()
+    members = list(seq)
+    assert seq[0] is members[0]
+    assert seq[-1] is members[1]
+    part = seq[1:]
+    assert (type(part), part.in_keys, list(part)) == (TensorDictSequential, ["h"], members[1:])
+    assert len(seq[5:]) == 0
+    with pytest.raises(IndexError, match="index 2 is out of range: the TensorDictSequential has 2 members"):
+        _ = seq[2]
+
+
+def test_s5_members_are_read_by_name():
+    seq = named()
+    assert seq["dec"] is seq[1]
+    assert list(seq[:1].module) == ["enc"]
+    with pytest.raises(KeyError, match="none"):
+        _ = seq["none"]
+    with pytest.raises(TypeError, match="have no names; got the index 'enc'"):
+        _ = chain()["enc"]
+
+
+def test_s5_slice_keeps_type_and_options():
+    class Mine(TensorDictSequential):
+        def __init__(self, *modules, extra, **options):
+            super().__init__(*modules, **options)
+            self.extra = extra
+
+    seq = Mine(add(["x"], ["h"]), add(["h"], ["y"]), extra=3, partial_tolerant=True, inplace="empty").eval()
+    part = seq[:1]
+    assert (type(part), part.extra, part.partial_tolerant, part.inplace) == (Mine, 3, True, "empty")
+    assert not part.module.training
+    assert len(seq) == 2
+
+
+@pytest.mark.parametrize("make", [chain, named])
+def test_s5_edits_refresh_keys(make):
+    seq = make()
+    seq[0] = add(["z"], ["h"])
+    assert seq.in_keys == ["z"]
+    assert seq(TensorDict(z=ONE))["y"] == 3
+    del seq[1:]
+    assert (len(seq), seq.out_keys) == (1, ["h"])
+    del seq[0]
+    assert (len(seq), seq.in_keys, seq.out_keys) == (0, [], [])
+
+
+def test_s5_members_are_added():
+    seq = chain()
+    assert seq.append(add(["y"], ["z"])).out_keys == ["h", "y", "z"]
+    assert seq.insert(0, add(["w"], ["x"])).in_keys == ["w"]
+    assert seq.extend([lambda td: td]).out_keys == ["x", "h", "y", "z"]
+    assert seq(TensorDict(w=ONE))["z"] == 5
+    by_name = named()
+    by_name["last"] = add(["y"], ["z"])
+    assert by_name.insert(0, add(["w"], ["x"]), name="first").in_keys == ["w"]
+    assert by_name.extend({"f": lambda td: td})._names() == ["first", "enc", "dec", "last", "f"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda: named().append(nn.Identity()), "have names: give name="),
+        (lambda: chain().append(nn.Identity(), name="n"), "have no names"),
+        (lambda: chain().extend({"n": nn.Identity()}), "have no names"),
+        (lambda: chain().__setitem__("n", nn.Identity()), "have no names"),
+        (lambda: chain().__setitem__(slice(1), nn.Identity()), "replaced one by one"),
+        (lambda: chain().append(3), "a member of a sequence is a module"),
+    ],
+)
+def test_s5_wrong_edit_is_refused(edit, said):
+    with pytest.raises(TypeError, match=said):
+        edit()
+
+
+def test_s5_name_that_is_taken_is_refused():
+    with pytest.raises(ValueError, match="there is a member 'dec' already"):
+        named().append(nn.Identity(), name="dec")
+    with pytest.raises(KeyError, match="none"):
+        del named()["none"]
+
+
+def test_s5_edit_that_removes_selected_keys_changes_nothing():
+    seq = chain(selected_out_keys=["y"])
+    with pytest.raises(ValueError, match=r"would remove the selected out_keys \['y'\]; call reset_out_keys"):
+        del seq[1]
+    assert (len(seq), seq.out_keys, seq.out_keys_source) == (2, ["y"], ["h", "y"])
+    seq[0] = add(["x"], ["h", "g"])
+    assert (seq.out_keys, seq.out_keys_source) == (["y"], ["h", "g", "y"])
+
+
+def test_s6_subsequence_is_what_keys_need():
+    a, b, c = add(["x"], ["h"]), add(["x"], ["g"]), add(["h"], ["y"])
+    seq = TensorDictSequential({"a": a, "b": b, "c": c}, inplace="empty").select_out_keys("y")
+    part = seq.select_subsequence(out_keys=["y", "unknown"])
+    assert (list(part.module), list(part), part.inplace) == (["a", "c"], [a, c], "empty")
+    assert part.out_keys == ["h", "y"]
+    assert list(seq.select_subsequence(in_keys=["h"]).module) == ["c"]
+    assert list(seq.select_subsequence(out_keys=["h", "g"]).module) == ["a", "b"]
+    with pytest.raises(ValueError, match=r"no member is left of those that read \['z'\]"):
+        seq.select_subsequence(in_keys=["z"])
+
+
+def test_s6_sequence_inside_is_cut_or_dropped():
+    inner = TensorDictSequential(add(["x"], ["h"]), add(["x"], ["g"]))
+    unused = TensorDictSequential(add(["x"], ["u"]))
+    seq = TensorDictSequential(inner, unused, add(["h"], ["y"]))
+    part = seq.select_subsequence(out_keys=["y"])
+    assert [len(part), len(part[0]), part.out_keys] == [2, 1, ["h", "y"]]
+    assert len(inner) == 2
+
+
+def test_s6_function_between_kept_members_is_kept():
+    seq = TensorDictSequential(
+        lambda td: td, add(["x"], ["h"]), lambda td: td.set("h", -td["h"]), add(["h"], ["y"])
+    )
+    part = seq.select_subsequence(out_keys=["y"])
+    assert len(part) == 3
+    assert part(TensorDict(x=ONE))["y"] == -1
+
+
+def test_s6_whole_level_needs_all_that_write_below_it():
+    seq = TensorDictSequential(add(["x"], [("n", "a")]), add(["x"], [("n", "b")]), add(["x"], ["z"]))
+    assert len(seq.select_subsequence(out_keys=["n"])) == 2
+    seq = TensorDictSequential(TensorDictModule(lambda x: {"a": x}, ["x"], ["n"]), add([("n", "a")], ["y"]))
+    assert len(seq.select_subsequence(out_keys=["y"])) == 2
+
+
+def test_s7_member_without_inputs_is_left_out():
+    seq = chain(partial_tolerant=True)
+    assert entries(seq(TensorDict(h=ONE))) == {"h": 1, "y": 2}
+    assert entries(seq(TensorDict(z=ONE))) == {"z": 1}
+    by_name = TensorDictSequential({"a": add(["x"], ["h"]), "b": add(["q"], ["w"])}, partial_tolerant=True)
+    with pytest.raises(KeyError) as caught:
+        by_name(x=ONE)
+    assert "TensorDictSequential did not write 'w'" in str(caught.value)
+    assert "seq[\"b\"] writes it, and was skipped because there is no 'q'" in str(caught.value)
+
+
+def test_s7_lazy_stack_runs_where_it_can():
+    stack = lazy_stack([TensorDict(x=ONE), TensorDict(x=ONE, q=ONE)])
+    seq = TensorDictSequential(add(["x"], ["h"]), add(["q"], ["w"]), partial_tolerant=True)
+    assert seq(stack) is stack
+    assert [entries(member) for member in stack.tensordicts] == [
+        {"x": 1, "h": 2},
+        {"x": 1, "q": 1, "h": 2, "w": 2},
+    ]
+
+
+def test_s8_state_dict_names_members():
+    layer = TensorDictModule(nn.Linear(1, 1), ["x"], ["x"])
+    twice = TensorDictSequential(layer, layer)
+    assert list(twice.state_dict())[::2] == ["module.0.module.weight", "module.1.module.weight"]
+    assert len(list(twice.parameters())) == 2
+    assert "module.enc.module.weight" in TensorDictSequential({"enc": layer}).state_dict()
+    other = copy.deepcopy(twice)
+    other.load_state_dict(twice.state_dict())
+    assert other[0] is other[1]
+
+
+def test_s8_sequence_of_sequences_runs():
+    seq = TensorDictSequential(chain(), TensorDictSequential(add(["y"], ["z"])))
+    assert seq(TensorDict(x=ONE))["z"] == 4
+    assert (seq.in_keys, seq.out_keys, len(seq)) == (["x"], ["h", "y", "z"], 2)
+
+
+def test_member_that_returns_none_is_named():
+    seq = TensorDictSequential({"silent": lambda td: None, "next": add(["x"], ["y"])})
+    with pytest.raises(RuntimeError, match=r"the member before TensorDictModule\(<lambda>\) returned None"):
+        seq(TensorDict(x=ONE))
+    assert TensorDictSequential(lambda td: None)(TensorDict(x=ONE)) is None
+
+
+def test_subclass_that_skips_the_constructor_works():
+    class Plain(TensorDictSequential):
+        def __init__(self, *modules):
+            in_keys, out_keys = self._compute_in_and_out_keys(modules)
+            TensorDictModule.__init__(self, nn.ModuleList(modules), in_keys, out_keys, inplace=None)
+
+    seq = Plain(add(["x"], ["h"]), add(["h"], ["y"]))
+    assert entries(seq(TensorDict(x=ONE))) == {"x": 1, "h": 2, "y": 3}
+    assert (seq.partial_tolerant, seq.out_keys) == (False, ["h", "y"])
+
+
+def test_any_module_with_keys_is_a_member():
+    class Shift(TensorDictModuleBase):
+        in_keys = ["h"]  # noqa: RUF012
+        out_keys = ["y"]  # noqa: RUF012
+
+        def forward(self, tensordict):
+            return tensordict.set("y", tensordict["h"] - 1)
+
+    seq = TensorDictSequential(add(["x"], ["h"]), Shift())
+    assert seq(ONE) == (2, 1)
+    with pytest.raises(MissingKeyError):
+        TensorDictSequential(add(["x"], ["h"], strict=True))(TensorDict())

@@ -1,0 +1,210 @@
+"""Rules X1 to X4: skipping what is there, the interaction type, and how far a switch reaches."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from td_core import TensorDict
+from td_nn import (
+    InteractionType,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+    dispatch,
+    interaction_type,
+    set_interaction_type,
+    set_skip_existing,
+    skip_existing,
+)
+
+ONE = torch.ones(1)
+
+
+class Counting:
+    """A callable that counts its calls and returns several values."""
+
+    def __init__(self, count=1):
+        self.calls = 0
+        self.count = count
+
+    def __call__(self, *values):
+        self.calls += 1
+        return tuple([values[0] + 1] * self.count)
+
+
+def runs(td, in_keys=("x",), out_keys=("y",), select=None, mode=True, **call):
+    """Return how often a module runs on a collection under a mode."""
+    fn = Counting(len(out_keys))
+    made = TensorDictModule(fn, list(in_keys), list(out_keys))
+    if select is not None:
+        made.select_out_keys(*select)
+    with set_skip_existing(mode):
+        made(td, **call)
+    return fn.calls
+
+
+@pytest.mark.parametrize(
+    ("present", "options", "expected"),
+    [
+        (["x"], {}, 1),
+        (["x", "y"], {}, 0),
+        (["y"], {}, 0),
+        (["x", "y"], {"mode": False}, 1),
+        (["x", "y"], {"out_keys": ["y", "z"]}, 1),
+        (["x", "y"], {"out_keys": ["y", "z"], "select": ["y"]}, 0),
+        (["x", "y"], {"out_keys": ["y", "z"], "select": []}, 1),
+        (["x", "y"], {"out_keys": ["y", "_"]}, 1),
+        (["x", "y"], {"out_keys": []}, 1),
+        (["x"], {"out_keys": ["x"]}, 1),
+        (["x", ("n", "y")], {"out_keys": [("n", "y")]}, 0),
+        (["x", "y"], {"mode": ["y"]}, 0),
+        (["x", "y"], {"mode": "y"}, 0),
+        (["x", "y"], {"mode": ["z"]}, 1),
+        (["x", "y", "z"], {"mode": ["y"], "out_keys": ["y", "z"]}, 1),
+        (["x", ("n", "y")], {"mode": [("n", ("y",))], "out_keys": [("n", "y")]}, 0),
+    ],
+)
+def test_x1_module_is_skipped_where_its_outputs_are(present, options, expected):
+    assert runs(TensorDict(dict.fromkeys(present, ONE)), **options) == expected
+
+
+def test_x1_input_itself_is_returned():
+    td = TensorDict(x=ONE, y=ONE)
+    with set_skip_existing(True):
+        for inplace in (True, False, "empty"):
+            assert TensorDictModule(abs, ["x"], ["y"], inplace=inplace)(td, tensordict_out=TensorDict()) is td
+        assert TensorDictModule(lambda x: x + 1, ["x"], ["y"])(ONE) == 2
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"), [("xy", (0, 1)), ("xz", (1, 0)), ("xyz", (0, 0)), ("x", (1, 1))]
+)
+def test_x1_sequence_and_each_member_is_skipped(present, expected):
+    first, second = Counting(), Counting()
+    seq = TensorDictSequential(TensorDictModule(first, ["x"], ["y"]), TensorDictModule(second, ["y"], ["z"]))
+    with set_skip_existing(True):
+        seq(TensorDict(dict.fromkeys(present, ONE)))
+    assert (first.calls, second.calls) == expected
+
+
+def test_x1_functions_never_skip():
+    with set_skip_existing(True):
+        seq = TensorDictSequential(lambda td: td.set("x", td["x"] + 1))
+        assert seq(TensorDict(x=ONE))["x"] == 2
+
+
+def decorated(mode, stacked=False):
+    class Reader(TensorDictModuleBase):
+        in_keys = ["x"]  # noqa: RUF012
+        out_keys = ["y"]  # noqa: RUF012
+
+        @set_skip_existing(mode)
+        def forward(self, tensordict):
+            return tensordict.set("y", tensordict["x"] + 1).set("mode", int(skip_existing() is True))
+
+    if stacked:
+        Reader.forward = dispatch(auto_batch_size=False)(Reader.forward)
+    return Reader()
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_x2_decorator_skips_by_its_mode(stacked):
+    td = TensorDict(x=ONE, y=ONE)
+    assert decorated(True, stacked)(td)["y"] == 1
+    assert decorated(True, stacked)(TensorDict(x=ONE))["mode"] == 1
+    with set_skip_existing(True):
+        assert decorated(False, stacked)(td.copy())["y"] == 2
+        assert decorated(None, stacked)(td.copy())["y"] == 1
+    assert decorated(None, stacked)(td.copy())["y"] == 2
+    assert decorated(True, stacked)(tensordict=td.copy())["y"] == 1
+
+
+def test_x2_wrong_uses_are_refused():
+    with pytest.raises(RuntimeError, match="a block needs True, False or keys"), set_skip_existing(None):
+        pass
+    with pytest.raises(TypeError, match="whose first argument is named tensordict"):
+        set_skip_existing(True)(lambda self, x: x)
+    with pytest.raises(TypeError, match="takes True, False, keys or None; got 1"):
+        set_skip_existing(1)
+    with pytest.raises(ValueError, match="a key is a string"):
+        set_skip_existing([1])
+
+
+def test_x2_attributes_may_have_other_names():
+    class Named:
+        reads, writes = ("x",), ("y",)
+
+        @set_skip_existing(True, in_key_attr="reads", out_key_attr="writes")
+        def forward(self, tensordict):
+            raise AssertionError("it runs")
+
+    td = TensorDict(x=ONE, y=ONE)
+    assert Named().forward(td) is td
+
+
+@pytest.mark.parametrize("given", ["mean", "MEAN", "Mean", InteractionType.MEAN])
+def test_x3_interaction_type_takes_any_case(given):
+    assert interaction_type() is None
+    with set_interaction_type(given):
+        assert interaction_type() is InteractionType.MEAN
+        with set_interaction_type(None):
+            assert interaction_type() is None
+        with set_interaction_type():
+            assert interaction_type() is InteractionType.DETERMINISTIC
+    assert interaction_type() is None
+    assert (str(InteractionType.MEAN), InteractionType.from_str(given)) == ("mean", "mean")
+
+
+def test_x3_unknown_interaction_type_is_refused():
+    for make in (set_interaction_type, InteractionType, InteractionType.from_str):
+        with pytest.raises(ValueError, match=r"an interaction type is one of \['mode', .*\]; got 'often'"):
+            make("often")
+
+
+def test_x3_decorated_generator_runs_under_the_switch():
+    @set_interaction_type("random")
+    def steps():
+        yield interaction_type()
+        yield interaction_type()
+
+    running = steps()
+    assert (next(running), interaction_type(), next(running)) == ("random", None, "random")
+
+
+@pytest.mark.parametrize(
+    ("switch", "read"),
+    [
+        (lambda: set_skip_existing(True), skip_existing),
+        (lambda: set_interaction_type("mode"), interaction_type),
+    ],
+)
+def test_x4_block_is_of_one_thread_and_reentrant(switch, read):
+    before, seen = read(), []
+    same = switch()
+    with same, same:
+        worker = threading.Thread(target=lambda: seen.append(read()))
+        worker.start()
+        worker.join()
+        assert read() != before
+    assert (read(), seen) == (before, [before])
+    first, second = switch(), switch().clone()
+    first.__enter__()
+    second.__enter__()
+    second.__exit__(None, None, None)
+    assert read() != before
+    first.__exit__(None, None, None)
+    assert read() == before
+
+
+def test_x4_thread_local_is_accepted():
+    with set_skip_existing(True, thread_local=True), set_interaction_type("mode", thread_local=True):
+        assert (skip_existing(), interaction_type()) == (True, "mode")
+
+
+def test_x4_block_is_left_when_its_body_raises():
+    with pytest.raises(ZeroDivisionError, match="from"), set_skip_existing(["y"]):
+        raise ZeroDivisionError(f"from {skip_existing()}")
+    assert skip_existing() is False
