@@ -32,7 +32,7 @@ from ._load import Loading, load_directory
 from ._meta import LIMIT, At, describe, has_level, is_written, possible_names, read_json
 from ._plan import VERSION, make_plan, names_of, take_apart
 from ._saved import Saved, attach, directory, saved_of
-from ._shapes import as_shape, show_shape
+from ._shapes import as_shape, show_shape, starts_with
 from ._tensor import MemoryMappedTensor
 
 
@@ -84,8 +84,7 @@ def add(
     # A class may know no such field, which must be found out before anything is written.
     node._shallow()._set_child(path[depth], torch.empty(0, device="cpu"))
     size, shape = node.batch_size, as_shape(shape)
-    # Of a nested tensor only the number of components is a dim.
-    if (shape.shape[:1] if isinstance(shape, Tensor) else shape)[: len(size)] != size:
+    if not starts_with(shape, size):
         raise BatchSizeError(
             f"cannot add {show_path(path)}: its shape {show_shape(shape)} does not start with the batch size {list(size)}"
         )

@@ -466,8 +466,12 @@ class Reader:
         if len(content) < count * 8:
             raise at.damaged("the size", len(content), f"at least {count * 8} bytes", key)
         table = torch.frombuffer(bytearray(content), dtype=torch.int64, count=count).view(entry.shape)
+        inner = entry.inner
         for row in table.tolist():
-            check_shape(row, at, "the shape of a component", entry.dtype.itemsize, key)
+            shape = check_shape(row, at, "the shape of a component", entry.dtype.itemsize, key)
+            if shape[: len(inner)] != inner:
+                wanted = f"a shape that starts with {list(inner)}, as the batch size says"
+                raise at.damaged("the shape of a component", row, wanted, key)
         return table
 
     def _check_mappings(self, count: int) -> None:

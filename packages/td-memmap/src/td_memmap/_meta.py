@@ -48,6 +48,7 @@ class LeafEntry:
         files: names that its file may have, without endings, the likeliest first.
         nbytes: bytes of the elements, of the table for a strided nested one.
         nested: whether it is a strided nested tensor.
+        inner: the batch dims that each component of a strided nested one starts with.
         jagged: the entry of a jagged tensor; None for others.
     """
 
@@ -56,6 +57,7 @@ class LeafEntry:
     files: tuple[str, ...]
     nbytes: int = 0
     nested: bool = False
+    inner: torch.Size = torch.Size()
     jagged: dict[str, Any] | None = None
 
     def parts(self) -> list[tuple[str, torch.dtype, torch.Size]]:
@@ -430,11 +432,11 @@ def _leaf(
         return LeafEntry(shape, dtype, files, shape.numel() * dtype.itemsize)
     if len(shape) != 2:
         raise at.damaged("shape", list(shape), "the shape of a table of component shapes, [rows, dims]", key)
-    if batch_size and (len(batch_size) > 1 or shape[0] != batch_size[0]):
-        raise at.damaged(
-            "shape", list(shape), f"as many components as the batch size {list(batch_size)} says", key
-        )
-    return LeafEntry(shape, dtype, files, shape.numel() * 8, nested=True)
+    inner = batch_size[1:]
+    if batch_size and (shape[0] != batch_size[0] or shape[1] < len(inner)):
+        wanted = f"as many components as the batch size {list(batch_size)} says, with its other dims in each"
+        raise at.damaged("shape", list(shape), wanted, key)
+    return LeafEntry(shape, dtype, files, shape.numel() * 8, nested=True, inner=inner)
 
 
 def _jagged(entry: dict[str, Any], at: At, key: str) -> dict[str, Any]:

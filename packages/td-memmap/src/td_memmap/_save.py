@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -134,7 +135,7 @@ class _Writer:
         plan, options = self.plan, self.options
         # Files that are about to be filled have nothing yet that could be verified.
         planned = plan.files() if options.like else [*plan.files(), (_names.MANIFEST,)]
-        with Staging(self.prefix, planned, durable=options.durable, own=self._own) as staging:
+        with Staging(self.prefix, planned, durable=options.durable, own=partial(_carried, plan)) as staging:
             self.staging = staging
             self.report = reporter(options.progress, sum(file.nbytes for file in plan.leaves), "save")
             for parts in plan.directories:
@@ -227,10 +228,6 @@ class _Writer:
         if digest is not None:
             self.hashes[file.path] = digest.hexdigest()
 
-    def _own(self, previous: Tree) -> list[Parts]:
-        """Return the files that leaves are mapped to already, where the save shall have them."""
-        return [file.path for file in self.plan.leaves if file.same_as is None and _mapped_in(previous, file)]
-
     def _linked(self, file: LeafFile) -> bool:
         """Carry over a leaf that is mapped to this very file already."""
         leaf, previous = file.tensor, self.staging.previous
@@ -294,6 +291,11 @@ def _leaves(plan: Plan, files: dict[LeafFile, MemoryMappedTensor], like: bool) -
         made_of = {role: plain(files[file]) for role, file in parts.items()}
         mapped[id(leaf)] = jagged(ragged, **made_of, told=told)
     return mapped
+
+
+def _carried(plan: Plan, previous: Tree) -> list[Parts]:
+    """Return the files that leaves are mapped to already, where the save shall have them."""
+    return [file.path for file in plan.leaves if file.same_as is None and _mapped_in(previous, file)]
 
 
 def _mapped_in(tree: Tree, file: LeafFile) -> os.stat_result | None:

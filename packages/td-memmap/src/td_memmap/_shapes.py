@@ -77,6 +77,18 @@ def show_shape(shape: Shape) -> str:
     return str(shape.tolist() if isinstance(shape, Tensor) else list(shape))
 
 
+def starts_with(shape: Shape, size: torch.Size) -> bool:
+    """Tell whether a leaf of a shape, or with a table of component shapes, starts with a batch size.
+
+    >>> starts_with(torch.Size([2, 3]), torch.Size([2])), starts_with(torch.tensor([[3, 1], [3, 2]]), torch.Size([2, 3]))
+    (True, True)
+    """
+    if not isinstance(shape, Tensor):
+        return bool(shape[: len(size)] == size)
+    count, inner = size[:1], list(size[1:])
+    return shape.shape[: len(count)] == count and all(row[: len(inner)] == inner for row in shape.tolist())
+
+
 def as_shape(shape: Any) -> Shape:
     """Return what a caller gave as a shape: a size, numbers, one number, or a table of component shapes."""
     if isinstance(shape, Tensor) and shape.ndim == 2:
