@@ -6,7 +6,7 @@ from collections import defaultdict, namedtuple
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, reduce
 from operator import getitem
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -213,6 +213,33 @@ class Converting(Core):
         {'a': array([1, 2])}
         """
         return self.to_dict(convert_tensors="numpy", retain_none=False)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: numpy would make an array of a collection, or of a list of them, as of a sequence.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"a {type(self).__name__} is not one array: numpy() gives an array for each tensor, to_struct_array() one "
+            "structured array, and tolist() the values; an object array takes collections one by one"
+        )
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: ``torch.as_tensor`` and its like would take a collection for a sequence without elements.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"a {type(self).__name__} is not one tensor, so torch.as_tensor(), torch.tensor() and the like do not take it: "
+            'td["key"] gives a tensor, td.apply(function) calls a function for each, cat_tensors() and stack_tensors() '
+            "put entries together, and tolist() gives the values"
+        )
+
+    def __dlpack_device__(self) -> NoReturn:
+        """Refuse, as ``__dlpack__``."""
+        self.__dlpack__()
 
     def to_namedtuple(self, dest_cls: type | None = None) -> Any:
         """Return the entries as nested named tuples.

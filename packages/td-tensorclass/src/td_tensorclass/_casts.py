@@ -138,9 +138,6 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
 
 def _as_tensor(name: str, value: Any, rule: str) -> Tensor:
     try:
-        if not isinstance(value, Core):  # torch would take a collection for an empty sequence
-            return torch.as_tensor(value)
-        cause = None
+        return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        cause = error
-    raise TypeError(f"the field {name!r} {rule}; got {value!r}") from cause
+        raise TypeError(f"the field {name!r} {rule}; got {value!r}") from error

@@ -435,9 +435,20 @@ class Entries(Core):
         return key in (self._children() if self._dict is None else self._dict)
 
     def __len__(self) -> int:
-        """Return the first batch dim, 0 without batch dims."""
+        """Return the first batch dim.
+
+        Raises:
+            TypeError: there is no batch dim, as for a tensor without dims. A length of 0 would make an empty tensor of
+                each item of a list that is given to ``torch.tensor``.
+        """
         batch_size = self.batch_size
-        return batch_size[0] if batch_size else 0
+        if not batch_size:
+            raise TypeError(
+                f"a {type(self).__name__} without batch dims has no length and is not a sequence: len(td.keys()) counts "
+                "its entries; of a list of collections torch.stack() makes a collection, whose entries are the tensors, "
+                "and numpy() makes arrays"
+            )
+        return batch_size[0]
 
     def __iter__(self: SelfT) -> Iterator[SelfT]:
         """Iterate over the first batch dim.

@@ -1,0 +1,132 @@
+"""Functions that make one tensor or array refuse a collection, and a list of collections, and say what to call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, default_collate, default_convert
+
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+
+
+def rows() -> TensorDict:
+    return TensorDict({"a": torch.arange(6.0).view(3, 2)}, batch_size=[3])
+
+
+def one() -> TensorDict:
+    return TensorDict({"a": torch.ones(2)})
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "rows": rows,
+    "no batch dims": one,
+    "no entries": TensorDict,
+    "no rows": lambda: rows()[:0],
+    "two batch dims": lambda: TensorDict(batch_size=[3, 0]),
+    "lazy": lambda: LazyStackedTensorDict(rows(), rows()),
+    "lazy along 1": lambda: LazyStackedTensorDict(rows(), rows(), stack_dim=1),
+    "lazy of scalars": lambda: LazyStackedTensorDict(*[TensorDict(a=float(i)) for i in range(2)]),
+    "params": lambda: TensorDictParams(rows()),
+    "params without batch dims": lambda: TensorDictParams(one()),
+}
+OF_TORCH: dict[str, Callable[[Any], Any]] = {
+    "as_tensor": torch.as_tensor,
+    "as_tensor of a dtype": lambda x: torch.as_tensor(x, dtype=torch.float32, device="cpu"),
+    "tensor": torch.tensor,
+    "asarray": torch.asarray,
+    "new_tensor": lambda x: torch.zeros(1).new_tensor(x),
+    "nested_tensor": lambda x: torch.nested.nested_tensor([x], layout=torch.jagged),
+}
+OF_NUMPY: dict[str, Callable[[Any], Any]] = {
+    "asarray": np.asarray,
+    "array": np.array,
+    "array of objects": lambda x: np.array(x, dtype=object),
+    "ascontiguousarray": np.ascontiguousarray,
+    "stack": lambda x: np.stack([x, x]),
+    "concatenate": lambda x: np.concatenate([x, x]),
+}
+LISTS: dict[str, Callable[[Any], Any]] = {
+    "list": lambda x: [x, x],
+    "tuple": lambda x: (x, x),
+    "nested list": lambda x: [[x], [x]],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("function", OF_TORCH)
+def test_torch_refuses_collection(function: str, kind: str) -> None:
+    td = KINDS[kind]()
+    with pytest.raises(TypeError, match=rf"a {type(td).__name__} is not one tensor.*td\[\"key\"\]"):
+        OF_TORCH[function](td)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("no rows", "two batch dims")])
+@pytest.mark.parametrize("function", OF_TORCH)
+@pytest.mark.parametrize("form", LISTS)
+def test_torch_refuses_list_of_collections(form: str, function: str, kind: str) -> None:
+    value = LISTS[form](KINDS[kind]())
+    with pytest.raises(TypeError, match=r"has no length and is not a sequence.*torch\.stack\(\)"):
+        OF_TORCH[function](value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("function", OF_NUMPY)
+@pytest.mark.parametrize("form", ["alone", *LISTS])
+def test_numpy_refuses_collections(form: str, function: str, kind: str) -> None:
+    td = KINDS[kind]()
+    value = td if form == "alone" else LISTS[form](td)
+    with pytest.raises(
+        TypeError, match=rf"a {type(td).__name__} is not one array: numpy\(\).*to_struct_array"
+    ):
+        OF_NUMPY[function](value)
+
+
+@pytest.mark.parametrize("function", [torch.from_dlpack, np.from_dlpack])
+def test_dlpack_refuses_collection(function: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="is not one tensor"):
+        function(rows())
+
+
+def test_indexing_a_tensor_with_collection_raises() -> None:
+    with pytest.raises(TypeError, match="takes no collections"):
+        torch.zeros(3)[rows()]
+
+
+@pytest.mark.parametrize("make", [torch.as_tensor, torch.tensor])
+def test_compiled_function_refuses_collection(make: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="is not one tensor"):
+        torch.compile(lambda td: make(td), backend="eager")(rows())
+
+
+@pytest.mark.parametrize("kind", ["no batch dims", "no entries", "params without batch dims"])
+def test_len_without_batch_dims_raises(kind: str) -> None:
+    td = KINDS[kind]()
+    with pytest.raises(TypeError, match=rf"a {type(td).__name__} without batch dims has no length"):
+        len(td)
+    assert len(td.keys()) == len(list(td.keys()))
+
+
+@pytest.mark.parametrize("kind", ["rows", "no rows", "two batch dims", "lazy", "lazy along 1", "params"])
+def test_iteration_over_batch_is_as_long_as_it(kind: str) -> None:
+    td = KINDS[kind]()
+    assert len(td) == td.batch_size[0] == len(list(td)) == len(list(reversed(td)))
+
+
+def test_object_array_holds_collections() -> None:
+    array = np.empty(2, dtype=object)
+    array[0], array[1] = one(), rows()
+    assert isinstance(array[0], TensorDict) and array[1].batch_size == (3,)
+
+
+@pytest.mark.parametrize("make", [one, rows])
+def test_data_loader_leaves_collections_whole(make: Callable[[], TensorDict]) -> None:
+    items = [make(), make()]
+    assert default_convert(items[0]) is items[0]
+    assert default_collate(items)["a"].shape == (2, *items[0]["a"].shape)
+    (batch,) = DataLoader(items, batch_size=2, collate_fn=torch.stack)
+    assert batch["a"].shape == (2, *items[0]["a"].shape)
+    assert [item["a"].shape for item in DataLoader(items, batch_size=None)] == [items[0]["a"].shape] * 2
