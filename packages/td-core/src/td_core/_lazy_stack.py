@@ -16,6 +16,7 @@ from torch import Tensor
 from ._base import TensorDictBase
 from ._collection import Child, Core, add_level, dense, missing_key, set_lazy_stack, show_path
 from ._devices import as_device
+from ._element_types import ScalarBeside, as_scalar
 from ._from_python import from_list
 from ._indexing import plan_index
 from ._locking import refuse_if_locked
@@ -453,14 +454,14 @@ class LazyStackedTensorDict(TensorDictBase):
         for member in self._members:
             member._collect(out)
 
-    def _spread(self, value: Tensor, out: list[Tensor]) -> None:
+    def _spread(self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None) -> None:
         parts = [value] * len(self._members)
         behind = len(self.batch_size) - self._stack_dim
         if value.ndim >= behind:
             at = value.ndim - behind
             parts = [value.select(at, i if value.shape[at] > 1 else 0) for i in range(len(parts))]
         for member, part in zip(self._members, parts, strict=True):
-            member._spread(part, out)
+            member._spread(part, out, scalar and as_scalar)
 
     def _collect_other(self, other: Core, out: list[Tensor], path: tuple[str, ...] = ()) -> None:
         parts = unbind_members(other, self._stack_dim)

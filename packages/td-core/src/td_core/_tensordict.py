@@ -28,6 +28,7 @@ from ._collection import (
 )
 from ._components import chained_components, of_components
 from ._devices import as_device
+from ._element_types import ScalarBeside
 from ._foreach import PLAIN, foreach, op
 from ._indexing import plan_index
 from ._keys import unravel_key_to_tuple
@@ -358,7 +359,7 @@ class TensorDict(TensorDictBase):
             level = todo.pop().copy()
             levels.append(level)
 
-    def _spread(self, value: Tensor, out: list[Tensor]) -> None:
+    def _spread(self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None) -> None:
         shaped: dict[int, Tensor] = {}
         ndim = len(self._batch_size)
         todo = [self._dict]
@@ -366,6 +367,12 @@ class TensorDict(TensorDictBase):
             for child in list(todo.pop().values()):
                 if type(child) is TensorDict:
                     todo.append(child._dict)
+                    continue
+                if scalar is not None:
+                    if isinstance(child, Tensor):
+                        out.append(scalar(child, value))
+                    else:
+                        child._spread(value, out, scalar)
                     continue
                 extra = (child.ndim if isinstance(child, Tensor) else len(child.batch_size)) - ndim
                 part = shaped.get(extra)

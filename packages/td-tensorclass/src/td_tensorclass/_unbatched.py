@@ -15,6 +15,7 @@ from torch import Tensor
 
 from td_core import TensorCollection
 from td_core._collection import Child, Core
+from td_core._element_types import ScalarBeside
 from td_core._lazy_names import set_module
 from td_core._names import Names
 from td_core._ops.batch_size import as_batch_size
@@ -156,7 +157,7 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
         # A function that writes in place, or would drop the entry, may return nothing.
         return self._with(self._payload if mapped is None else mapped)
 
-    def _spread(self, value: Tensor, out: list[Tensor]) -> None:
+    def _spread(self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None) -> None:
         if value.numel() != 1:
             raise StructureError(
                 f"a value of shape {list(value.shape)} has one number for each element of the batch, and an "

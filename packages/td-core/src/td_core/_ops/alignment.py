@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._collection import Core, has_lazy_stack, lined_up
+from .._element_types import cast_beside
 from .._foreach import PLAIN, columns
 from .._plans import Shape, broadcast_shape
 from .._ragged import shown_shape
@@ -22,15 +23,19 @@ def expanded(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
 
     Leaves that have as many dims as those beside them, and fit, hold the batch dims already and stay as they are: a
     collection that was not told its batch size is one of the same leaves. So does a level with batch dims of its own.
+    Those that have no dims promote the dtypes of the others as they would alone.
     """
     if item.batch_size == size:
         return item
     result = item.expand(size)
     more = len(beside.batch_size) != len(item.batch_size)
-    todo: list[tuple[Any, Any, Any]] = [] if has_lazy_stack(item) else [(item, beside, result)]
+    even = not has_lazy_stack(item)
+    todo: list[tuple[Any, Any, Any]] = [(item, beside, result)] if even or not item.batch_size else []
     while todo:
         mine, theirs, level = todo.pop()
-        if more and mine.batch_dims > item.batch_dims and _holds(mine, theirs, size):
+        if mine._stacked() is not None:
+            continue
+        if even and more and mine.batch_dims > item.batch_dims and _holds(mine, theirs, size):
             _put_back(mine, level, size)
             continue
         others = theirs._children()
@@ -42,7 +47,12 @@ def expanded(item: Any, beside: Any, size: tuple[int, ...]) -> Any:
                 if isinstance(other, Core) and not leaf._opaque and not leaf._shows_tensor:
                     todo.append((leaf, other, level._get_child(key)))
                 continue
-            shape = _shape_at(theirs, key)
+            if not leaf.ndim:
+                other = theirs._stand_in(key)
+                if isinstance(other, Tensor) and (scalar := cast_beside(other.dtype, leaf)) is not leaf:
+                    level._set_child(key, scalar.expand(level._get_child(key).shape))
+                continue
+            shape = _shape_at(theirs, key) if even else ()
             if len(shape) == leaf.ndim:
                 both = broadcast_shape(leaf.shape, shape)
                 if both is not None and both[: level.batch_dims] == level.batch_size:

@@ -23,6 +23,7 @@ from .._collection import (
     check_same_keys,
     show_path,
 )
+from .._element_types import as_it_is
 from .._foreach import PLAIN, Op, columns, foreach, needs_grad, odd_first, shares_grad
 from .._known_looks import KnownLooks
 from .._plans import ShapePlan, broadcast_shape
@@ -99,7 +100,10 @@ def combine(
     if not leaves:
         levels = node._collect(leaves)
     if type(operand) is list and not operand:
-        operand = [other] * len(leaves)
+        if type(levels) is dict or type(levels) is list:
+            operand = [other] * len(leaves)
+        else:  # there may be lazy stacks, which show what has no dims with some
+            node._spread(other, operand, as_it_is)
     try:
         plain = walked and type(levels) is dict
         return node._with_leaves(foreach(this, leaves, operand, plain=plain), levels)
@@ -145,7 +149,7 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
             operand = _operand_leaves(node, other, leaves)
             return aligned_pairs(node, other, leaves, operand, len(size))[1]
     if is_tensor and not shape:
-        operand = [other] * len(node._leaves())
+        node._spread(other, operand, as_it_is)
     elif is_tensor:
         node._spread(other, operand)
     else:

@@ -17,6 +17,7 @@ from torch import Tensor
 from .._coerce import nest
 from .._collection import Core
 from .._element_plans import wide
+from .._element_types import ScalarBeside, dtype_beside
 from .._foreach import Op, foreach, op
 from .._torch_private import foreach_kernel
 from .alignment import aligned_columns
@@ -236,9 +237,10 @@ def _scaled(this: Op, alpha: float | None, other: Operand) -> tuple[Op, Operand]
     """Return an operation and operand that take ``alpha`` times ``other``."""
     if alpha is None:
         return this, other
-    if not isinstance(other, (Tensor, Core)):
+    if type(other) is type(alpha) and type(other) in (int, float):
         return this, other * alpha
-    # The kernels of torch that take lists have no alpha for lists of tensors of different dtypes.
+    # The kernels of torch that take lists have no alpha for lists of tensors of different dtypes; a product of other
+    # numbers would have another dtype.
     return Op(None, partial(this.single, alpha=alpha)), other
 
 
@@ -250,17 +252,21 @@ class Pointwise(Core):
     #: numpy leaves operators with arrays and numpy scalars to us.
     __array_ufunc__ = None
 
-    def _spread(self, value: Tensor, out: list[Tensor]) -> None:
+    def _spread(self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None) -> None:
         """Append, for each leaf of ``_collect``, ``value`` shaped so that it broadcasts along the batch dims.
 
         ``value`` broadcasts against the batch size. A lazy stack hands a slice of it to each member; what has no dims left
-        there gets those of the leaf, since torch promotes the dtype of a leaf less for a tensor without dims.
+        there gets those of the leaf, since torch promotes the dtype of a leaf less for a tensor without dims. For a value
+        that has none by itself, ``scalar`` gives what stands beside a leaf.
         """
         inner: Any = self._inner()
         if inner is not self:
-            inner._spread(value, out)
+            inner._spread(value, out, scalar)
             return
         leaves = self._leaves()
+        if scalar is not None:
+            out.extend([scalar(leaf, value) for leaf in leaves])
+            return
         more = value.ndim - len(self.batch_size)
         out.extend(wide(value, leaf.ndim + more) for leaf in leaves)
 
@@ -534,10 +540,7 @@ class Pointwise(Core):
         leaves = self._leaves()
         for i, operand in enumerate(operands):
             if type(operand) is not list and not (keep_number and i == 1):
-                operands[i] = [
-                    torch.as_tensor(operand, dtype=_dtype_beside(leaf.dtype, operand), device=leaf.device)
-                    for leaf in leaves
-                ]
+                operands[i] = [_number_beside(leaf, operand) for leaf in leaves]
         if name.endswith("_"):
             write_leaves(name, self, this, leaves, *operands)
             return self
@@ -557,12 +560,7 @@ def _valued(this: Op, value: float | None) -> Op:
     return this._replace(fused=fused, single=partial(this.single, value=value))
 
 
-def _dtype_beside(dtype: torch.dtype, number: Any) -> torch.dtype:
-    """Return the dtype of a number beside a leaf, as ``torch.result_type``, which a graph cannot ask, does."""
+def _number_beside(leaf: Tensor, number: Any) -> Tensor:
+    """Return a number as a tensor, of the dtype that it has beside a leaf."""
     kind = torch.as_tensor(number, device="cpu").dtype
-    return dtype if _rank(kind) <= _rank(dtype) else torch.promote_types(dtype, kind)
-
-
-def _rank(dtype: torch.dtype) -> int:
-    """Return which numbers a dtype has: bools, integers, real or complex ones."""
-    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype is not torch.bool)
+    return torch.as_tensor(number, dtype=dtype_beside(leaf.dtype, kind), device=leaf.device)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import _element_plans as elements
 from .._collection import Core
+from .._element_types import as_it_is
 from .._foreach import Op, foreach, op
 from .._locking import refuse_if_locked
 from .._plans import broadcast_shape
@@ -239,16 +240,12 @@ def _over_batch(mask: Tensor, batch_size: torch.Size) -> Tensor:
     return mask.expand(covered)
 
 
-def _filled_with(value: Any) -> Any:
-    """Return a function that gives a number or tensor the shape of a leaf, and the dtype of both together."""
-
-    def fill(leaf: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # which cannot trace torch.result_type
-            return torch.where(torch.zeros_like(leaf, dtype=torch.bool), leaf, value)
-        dtype = torch.result_type(leaf, value)
-        return torch.as_tensor(value, dtype=dtype, device=leaf.device).expand(leaf.shape)
-
-    return fill
+def _filled(leaf: Tensor, value: Any) -> Tensor:
+    """Return a number or tensor in the shape of a leaf, and the dtype of both together."""
+    if torch.compiler.is_compiling():  # which cannot trace torch.result_type
+        return torch.where(torch.zeros_like(leaf, dtype=torch.bool), leaf, value)
+    dtype = torch.result_type(leaf, value)
+    return torch.as_tensor(value, dtype=dtype, device=leaf.device).expand(leaf.shape)
 
 
 def _choose_or(node: Any, value: Any, condition: Tensor) -> Any:
@@ -260,7 +257,14 @@ def _choose_or(node: Any, value: Any, condition: Tensor) -> Any:
             pass  # one tensor may stand for the whole batch, with nothing to choose: what fails is said with its key below
     if isinstance(value, Tensor) and value.ndim:
         node = node.contiguous()
-    other = each_leaf("where", node, _filled_with(value))
+    if isinstance(value, Tensor) and not value.ndim:
+        leaves: list[Tensor] = []
+        values: list[Tensor] = []
+        levels = node._collect(leaves)
+        node._spread(value, values, as_it_is)
+        other = node._with_leaves(list(map(_filled, leaves, values)), levels)
+    else:
+        other = each_leaf("where", node, lambda leaf: _filled(leaf, value))
     return _choose(node, other, condition)
 
 
