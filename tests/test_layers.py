@@ -39,6 +39,7 @@ LAYERS = [
         "_ragged",
         "_nodes",
         "_labels",
+        "_mapped_names",
         "_locking",
         "_coerce",
         "_views",

@@ -101,7 +101,8 @@ def _unflatten(cls: Any, children: Any, context: Whole | Members) -> Any:
         with before_transforms(leaves):
             stack = cls._of(unbind_members(whole, dim), dim)
         stack._empty_size = whole.batch_size
-        stack._stack_dim_name = name if found == ndim else None
+        names = whole._names if isinstance(whole, Core) else None
+        stack._stack_dim_name = names[dim] if names is not None else name if found == ndim else None
     else:
         dim, name, _, ndims, _ = context
         leaves = leaves_below(items) if functorch_level() is not None else []

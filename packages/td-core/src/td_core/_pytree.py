@@ -16,7 +16,8 @@ from torch.utils import _pytree as torch_pytree
 
 from ._collection import Core, show_path
 from ._foreach import PLAIN
-from ._names import Names, take_names
+from ._mapped_names import names_after, names_before
+from ._names import take_names
 from ._nodes import KINDS, NodeKind, Record
 from ._ragged import shown_shape
 from ._torch_private import functorch_level
@@ -206,24 +207,24 @@ def _resize(root: Core, batch_size: torch.Size) -> None:
             todo.extend((member, torch.Size((*size[:dim], *size[dim + 1 :]))) for member in members)
 
 
-def names_for(names: Names | None, batch_size: torch.Size) -> Names | None:
-    """Return the names if they still fit: vmap takes dims away without saying which."""
-    return names if names is not None and len(names) == len(batch_size) else None
-
-
 def register_mapping(cls: Any) -> None:
     """Register a class whose nodes are made by ``cls._make(children, batch_size, device, names)``."""
 
     def flatten(node: Any) -> tuple[list[Any], Context]:
         children = dict(node._children())
         values = list(children.values())
-        return values, (tuple(children), sizes_of(node, values), node.device, node._names)
+        return values, (
+            tuple(children),
+            sizes_of(node, values),
+            node.device,
+            names_before(node._names, values),
+        )
 
     def unflatten(values: Iterable[Any], context: Context) -> Any:
         keys, sizes, device, names = context
         children = list(values)
         batch_size = batch_size_of(children, sizes)
-        named = names_for(names, batch_size)
+        named = names_after(names, batch_size, children)
         if named is not None:
             # What has no leaves had no dims in the context, and so no names.
             for position, _ in sizes[1:]:
@@ -272,7 +273,13 @@ def _register_as_kind(cls: Any) -> None:
         shell = Shell(
             node._with_children({}, **bare), KINDS.of(cls).record_of(node._with_children(children, **bare))
         )
-        return values, (tuple(children), sizes_of(node, values), node.device, node._names, shell)
+        return values, (
+            tuple(children),
+            sizes_of(node, values),
+            node.device,
+            names_before(node._names, values),
+            shell,
+        )
 
     def unflatten(values: Iterable[Any], context: Context) -> Any:
         keys, sizes, device, names, shell = context
@@ -282,7 +289,7 @@ def _register_as_kind(cls: Any) -> None:
             dict(zip(keys, children)),
             batch_size=batch_size,
             device=device,
-            names=names_for(names, batch_size),
+            names=names_after(names, batch_size, children),
         )
 
     def dump(context: Context) -> Context:

@@ -17,9 +17,8 @@ from .errors import StructureError
 
 __all__ = [
     "add_safe_name", "are_followed", "base_of", "batch_dim", "before_transforms", "default_collate_functions", "end_graph",
-    "foreach_kernel",
-    "functorch_level", "is_caller", "is_read_only_view", "looks", "map_location", "nested_view", "plain_results", "ragged_dim",
-    "told_lengths", "unwrapped", "users_of",
+    "foreach_kernel", "functorch_level", "is_caller", "is_read_only_view", "looks", "map_location", "mapped_dim",
+    "nested_view", "plain_results", "ragged_dim", "told_lengths", "unmapped", "unwrapped", "users_of",
 ]  # fmt: skip
 
 
@@ -131,6 +130,28 @@ def batch_dim(tensor: Tensor) -> int | None:
     True
     """
     return None if _batch_dim is None else _batch_dim(tensor)
+
+
+def mapped_dim(tensor: Tensor) -> int | None:
+    """Return the dim of a tensor that the innermost vmap maps over; None where it maps over none, or torch does not tell.
+
+    >>> torch.vmap(lambda x: x + mapped_dim(x), 1)(torch.zeros(2, 3)).shape, mapped_dim(torch.zeros(2)) is None
+    (torch.Size([3, 2]), True)
+    """
+    transform = functorch_level()
+    if transform is None or _level_of is None or _level_of(tensor) != transform.level():
+        return None
+    dim = batch_dim(tensor)
+    return dim if dim is not None and dim >= 0 else None
+
+
+def unmapped(tensor: Tensor) -> Tensor:
+    """Return a tensor with the dim that the innermost vmap maps over; itself where there is none.
+
+    >>> torch.vmap(lambda x: x + unmapped(x).ndim)(torch.zeros(2, 3))[0, 0]
+    tensor(2.)
+    """
+    return tensor if mapped_dim(tensor) is None or _unwrap is None else _unwrap(tensor)
 
 
 def end_graph(why: str) -> None:

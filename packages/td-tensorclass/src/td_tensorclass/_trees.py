@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from td_core._pytree import names_for, register
+from td_core._mapped_names import names_after
+from td_core._pytree import register
 from td_core._values import same_value
 
 _CONSTANTS = (str, int, bool, type(None))
@@ -79,7 +80,7 @@ def register_data(cls: Any) -> None:
 
     def made_of(value: Any, metadata: Any, batch_size: Any, device: Any, names: Any) -> Any:
         node = cls(value, metadata, batch_size=batch_size, device=device)
-        node._names = names_for(names, batch_size)
+        node._names = names_after(names, batch_size, ())
         return node
 
     register_held(cls, ("_value", "_metadata", "batch_size", "device", "_names"), made_of)
@@ -89,7 +90,7 @@ def register_stack(cls: Any) -> None:
     """Register a class of nodes that hold one value for each element of their batch."""
 
     def made_of(values: Any, values_size: Any, batch_size: Any, device: Any, names: Any) -> Any:
-        node = cls._of(values, values_size, device, names_for(names, batch_size))
+        node = cls._of(values, values_size, device, names_after(names, batch_size, ()))
         node._batch_size = batch_size
         return node
 

@@ -1,0 +1,92 @@
+"""Names of dims under vmap, which takes a dim from each leaf and puts one back without saying which.
+
+Inside the map a leaf shows which of its dims is mapped. Behind it, a result is a view in which that dim stands somewhere
+else, so the context of a pytree keeps how the leaf lies in memory, and the view is compared with that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._collection import Core
+from ._names import Names
+from ._torch_private import functorch_level, mapped_dim, unmapped
+
+__all__ = ["names_after", "names_before"]
+
+
+class Layout(NamedTuple):
+    """How a leaf lies in memory, with the dim that is mapped; ``at`` is None where none is."""
+
+    dims: list[tuple[int, int]]
+    at: int | None
+
+
+class PlacedNames(tuple[Any, ...]):
+    """Names in a context, with the layout of the first leaf; as equal as the names."""
+
+    layout: Layout
+
+
+def names_before(names: Names | None, children: Iterable[Any]) -> Names | None:
+    """Return the names of a node for the context of a pytree."""
+    if names is None or functorch_level() is None or torch.compiler.is_compiling():
+        return names
+    leaf = _first_leaf(children)
+    if leaf is None:
+        return names
+    placed = PlacedNames(names)
+    placed.layout = Layout(_dims_of(unmapped(leaf)), mapped_dim(leaf))
+    return placed
+
+
+def names_after(names: Names | None, batch_size: torch.Size, children: Iterable[Any]) -> Names | None:
+    """Return the names of a node made of ``children``, which may have a dim more or less than the context had."""
+    if names is None:
+        return None
+    ndim = len(batch_size)
+    if len(names) == ndim:
+        return tuple(names)
+    leaf = None if torch.compiler.is_compiling() else _first_leaf(children)
+    if leaf is None:
+        # Levels have the names of those above.
+        below = next((child._names for child in children if isinstance(child, Core) and child._names), None)
+        found = below and below[:ndim]
+    elif len(names) == ndim + 1:
+        dim = mapped_dim(leaf)
+        found = None if dim is None else names[:dim] + names[dim + 1 :]
+    else:
+        found = _with_new_dim(names, leaf) if isinstance(names, PlacedNames) else None
+    return tuple(found) if found and len(found) == ndim and any(found) else None
+
+
+def _first_leaf(children: Iterable[Any]) -> Tensor | None:
+    return next(
+        (
+            child
+            for child in children
+            if isinstance(child, Tensor) and child.layout is torch.strided and not child.is_nested
+        ),
+        None,
+    )
+
+
+def _dims_of(leaf: Tensor) -> list[tuple[int, int]]:
+    return list(zip(leaf.shape, leaf.stride()))
+
+
+def _with_new_dim(names: PlacedNames, leaf: Tensor) -> Names | None:
+    """Return the names with None where the leaf has the mapped dim, or where that may be."""
+    before, at = names.layout
+    after = _dims_of(leaf)
+    rest = before if at is None else before[:at] + before[at + 1 :]
+    possible = [
+        (*names[:dim], None, *names[dim:])
+        for dim in range(len(names) + 1)
+        if after[:dim] + after[dim + 1 :] == rest and (at is None or after[dim] == before[at])
+    ]
+    return tuple([each[0] if len({*each}) == 1 else None for each in zip(*possible)])

@@ -1,0 +1,139 @@
+"""Names of dims under vmap: the mapped dim has none, the others keep theirs wherever they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import vmap
+
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
+
+NAMES = ["time", "env", "agent"]
+
+
+def dense(size: tuple[int, ...]) -> TensorDict:
+    td = TensorDict({"a": torch.rand(*size, 5), "n": {"b": torch.rand(*size)}, "e": {}}, batch_size=size)
+    td.names = NAMES
+    return td
+
+
+def lazy(dim: int) -> Callable[[tuple[int, ...]], Any]:
+    def make(size: tuple[int, ...]) -> Any:
+        parts = dense(size).unbind(dim)
+        return LazyStackedTensorDict(*parts, stack_dim=dim, stack_dim_name=NAMES[dim])
+
+    return make
+
+
+KINDS: dict[str, Callable[[tuple[int, ...]], Any]] = {
+    "dense": dense,
+    "lazy along 0": lazy(0),
+    "lazy along 1": lazy(1),
+    "lazy along 2": lazy(2),
+    "level only": lambda size: TensorDict({"l": dense(size)}, size, names=NAMES),
+    "lazy level only": lambda size: TensorDict({"l": lazy(1)(size)}, size, names=NAMES),
+    "params": lambda size: TensorDictParams(dense(size), no_convert=True),
+    "integers": lambda size: dense(size).int(),
+}
+#: Sizes that tell the dims apart, and sizes that do not.
+SIZES = [(2, 3, 4), (2, 2, 2)]
+
+
+def moved(names: list[str | None], source: int, target: int | None) -> list[str | None]:
+    rest = names[:source] + names[source + 1 :]
+    return rest if target is None else [*rest[:target], None, *rest[target:]]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("target", [0, 1, 2])
+@pytest.mark.parametrize("source", [0, 1, 2])
+def test_vmap_keeps_names_of_other_dims(source: int, target: int, kind: str, size: tuple[int, ...]) -> None:
+    td = KINDS[kind](size)
+    seen: list[Any] = []
+
+    def double(part: Any) -> Any:
+        seen.append(part.names)
+        return part * 2
+
+    result = vmap(double, source, target)(td)
+    assert seen == [moved(NAMES, source, None)]
+    assert result.names == moved(NAMES, source, target)
+    assert td.names == NAMES
+    for level in [result["n"]] if "n" in result.keys() else [result["l"]]:
+        assert level.names == result.names
+
+
+@pytest.mark.parametrize("inner", [(0, 0), (1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize("outer", [(0, 0), (1, 1), (2, 0), (0, 2), (2, 2)])
+@pytest.mark.parametrize("kind", ["dense", "lazy along 1"])
+def test_nested_vmap_keeps_names(kind: str, outer: tuple[int, int], inner: tuple[int, int]) -> None:
+    seen: list[Any] = []
+
+    def double(part: Any) -> Any:
+        seen.append(part.names)
+        return part * 2
+
+    result = vmap(vmap(double, *inner), *outer)(KINDS[kind]((2, 3, 4)))
+    within = moved(NAMES, outer[0], None)
+    assert seen == [moved(within, inner[0], None)]
+    within = moved(within, *inner)
+    assert result.names == [*within[: outer[1]], None, *within[outer[1] :]]
+
+
+#: Functions of a part with the dims env and agent, and the names of what they give.
+FUNCTIONS: dict[str, tuple[Callable[[Any], Any], list[str | None]]] = {
+    "identity": (lambda x: x, ["env", "agent"]),
+    "index": (lambda x: x[0], ["agent"]),
+    "transpose": (lambda x: x.transpose(0, 1), ["agent", "env"]),
+    "unsqueeze": (lambda x: x.unsqueeze(1), ["env", None, "agent"]),
+    "sum": (lambda x: x.sum(dim=1), ["env"]),
+    "rename": (lambda x: x.rename("x", "y"), ["x", "y"]),
+    "stack": (lambda x: torch.stack([x, x]), [None, "env", "agent"]),
+    "tree map": (lambda x: torch.utils._pytree.tree_map(torch.sin, x), ["env", "agent"]),
+    "no names": (lambda x: x.rename(None, None), [None, None]),
+}
+
+
+@pytest.mark.parametrize("target", [0, 1])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_names_of_what_the_function_gives(name: str, target: int) -> None:
+    function, names = FUNCTIONS[name]
+    result = vmap(function, 0, target)(dense((2, 3, 4)))
+    assert result.names == [*names[:target], None, *names[target:]]
+
+
+def test_result_that_is_not_mapped_keeps_names() -> None:
+    constant = dense((2, 3, 4))
+    assert vmap(lambda x: constant)(torch.zeros(6)).names == [None, "time", "env", "agent"]
+
+
+def test_argument_that_is_not_mapped_keeps_names() -> None:
+    seen = []
+    td = dense((2, 3, 4))
+
+    def add(x: Any, y: Any) -> Any:
+        seen.append((x.names, y.names))
+        return x + y
+
+    assert vmap(add, (0, None))(td, td[0]).names == [None, "env", "agent"]
+    assert seen == [(["env", "agent"], ["env", "agent"])]
+
+
+def test_names_of_dims_that_cannot_be_told_apart_are_dropped() -> None:
+    td = TensorDict({"a": torch.ones(1, 1, 3, 5)}, batch_size=[1, 1, 3], names=NAMES)
+    assert vmap(lambda x: x * 2)(td).names in ([None, "env", "agent"], [None, None, "agent"])
+
+
+def test_grad_inside_vmap_keeps_names() -> None:
+    result = vmap(torch.func.grad(lambda x: x["a"].sum()))(dense((2, 3, 4)).select("a"))
+    assert result.names == [None, "env", "agent"]
+
+
+def test_compiled_vmap_runs_with_names() -> None:
+    td = dense((2, 3, 4)).select("a")
+    result = torch.compile(lambda x: vmap(lambda y: y * 2, 1)(x), backend="eager", fullgraph=True)(td)
+    assert torch.equal(result["a"], td["a"].transpose(0, 1) * 2)
