@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._coerce import NUMBERS, coerce
+from .._coerce import NUMBERS, WRAPPED, coerce
 from .._collection import Child, Core, dense, lined_up, show_path
 from .._foreach import odd_first
 from .._indexing import IndexPlan, Placed
@@ -33,13 +33,27 @@ from .operands import copy_named, named
 
 Path = tuple[str, ...]
 
+#: A level that is written, what is written there, its key path, and how many dims of new entries are batch dims, if known.
+Level = tuple[Any, Any, Path, int | None]
+
+#: What says that new entries hold rows where they start with the batch dims, and one element for all rows where they do not.
+ANY = -1
+
+_ARRAYS = (Tensor, np.ndarray, list, tuple, *NUMBERS)
+
 _BASIC = {int, slice, type(None)}
+
+
+class Entries(dict[str, Any]):
+    """The entries of a collection without the batch size of what it is written to."""
 
 
 class IndexedWrite:
     """The plan of one ``td[index] = value``."""
 
-    def __init__(self, plan: IndexPlan, root: Core, value: Any, non_blocking: bool) -> None:
+    def __init__(
+        self, plan: IndexPlan, root: Core, value: Any, non_blocking: bool, dims: int | None = None
+    ) -> None:
         self.index = plan.index
         self.basic = is_basic(plan.index)
         if not self.basic:
@@ -56,9 +70,10 @@ class IndexedWrite:
         self.others: list[tuple[Core, str, Core, Any]] = []
         self.members: list[IndexedWrite] = []
         self.rows: list[tuple[Tensor, Any]] = []
-        self._read(root, value)
+        self.stacks: list[tuple[Any, Any]] = []
+        self._read(root, value, dims)
 
-    def _read(self, root: Core, value: Any) -> None:
+    def _read(self, root: Core, value: Any, dims: int | None) -> None:
         """Check ``value`` against ``root`` and list what is to be written."""
         if isinstance(value, np.ndarray) and not value.ndim:
             value = value[()]
@@ -66,7 +81,7 @@ class IndexedWrite:
             self._fill(root, value)
             return
         if isinstance(value, Core) and not value._opaque:
-            value = broadcast(value, torch.Size(self.lead + tuple(root.batch_size[self.n :])))
+            value = as_rows(value, torch.Size(self.lead))
         elif not isinstance(value, Mapping):
             what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
             if isinstance(value, (list, tuple)) and any(isinstance(item, Core) for item in value):
@@ -77,11 +92,24 @@ class IndexedWrite:
         lead, n = self.lead, self.n
         # Leaves often follow leaves of their own shape. No set: a size that a mask gives has no hash while compiling.
         fitting: tuple[torch.Size, torch.Size] | None = None
-        todo: list[tuple[Any, Any, Path]] = [(root, value, ())]
-        while todo:
-            node, source, at = todo.pop()
+        todo: list[Level] = [(root, value, (), dims)]
+        new: list[Level] = []
+        found: set[int | None] = set()
+        while todo or new:
+            if not todo:
+                # What is beside new entries, anywhere in the value, says how many batch dims they have.
+                node, entry, at, dims = new.pop(0)
+                self._make(node, entry, at, todo, agreed_dims(found, dims))
+                continue
+            node, source, at, dims = todo.pop()
             children = node._children()
-            entries = source._children() if isinstance(source, Core) else source
+            entries, told = source, False
+            if isinstance(source, Core):
+                entries = source._children()
+                told = bool(lead) and source.batch_size[: len(lead)] == lead
+                dims = len(lead) if told else ANY if dims is None else dims
+            elif isinstance(source, Entries):
+                dims = ANY if dims is None else dims
             for key, entry in dict(entries).items():
                 if type(key) is not str:
                     key, *rest = unravel_key_to_tuple(key)
@@ -94,13 +122,16 @@ class IndexedWrite:
                     if target.is_nested:
                         self._list_components(target, entry, (*at, key))
                         continue
+                    found.add(len(lead) if told else dims_before(entry, target.ndim - n))
                     shapes = (entry.shape, target.shape)
                     if shapes != fitting:
                         wanted = torch.Size(lead + tuple(target.shape[n:]))
                         if torch.compiler.is_compiling() and not self.basic:
                             settle(wanted, entry.shape)
-                        if isinstance(source, Core) and entry.ndim < len(wanted):
+                        if told and entry.ndim < len(wanted):
                             entry = lined_up(entry, len(wanted), len(lead))
+                        elif entry.ndim > len(wanted):
+                            entry = without_ones(entry, len(wanted))
                         else:
                             fitting = shapes
                         check_fits(entry, wanted, (*at, key))
@@ -108,9 +139,11 @@ class IndexedWrite:
                 elif target is None:
                     refuse_if_locked(node, f"make {show_path((*at, key))}")
                     node._check_keys({key: entry})
-                    self._make(node, key, entry, (*at, key), todo)
+                    new.append((node, entry, (*at, key), dims))
                 else:
                     self._read_level(node, key, target, entry, (*at, key), todo)
+        for stack, entry in self.stacks:
+            self.members += stack._writes(self.index, entry, self.non_blocking, agreed_dims(found, None))
 
     def _fill(self, root: Core, value: Any, path: Path = ()) -> None:
         todo: list[tuple[Any, Path]] = [(root, path)]
@@ -187,7 +220,7 @@ class IndexedWrite:
         self.rows += zip(rows, values, strict=True)
 
     def _read_level(
-        self, node: Core, key: str, target: Any, entry: Any, path: Path, todo: list[tuple[Any, Any, Path]]
+        self, node: Core, key: str, target: Any, entry: Any, path: Path, todo: list[Level]
     ) -> None:
         stacked = target._stacked() is not None
         if isinstance(entry, NUMBERS) and not target._opaque:
@@ -208,9 +241,9 @@ class IndexedWrite:
             target._check_written_at(self.index, entry)
             self.others.append((node, key, target, entry))
         elif stacked:
-            self.members += target._writes(self.index, entry, self.non_blocking)
+            self.stacks.append((target, entry))
         else:
-            todo.append((target, entry, path))
+            todo.append((target, entry, path, None))
 
     def _as_leaf(self, entry: Any, target: Tensor, path: Path) -> Tensor:
         if isinstance(entry, NUMBERS):
@@ -222,12 +255,21 @@ class IndexedWrite:
             )
         return leaf
 
-    def _make(self, node: Any, key: str, entry: Any, path: Path, todo: list[tuple[Any, Any, Path]]) -> None:
+    def _make(self, node: Any, entry: Any, path: Path, todo: list[Level], dims: int | None) -> None:
         """List a new entry: zeros of the whole batch size, or a new level to be filled."""
-        batch, device = node.batch_size, node.device
+        key, batch, device = path[-1], node.batch_size, node.device
         lead = torch.Size((*self.lead, *batch[self.n :]))
         made: Any
-        entry = coerce(entry, lead, device, path)
+        if isinstance(entry, Mapping) or (
+            isinstance(entry, Core) and not entry._opaque and entry.batch_size[: len(lead)] != lead
+        ):
+            made = dense({}, batch, device)
+            if isinstance(entry, Core) and entry._stacked() is None:
+                made = entry._with_children({}, batch_size=batch, names=None)
+            todo.append((made, entry, path, dims))
+            self.made.append((node, key, made))
+            return
+        entry = as_new_rows(entry, lead, dims, device, path, len(batch) - self.n)
         if isinstance(entry, Tensor) and entry.is_nested:
             raise StructureError(
                 f"cannot make {show_path(path)} at an index: it is a nested tensor, which says nothing of the sizes "
@@ -247,7 +289,7 @@ class IndexedWrite:
             made = dense({}, batch + tail, device)
             if entry._stacked() is None:
                 made = entry._with_children({}, batch_size=batch + tail, names=None)
-            todo.append((made, entry, path))
+            todo.append((made, entry, path, dims))
         self.made.append((node, key, made))
 
     def apply(self) -> None:
@@ -319,19 +361,90 @@ def _set_apart(writes: list[IndexedWrite]) -> None:
         write.rows = [(row, next(own) if isinstance(value, Tensor) else value) for row, value in write.rows]
 
 
-def broadcast(value: Any, wanted: torch.Size) -> Any:
-    """Return a collection with the batch dims of what an index gives first, one element for all; BatchSizeError if it cannot."""
+def as_rows(value: Any, wanted: torch.Size) -> Any:
+    """Return a collection with the batch dims of what an index gives first, one element for all; or else its entries.
+
+    A collection without a batch size means what the mapping of its entries means: each is broadcast as torch does it.
+
+    Raises:
+        BatchSizeError: its batch size does not broadcast.
+    """
     size = value.batch_size
-    if size == wanted:
+    if size and size == wanted:
         return value
+    if not size or (len(size) < len(wanted) and size == wanted[: len(size)] and _start_with(value, wanted)):
+        return Entries(value._children())
+    extra = len(size) - len(wanted)
+    if extra > 0 and not (wanted and size[: len(wanted)] == wanted) and size[:extra].numel() == 1:
+        value = value._index((0,) * extra)
+    size = value.batch_size
     try:
-        return value.expand(wanted) if wanted or not size else value.reshape(())
+        return value if size == wanted or not wanted else value.expand(wanted)
     except (RuntimeError, ValueError) as error:
         if size[: len(wanted)] == wanted:
             return value  # the dims that the target does not count in its batch are dims of the leaves there
         raise BatchSizeError(
             f"the value has batch size {list(size)}, which does not broadcast to that of the indexed collection, "
             f"{list(wanted)}"
+        ) from error
+
+
+def _start_with(value: Core, lead: torch.Size) -> bool:
+    """Tell whether all that a collection holds starts with a batch size."""
+    try:
+        value._check_batch_size(lead)
+    except BatchSizeError:
+        return False
+    return True
+
+
+def without_ones(entry: Tensor, ndim: int) -> Tensor:
+    """Return a tensor without leading dims of one beyond so many dims, as torch writes it at an index.
+
+    >>> without_ones(torch.zeros(1, 1, 3), 1).shape
+    torch.Size([3])
+    """
+    extra = entry.ndim - ndim
+    return entry[(0,) * extra] if extra > 0 and entry.shape[:extra].numel() == 1 else entry
+
+
+def dims_before(entry: Tensor, behind: int) -> int | None:
+    """Return how many dims a value has before those of an element of its entry; None where it is the same for all."""
+    return entry.ndim - behind if entry.ndim and entry.ndim >= behind else None
+
+
+def agreed_dims(found: set[int | None], default: int | None) -> int | None:
+    """Return how many dims of new entries are batch dims: as many as the values beside them have before their elements."""
+    told = found - {None}
+    return told.pop() if len(told) == 1 else default
+
+
+def as_new_rows(
+    entry: Any, lead: torch.Size, dims: int | None, device: torch.device | None, path: Path, more: int = 0
+) -> Child:
+    """Return what is written to a new entry, with the batch dims ``lead`` first; so many ``dims`` of its own are batch dims.
+
+    The level has ``more`` batch dims than the collection that is written to.
+
+    Raises:
+        BatchSizeError: its batch dims do not broadcast; or nothing says which they are, and it does not start with ``lead``.
+    """
+    leaf = coerce(entry, torch.Size(), device, path) if isinstance(entry, _ARRAYS) else entry
+    if not isinstance(leaf, Tensor) or type(leaf) in WRAPPED or leaf.is_nested:
+        return coerce(entry, lead, device, path)
+    if dims == ANY:
+        dims = len(lead) if leaf.shape[: len(lead)] == lead else more
+    elif dims is not None:
+        dims += more
+    if dims is None or leaf.shape[:dims] == lead:
+        return coerce(leaf, lead, device, path)
+    tail = leaf.shape[dims:]
+    try:
+        return without_ones(leaf, len(lead) + len(tail)).expand((*lead, *tail))
+    except RuntimeError as error:
+        raise BatchSizeError(
+            f"cannot make {show_path(path)} at an index: it has shape {list(leaf.shape)}, of which {list(leaf.shape[:dims])} "
+            f"are batch dims as beside it, and these do not broadcast to {list(lead)}"
         ) from error
 
 

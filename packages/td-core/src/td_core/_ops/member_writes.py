@@ -15,7 +15,7 @@ from .._keys import unravel_key_to_tuple
 from .._plans import coordinates
 from .._shape_plans import unbind_plan
 from ..errors import StructureError
-from .indexed_write import broadcast
+from .indexed_write import ANY, Entries, agreed_dims, as_new_rows, as_rows, dims_before, without_ones
 from .leaf_writes import check_fits
 from .uneven import uneven_plans
 
@@ -31,7 +31,7 @@ def unbind_members(value: Child, dim: int) -> tuple[Any, ...]:
     return parts
 
 
-def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
+def member_parts(stack: Any, index: Any, value: Any, dims: int | None = None) -> Iterator[Part]:
     """Iterate over what ``stack[index] = value`` writes: each time a member, the index in it, and its value.
 
     Raises:
@@ -55,14 +55,16 @@ def member_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
     if along is None:
         # The positions that the index names tell which member, and where in it, each element of the value belongs.
         chosen = plan.leaf(torch.arange(size.numel(), device="cpu").view(size))
-        yield from _scattered_parts(members, dim, coordinates(chosen, size), _fitted(value, stack, lead))
+        yield from _scattered_parts(
+            members, dim, coordinates(chosen, size), _fitted(value, stack, lead, dims)
+        )
         return
     inner = () if along.plan is None else along.plan.index
     if isinstance(along.picks, int):
         yield members[along.picks], inner, value
         return
     picked = members if along.picks is None else [members[i] for i in along.picks]
-    for each in _fitted(value, stack, lead):
+    for each in _fitted(value, stack, lead, dims):
         parts = each.unbind(along.stack_dim) if isinstance(each, Core) else [each] * len(picked)  # type: ignore[attr-defined]
         for member, part in zip(picked, parts, strict=True):
             yield member, inner, part
@@ -99,33 +101,50 @@ def _uneven_parts(stack: Any, index: Any, value: Any) -> Iterator[Part]:
         yield members[i], () if plans[i] is None else plans[i].index, part
 
 
-def _fitted(value: Any, stack: Any, lead: torch.Size) -> Sequence[Any]:
+def _fitted(value: Any, stack: Any, lead: torch.Size, dims: int | None) -> Sequence[Any]:
     """Return a value in parts: collections of the batch size that the index gives, and what suits any element."""
     if isinstance(value, Core):
-        return [broadcast(value, lead)]
-    if not isinstance(value, Mapping):
+        value = as_rows(value, lead)
+    if isinstance(value, Core) or not isinstance(value, Mapping):
         return [value]
     split: dict[Path, Any] = {}
     shared: dict[Path, Any] = {}
+    if dims is None and isinstance(value, Entries):
+        dims = ANY
     todo: list[tuple[Any, Path]] = [(value, ())]
+    new: list[tuple[Any, Path]] = []
+    found: set[int | None] = set()
     while todo:
         source, at = todo.pop()
         for key, entry in source.items():
             path = (*at, *unravel_key_to_tuple(key))
             target = _target(stack, path)
-            is_level = isinstance(entry, Mapping) or (
-                isinstance(entry, Core) and not entry._opaque and entry.batch_size[: len(lead)] != lead
-            )
             if target is None:
-                split[path] = entry
-            elif is_level and not isinstance(target, Tensor):
-                todo.append((entry._children() if isinstance(entry, Core) else entry, path))
+                new.append((entry, path))
+            elif _is_level(entry, lead) and not isinstance(target, Tensor):
+                todo.append((_entries(entry), path))
             elif isinstance(target, Tensor):
-                wide = _spread(entry, _tail(stack, path), lead, path)
+                wide = _spread(entry, _tail(stack, path), lead, path, found)
                 (shared if wide is None else split)[path] = entry if wide is None else wide
             else:
                 (shared if isinstance(entry, NUMBERS) else split)[path] = entry
+    for entry, path in new:
+        if _is_level(entry, lead):
+            new += [(below, (*path, *unravel_key_to_tuple(key))) for key, below in _entries(entry).items()]
+        else:
+            split[path] = as_new_rows(entry, lead, agreed_dims(found, dims), stack.device, path)
     return [*([nest(split, lead, stack.device)] if split else ()), *([shared] if shared else ())]
+
+
+def _is_level(entry: Any, lead: torch.Size) -> bool:
+    """Tell whether the entries of a value are to be looked at one by one."""
+    if isinstance(entry, Core):
+        return not entry._opaque and entry.batch_size[: len(lead)] != lead
+    return isinstance(entry, Mapping)
+
+
+def _entries(level: Any) -> Mapping[Any, Any]:
+    return level._children() if isinstance(level, Core) else level  # type: ignore[no-any-return]
 
 
 def _target(stack: Any, path: Path) -> Any:
@@ -149,13 +168,18 @@ def _tail(stack: Any, path: Path) -> int:
     return dims + int(node.ndim)
 
 
-def _spread(entry: Any, tail: int, lead: torch.Size, path: Path) -> Tensor | None:
-    """Return the value of a leaf with the dims ``lead`` in front of ``tail`` others; None where it suits any element."""
+def _spread(entry: Any, tail: int, lead: torch.Size, path: Path, found: set[int | None]) -> Tensor | None:
+    """Return the value of a leaf with the dims ``lead`` in front of ``tail`` others; None where it suits any element.
+
+    ``found`` gets how many of its dims are in front.
+    """
     if isinstance(entry, (Core, Mapping, *NUMBERS)):
         return None
     leaf = coerce(entry, torch.Size(), None, path)
     if not isinstance(leaf, Tensor) or leaf.ndim == 0:
         return None
+    found.add(dims_before(leaf, tail))
+    leaf = without_ones(leaf, len(lead) + tail)
     # torch lines sizes up at the last dim.
     leaf = leaf[(None,) * (len(lead) + tail - leaf.ndim)]
     wanted = lead + leaf.shape[len(lead) :]

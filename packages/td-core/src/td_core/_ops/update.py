@@ -359,12 +359,19 @@ class Updating(Entries):
             return
         carry_out([IndexedWrite(plan, self, value, non_blocking)])
 
-    def _writes(self, index: Any, value: Any, non_blocking: bool) -> list[IndexedWrite]:
-        """Return the checked plans of ``self[index] = value``: one, or one for each member of a lazy stack."""
+    def _writes(
+        self, index: Any, value: Any, non_blocking: bool, dims: int | None = None
+    ) -> list[IndexedWrite]:
+        """Return the checked plans of ``self[index] = value``: one, or one for each member of a lazy stack.
+
+        ``dims`` is how many dims of new entries are batch dims, where what is beside them says so.
+        """
         if self._stacked() is not None:
-            parts = member_parts(self, index, value)
-            return [write for member, at, part in parts for write in member._writes(at, part, non_blocking)]
-        return [IndexedWrite(plan_index(index, self.batch_size), self, value, non_blocking)]
+            parts = member_parts(self, index, value, dims)
+            return [
+                write for member, at, part in parts for write in member._writes(at, part, non_blocking, dims)
+            ]
+        return [IndexedWrite(plan_index(index, self.batch_size), self, value, non_blocking, dims)]
 
 
 def _refuse_new(root: Core, index: Any, source: Any, above: Path = ()) -> None:
