@@ -193,8 +193,7 @@ def test_write_new_key_alone_shape_is_told(index: Any, value: Any, shape: tuple[
         ),
         (
             {"a": torch.ones(2, 5), "new": torch.ones(3, 5)},
-            r"cannot make key 'new' at an index: it has shape \[3, 5\], of which \[3\] are batch dims as beside it, and these "
-            r"do not broadcast to \[2\]",
+            r"cannot make key 'new' at an index: it has shape \[3, 5\], of which \[3\] are batch dims as beside it",
         ),
         (TensorDict({"a": torch.ones(3, 5)}, [3]), r"batch size \[3\], which does not broadcast"),
         ({"n": {"new": 1.0}}, r"\('n', 'new'\) has shape \[\]"),
