@@ -800,7 +800,7 @@ def test_from_tensordict() -> None:
     td = TensorDict({"x": torch.zeros(3)}, batch_size=[3])
     point = Point.from_tensordict(td)
     assert point.x is td["x"]
-    assert point.s is None
+    assert point.s == "default" and point.y is None
     assert Point.from_tensordict(td, {"s": "z"}).s == "z"
     assert list(td.keys()) == ["x"]
     with pytest.raises(UnknownFieldError, match="Point has no field 'w'"):

@@ -99,7 +99,7 @@ def _run_file(path: str) -> None:
     compiled = path.endswith(".pyc")
     loader = (SourcelessFileLoader if compiled else SourceFileLoader)("__main__", path)
     if isinstance(loader, SourceFileLoader):
-        code: Any = loader.source_to_code(loader.get_data(path), path)  # type: ignore[arg-type]
+        code: Any = loader.source_to_code(loader.get_data(path), path)
     else:
         code = loader.get_code("__main__")
     _become_main(code, __file__=path, __loader__=loader, __cached__=None)

@@ -55,7 +55,7 @@ def make(cls: Any, state: Mapping[str, Any]) -> Any:
     elif "non_tensordict" in state:
         inner, rest = state["tensordict"], state["non_tensordict"]
         if not issubclass(cls, NonTensorDataBase):
-            return cls.from_tensordict(inner, {k: v for k, v in rest.items() if v is not None})
+            return cls.from_tensordict(inner, rest)
         made = cls(
             rest["data"],
             rest.get("_metadata"),

@@ -13,12 +13,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def of_class(function: Callable[P, R], *, dense: bool = False) -> classmethod[Any, P, R]:
+def of_class(
+    function: Callable[P, R], *, dense: bool = False, with_class: Callable[..., R] | None = None
+) -> classmethod[Any, P, R]:
     """Return a classmethod that calls ``function`` without the class, with its signature and documentation.
 
     Args:
         function: what is called; the result says of which kind it is.
         dense: let the class make its own of the result, where that is a collection.
+        with_class: what is called in its place, with the class before the other arguments.
 
     >>> class Shape:
     ...     parse = of_class(lambda text: text.split())
@@ -28,7 +31,7 @@ def of_class(function: Callable[P, R], *, dense: bool = False) -> classmethod[An
 
     @functools.wraps(function)
     def method(cls: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        result = function(*args, **kwargs)
+        result = function(*args, **kwargs) if with_class is None else with_class(cls, *args, **kwargs)
         return cls._of_dense(result) if dense else result
 
     signature = inspect.signature(function)

@@ -123,6 +123,23 @@ class Core(ABC):
         """Return what a function made as what the classmethod of its name returns; kinds with dense entries override it."""
         return result
 
+    def _of_level(self, level: Core) -> Core:
+        """Return a level as one of the kind of this collection, with what that declares and the level lacks."""
+        return self._with_children(
+            level._children(), batch_size=level.batch_size, device=level.device, names=level._names
+        )
+
+    @classmethod
+    def _of_saved(cls, saved: Core) -> Core:
+        """Return what was saved, maybe in another class, as one of this class; TypeError where that cannot be."""
+        made: Core = cls._of_dense(saved)
+        return made
+
+    @classmethod
+    def _class_at(cls, key: str) -> type | None:  # noqa: ARG003  for classes that declare entries
+        """Return the class of collections that is declared for an entry, if one is."""
+        return None
+
     def _get_child(self, key: str) -> Child:
         """Return one direct entry; KeyError where it is missing."""
         return self._children()[key]

@@ -113,12 +113,7 @@ class Converting(Core):
                 ):
                     levels.append((child, other, node, key))
         for node, kind, parent, key in reversed(levels):
-            if kind._stacked() is None:
-                result = kind._with_children(
-                    node._children(), batch_size=node.batch_size, device=node.device, names=node._names
-                )
-            else:
-                result = node
+            result = kind._of_level(node) if kind._stacked() is None else node
             if parent is not None:
                 parent._set_child(key, result)
         return result

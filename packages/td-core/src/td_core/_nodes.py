@@ -25,7 +25,7 @@ from torch import Tensor
 from ._collection import Child, Core, show_path
 from ._lazy_names import set_module
 from ._missing import missing_writer
-from .errors import FormatError, PluginError, TensorDictError
+from .errors import FormatError, PluginError, StructureError, TensorDictError
 
 __all__ = ["KINDS", "Encoded", "Layout", "NodeKind", "NodeKinds", "Record", "decode", "encode"]
 
@@ -42,6 +42,7 @@ class Record:
         values: Python values that only the value codec can store.
         batch_size: when reading, the batch size of the parent, for kinds that do not store their own.
         cls: when reading, the subclass of the kind's type that was stored, if this process has defined it.
+        complete: when reading, whether what the class declares and the record lacks gets its default.
 
     >>> Record({"shape": [3]}).entries
     {}
@@ -53,6 +54,7 @@ class Record:
     values: Mapping[str, Any] = field(default_factory=dict)
     batch_size: torch.Size = torch.Size()
     cls: Any = None
+    complete: bool = True
 
 
 @set_module("td_core")
@@ -373,8 +375,14 @@ def decode(encoded: Encoded) -> Any:
     return decode_all(encoded)[0]
 
 
-def decode_all(encoded: Encoded, made: Mapping[int, Core] | None = None) -> list[Any]:
-    """Return all nodes of a tree put together again, with those at the positions in ``made`` as they are."""
+def decode_all(
+    encoded: Encoded, made: Mapping[int, Core] | None = None, named: type | None = None
+) -> list[Any]:
+    """Return all nodes of a tree put together again, with those at the positions in ``made`` as they are.
+
+    A class that is not known by its name, which may have moved, is the one that is ``named`` for the root, or the one that
+    the class above declares for the key.
+    """
     if not encoded.nodes:
         raise FormatError("an encoded tree has at least one node; there is none")
     if not isinstance(encoded.nodes, (list, tuple)):
@@ -385,6 +393,7 @@ def decode_all(encoded: Encoded, made: Mapping[int, Core] | None = None) -> list
             f"{_shown(encoded.nodes, [place])} of the encoded tree is a tensor; got {encoded.leaves[place]!r:.100}"
         )
     nodes: list[Any] = [None] * len(encoded.nodes)
+    declared: list[type | None] | None = None
     # Children stand behind their parent, so walking backwards meets every child first.
     for position in range(len(encoded.nodes) - 1, -1, -1):
         if made and position in made:
@@ -405,6 +414,9 @@ def decode_all(encoded: Encoded, made: Mapping[int, Core] | None = None) -> list
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"node {position} of the encoded tree is damaged: {error!r}") from error
         cls: Any = encoded.classes.get(position)
+        if cls is None and not _is_known(row):
+            declared = declared or _declared_classes(encoded.nodes, named)
+            cls = _moved_to(row, declared[position])
         if cls is None and (type(tag) is not str or tag not in KINDS):
             shown = _shown(encoded.nodes, position)
             missing = missing_writer(f"{shown}, of the kind {tag!r},", row.get("from"))
@@ -429,6 +441,68 @@ def decode_all(encoded: Encoded, made: Mapping[int, Core] | None = None) -> list
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"the attributes of node {position} cannot be set: {error!r}") from error
     return nodes
+
+
+def _is_known(row: Any) -> bool:
+    """Tell whether this process has the class of a node."""
+    tag = row["kind"]
+    if type(tag) is not str or tag not in KINDS:
+        return False
+    return "class" not in row or find_subclass(KINDS[tag].type, row["class"]) is not None
+
+
+def _moved_to(row: Any, cls: type | None) -> type | None:
+    """Return the class that is declared for a node, if the node, whose own class is not known, can be one of it."""
+    if cls is None or "from" in row:
+        return None
+    kind = KINDS[row["kind"]] if type(row["kind"]) is str and row["kind"] in KINDS else None
+    fits = KINDS.of(cls).with_class if kind is None else issubclass(cls, kind.type)
+    return cls if fits else None
+
+
+def _declared_classes(rows: Any, named: type | None) -> list[type | None]:
+    """Return for each node the class that is named for the root, or that the class above it declares."""
+    classes: list[type | None] = [named, *[None] * (len(rows) - 1)]
+    owners: list[Any] = [None] * len(rows)
+    # What is damaged is found where it is put together.
+    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+        for position, row in enumerate(rows):
+            tag = row["kind"]
+            kind = KINDS[tag] if type(tag) is str and tag in KINDS else None
+            owner = owners[position] or classes[position]
+            if kind is not None:
+                own = find_subclass(kind.type, row["class"]) if "class" in row else kind.type
+                owner = named_class(own or kind.type) or owner
+            for key, ref in row["entries"]:
+                if isinstance(ref, int) and owner is not None:
+                    classes[ref] = owner._class_at(key)
+            for _, ref in row["members"]:
+                owners[ref] = owner
+                # The members of a stack are what it is.
+                classes[ref] = classes[position] if kind is not None and not kind.with_class else None
+    return classes
+
+
+def named_class(cls: type | None) -> type | None:
+    """Return a class that users define, which may have moved since something of it was saved; None for any other."""
+    kind = None if cls is None else KINDS._nearest(cls)
+    return cls if kind is not None and (kind.with_class or kind.type is not cls) else None
+
+
+def as_named(cls: type | None, saved: Any, where: str) -> Any:
+    """Return what was saved somewhere as an instance of the class that is named for it.
+
+    Raises:
+        StructureError: it does not fit that class.
+    """
+    named: Any = named_class(cls)
+    if named is None or isinstance(saved, named):
+        return saved
+    try:
+        return named._of_saved(saved)
+    except (TensorDictError, TypeError, ValueError) as error:
+        what = f"what is saved at {where}, a {type(saved).__name__}, is not a {named.__name__}: {error}"
+        raise StructureError(what) from error
 
 
 def check_node(node: Any) -> Any:

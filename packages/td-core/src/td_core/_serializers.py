@@ -16,6 +16,7 @@ import torch
 
 from ._collection import Core
 from ._missing import UNAVAILABLE, missing_package
+from ._nodes import as_named
 from .errors import FormatError, MissingPluginError, PluginError, TensorDictError
 
 __all__ = ["DEFAULT_FORMAT", "SERIALIZERS", "Saving", "Serializer", "load", "save"]
@@ -62,6 +63,14 @@ class Serializer(ABC):
     @abstractmethod
     def load(self, path: Any, *args: Any, **options: Any) -> Any:
         """Return the collection saved at ``path``."""
+
+    def load_as(self, cls: type, path: Any, **options: Any) -> Any:
+        """Return what is saved at ``path`` as an instance of ``cls``, if that is a class with declared entries.
+
+        Raises:
+            StructureError: it does not fit the class.
+        """
+        return as_named(cls, self.load(path, **options), str(path))
 
     @abstractmethod
     def detect(self, path: Path) -> bool:
@@ -172,10 +181,17 @@ def _recognises(serializer: Serializer, path: Path) -> bool:
         ) from error
 
 
-def _check_options(serializer: Serializer, method: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise TypeError for an option that ``method`` does not declare."""
+def _check_options(
+    serializer: Serializer,
+    method: Callable[..., Any],
+    options: Mapping[str, Any],
+    instead: Callable[..., Any] | None = None,
+) -> None:
+    """Raise TypeError for an option that ``method`` does not declare, or ``instead`` where it takes any."""
     parameters = inspect.signature(method).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        if instead is not None:
+            _check_options(serializer, instead, options)
         return
     # The leading ones are data and path, which are given by position.
     known = [
@@ -238,10 +254,13 @@ def load(path: str | Path, *, format: str | None = None, **options: Any) -> Any:
     td_core.errors.MissingPluginError: no installed package provides the format 'json'; registered formats:
     ...
     """
-    path = Path(path)
-    serializer = SERIALIZERS.for_loading(path, format)
+    return _load(None, Path(path), format, options)
+
+
+def _load(cls: type | None, path: Path, name: str | None, options: dict[str, Any]) -> Any:
+    serializer = SERIALIZERS.for_loading(path, name)
     _check_options(serializer, serializer.load, options)
-    return serializer.load(path, **options)
+    return serializer.load(path, **options) if cls is None else serializer.load_as(cls, path, **options)
 
 
 class Saving(Core):
@@ -291,9 +310,11 @@ class Saving(Core):
     ) -> SelfT:
         """Return the collection saved at ``prefix``; see :func:`td_core.load`.
 
-        Of the options ``device`` and ``non_blocking`` may be given by position.
+        Of the options ``device`` and ``non_blocking`` may be given by position. A class with declared entries gives an instance
+        of itself, whatever the class was called when it was saved.
         """
-        loaded: SelfT = load(prefix, format=format, **_named(args, kwargs, ("device", "non_blocking")))
+        options = _named(args, kwargs, ("device", "non_blocking"))
+        loaded: SelfT = _load(cls, Path(prefix), format, options)
         return loaded
 
     def load_(self: SelfT, prefix: str | Path, *args: Any, format: str | None = None, **kwargs: Any) -> SelfT:
@@ -304,9 +325,8 @@ class Saving(Core):
         path = Path(prefix)
         options = _named(args, kwargs, ("robust_key",))
         serializer = SERIALIZERS.for_loading(path, format)
-        # The default load_ hands its options to load, so those are the ones that count.
-        inherited = type(serializer).load_ is Serializer.load_
-        _check_options(serializer, serializer.load if inherited else serializer.load_, options)
+        # One that takes any options hands them to load, so those are the ones that count.
+        _check_options(serializer, serializer.load_, options, serializer.load)
         serializer.load_(self, path, **options)
         return self
 

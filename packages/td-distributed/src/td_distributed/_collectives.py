@@ -54,8 +54,8 @@ class Parcel:
         self.front = (length, size)
 
 
-def unpack(front: list[int], data: Tensor, sender: int, device: Any = None) -> Any:
-    """Return the collection that arrived from a rank.
+def unpack(front: list[int], data: Tensor, sender: int, device: Any = None, named: type | None = None) -> Any:
+    """Return the collection that arrived from a rank, of the class that is named for it.
 
     Raises:
         StructureError: the rank sent an error instead.
@@ -65,10 +65,17 @@ def unpack(front: list[int], data: Tensor, sender: int, device: Any = None) -> A
     if length == FAILED:
         raise failed(sender, data[:size])
     header, storage = data[size - length : size], data[: size - length]
-    return _assembled(_wire.incoming(bytes(bytes_of(header))), storage, device)
+    return _assembled(_wire.incoming(bytes(bytes_of(header))), storage, device, named)
 
 
-def receive(front: list[int], sender: int, device: Any, among: Group, take: Callable[..., None]) -> Any:
+def receive(
+    front: list[int],
+    sender: int,
+    device: Any,
+    among: Group,
+    take: Callable[..., None],
+    named: type | None = None,
+) -> Any:
     """Return the collection that a rank sends to one or all, of which :class:`Parcel` says how; errors of :func:`unpack`.
 
     ``front`` is a mark and the numbers that came; ``take`` receives the next messages into the given memory. The device
@@ -80,7 +87,7 @@ def receive(front: list[int], sender: int, device: Any, among: Group, take: Call
         raise FormatError(f"rank {sender} announced {size} bytes, {length} of them a header")
     if size < _wire.APART or length == FAILED:
         take(data := among.bytes(size))
-        return unpack([length, size], data, sender, device)
+        return unpack([length, size], data, sender, device, named)
     take(header := among.bytes(length))
     sizes, text = _wire.parts_of(bytes(bytes_of(header)), size - length)
     try:
@@ -97,11 +104,11 @@ def receive(front: list[int], sender: int, device: Any, among: Group, take: Call
         raise
     storage = among.bytes(message.layout.nbytes)
     take(*(storage[start:stop] for start, stop in parts))
-    return _assembled(message, storage, device)
+    return _assembled(message, storage, device, named)
 
 
-def _assembled(message: _wire.Message, storage: Tensor, device: Any) -> Any:
-    result = _wire.assemble(message, storage)
+def _assembled(message: _wire.Message, storage: Tensor, device: Any, named: type | None = None) -> Any:
+    result = _wire.assemble(message, storage, named)
     return result if device is None else result.to(device)
 
 

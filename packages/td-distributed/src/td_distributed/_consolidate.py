@@ -165,7 +165,16 @@ def from_consolidated(filename: str | Path) -> Any:
     >>> from_consolidated("td.bin")["a"]
     tensor([0, 1, 2])
     """
-    tree, storage = _file.read(filename)
+    return read_as(None, filename)
+
+
+def read_as(cls: type | None, filename: str | Path) -> Any:
+    """Return what :func:`from_consolidated` does as an instance of a class, if that has declared entries.
+
+    Raises:
+        StructureError: what is in the file does not fit the class.
+    """
+    tree, storage = _file.read(filename, cls)
     return attach(tree, Consolidated(storage, Path(filename)))
 
 

@@ -25,10 +25,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from td_core import Record, decode
+from td_core import Record
 from td_core._collection import show_path
 from td_core._labels import arrived, correct
-from td_core._nodes import KINDS, Encoded
+from td_core._nodes import KINDS, Encoded, as_named, decode_all, named_class
 from td_core._values import join_at, readable, split_at
 from td_core.errors import (
     BatchSizeError,
@@ -162,8 +162,8 @@ def map_file(path: Path) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def read(path: str | Path) -> tuple[Any, Tensor]:
-    """Return (collection, storage) of a file, checked before anything is built.
+def read(path: str | Path, cls: type | None = None) -> tuple[Any, Tensor]:
+    """Return (collection, storage) of a file, checked before anything is built; of the class that is named for it.
 
     Raises:
         FormatError: the file is damaged or no consolidated file; the message says where.
@@ -175,10 +175,10 @@ def read(path: str | Path) -> tuple[Any, Tensor]:
         raise FormatError(f"{path} is not a regular file")
     if path.stat().st_size < 8:
         raise FormatError(f"{path} is too short for a consolidated file: {path.stat().st_size} bytes")
-    return parse(map_file(path), str(path))
+    return parse(map_file(path), str(path), cls)
 
 
-def parse(data: Tensor, name: str) -> tuple[Any, Tensor]:
+def parse(data: Tensor, name: str, cls: type | None = None) -> tuple[Any, Tensor]:
     """Return what :func:`read` does, from the bytes of a file."""
     length = int.from_bytes(bytes(data[-8:].tolist()), "little", signed=True)
     if not 0 < length <= min(len(data) - 8, LARGEST_JSON):
@@ -196,11 +196,12 @@ def parse(data: Tensor, name: str) -> tuple[Any, Tensor]:
     with damaged(name):
         if structure.get("cls") == GENERAL:
             layout, nodes, values = from_description(structure["td"])
-            return assembled(nodes, layout, joined(values, nodes), storage), storage
-        tree = _Reader(Views(storage), structure.get("size")).node(structure)
-        _check_shapes(tree)
-        correct(tree)
-    return tree, storage
+            tree = assembled(nodes, layout, joined(values, nodes), storage, named=cls)
+        else:
+            tree = _Reader(Views(storage), structure, cls).node(structure)
+            _check_shapes(tree)
+            correct(tree)
+    return as_named(cls, tree, name), storage
 
 
 @contextmanager
@@ -235,6 +236,7 @@ def assembled(
     storage: Tensor,
     classes: Mapping[int, type] | None = None,
     attributes: dict[int, dict[str, Any]] | None = None,
+    named: type | None = None,
 ) -> Any:
     """Return the collection of a table that came from outside and is a tree.
 
@@ -244,7 +246,8 @@ def assembled(
     """
     _storage.check(layout, len(storage))
     leaves = Views(storage).leaves(layout)
-    tree = arrived(decode(Encoded(nodes, leaves, values, classes or {}, attributes or {})), nodes, leaves)
+    encoded = Encoded(nodes, leaves, values, classes or {}, attributes or {})
+    tree = arrived(decode_all(encoded, named=named_class(named))[0], nodes, leaves)
     _check_shapes(tree)
     return tree
 
@@ -256,8 +259,8 @@ def _check_shapes(tree: Any) -> None:
         node = todo.pop()
         size, below = node.batch_size, list(node._nested())
         todo.extend(below)
-        if not size:
-            continue
+        if not size or -1 in size:
+            continue  # of uneven members, each of which is checked
         node._check_batch_size(size)
         for child in below if node._stacked() is None else ():
             if child.batch_size[: len(size)] != size:
@@ -304,13 +307,16 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
     places = {id(leaf): place for leaf, place in zip(encoded.leaves, layout.leaves)}
     kept: dict[str, Any] = {}
     orders: dict[str, list[str]] = {}
+    absent: dict[str, list[str]] = {}
     root: dict[str, Any] = {}
     todo: list[tuple[Any, dict[str, Any], tuple[str, ...]]] = [(tree, root, ())]
     while todo:
         node, level, path = todo.pop()
         name, record = _record(node)
-        if record.values:
+        if any(value is not None for value in record.values.values()):
             raise UnsayableError
+        if record.values:
+            absent[_pointer(path)] = list(record.values)
         level.update({"cls": name, "non_tensors": {}, "leaves": {}, "cls_metadata": record.meta})
         ranks = []
         for key, child in [*record.entries.items(), *record.members.items()]:
@@ -321,7 +327,7 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
                 ranks.append(1)
                 continue
             below_name, below = _record(child)
-            if below.values:
+            if not (below.entries or below.members) and below.values:
                 if set(below.values) != {"data"} or below_name not in VALUES:
                     raise UnsayableError
                 value, types = split_at(below.values["data"], partial(show_path, (*path, key)))
@@ -341,8 +347,8 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
         if ranks != sorted(ranks):
             # Readers of this form list values first, then tensors, then levels.
             orders[_pointer(path)] = [*record.entries, *record.members]
-    if kept or orders:
-        root["size"] = {"td": {"values": kept, "order": orders}}
+    if kept or orders or absent:
+        root["size"] = {"td": {"values": kept, "order": orders, **({"absent": absent} if absent else {})}}
     return root
 
 
@@ -372,12 +378,16 @@ def _plain_leaf(key: str, leaf: Leaf) -> dict[str, Any]:
 class _Reader:
     """Builds the tree of the plain form."""
 
-    def __init__(self, views: Views, beside: Any) -> None:
+    def __init__(self, views: Views, root: dict[str, Any], named: type | None = None) -> None:
         self.views = views
+        self.root = root
+        self.named = named_class(named)
+        beside = root.get("size")
         self.leaves: list[Leaf] = []
         ours = {"values": {}, "order": {}} if beside is None or "cls" in beside else beside["td"]
         self.kept: dict[str, Any] = {**ours["values"]}
         self.orders: dict[str, list[str]] = {**ours["order"]}
+        self.absent: dict[str, list[str]] = {**ours.get("absent", {})}
 
     def node(self, level: dict[str, Any]) -> Any:
         """Return the node of the root level; built from the deepest up."""
@@ -425,11 +435,12 @@ class _Reader:
         self, level: dict[str, Any], path: tuple[str, ...], leaves: dict[str, Tensor], levels: dict[str, Any]
     ) -> Any:
         name = level["cls"]
-        kind = KINDS.named(FORMAT, name) or _by_last_name(name)
+        kind = KINDS.named(FORMAT, name) or _by_last_name(name) or self._moved_to(path)
         if kind is None:
             raise FormatError(
                 f"{show_path(path)} is of the class {name!r}, which no installed package provides; if it is a tensorclass, "
-                "import the module that defines it first, and non-tensor data needs td-tensorclass: pip install td-tensorclass"
+                "import the module that defines it first, or load it by the class that it is now, as in "
+                "Record.from_consolidated(path), and non-tensor data needs td-tensorclass: pip install td-tensorclass"
             )
         meta = dict(level["cls_metadata"])
         size = torch.Size(meta.get("batch_size", ()))
@@ -444,8 +455,22 @@ class _Reader:
             if sorted(order) != sorted(children):
                 raise FormatError(f"{order!r} is no order of the keys {list(children)}")
             children = {key: children[key] for key in order}
-        record = Record(meta, children, children, {}, size)
+        absent = self.absent.get(_pointer(path), ()) if self.absent else ()
+        record = Record(meta, children, children, dict.fromkeys(absent), size)
         return kind.layouts[FORMAT].unflatten(record)
+
+    def _moved_to(self, path: tuple[str, ...]) -> Any:
+        """Return the kind of the class that is named for the root, or that the class above declares, if it is a tensorclass."""
+        level, cls, owner = self.root, self.named, None
+        for key in path:
+            kind = KINDS.named(FORMAT, level["cls"])
+            owner = (None if kind is None else named_class(kind.type)) or owner or cls
+            # The members of a stack are what it is.
+            if "stack_dim" not in level["cls_metadata"]:
+                cls, owner = None if owner is None else owner._class_at(key), None  # type: ignore[attr-defined]
+            level = level[key]
+        kind = None if cls is None else KINDS.of(cls)
+        return kind if kind is not None and kind.with_class else None
 
     def _value(self, entry: Any, path: tuple[str, ...]) -> Any:
         # Releases 0.5 and 0.6 wrote no device.

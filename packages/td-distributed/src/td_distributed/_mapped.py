@@ -16,6 +16,7 @@ import torch
 
 from td_core import TensorDict
 from td_core._attachments import attachments
+from td_core._nodes import named_class
 from td_core.errors import FormatError
 
 from ._memory import bytes_of, room, vector
@@ -64,7 +65,7 @@ def named(header: bytes) -> Any:
     return None
 
 
-def load(root: str | Path | None, path: Any) -> Any:
+def load(root: str | Path | None, path: Any, cls: type | None = None) -> Any:
     """Return the save that a message names, mapped so that nothing written to it reaches the files.
 
     Raises:
@@ -82,4 +83,5 @@ def load(root: str | Path | None, path: Any) -> Any:
         raise FormatError(f"the message names files at {path!r}, which is no path: {error}") from error
     if not place.is_relative_to(base):
         raise FormatError(f"the message names files at {path!r}, outside of the root {base}")
-    return TensorDict.load_memmap(place, mode="r")
+    named: Any = named_class(cls) or TensorDict
+    return named.load_memmap(place, mode="r")

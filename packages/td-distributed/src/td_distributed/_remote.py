@@ -98,6 +98,24 @@ def from_remote_init(
     >>> from_remote_init(src=0)["a"]  # doctest: +SKIP
     tensor([0, 1, 2])
     """
+    return receive_as(None, **locals())
+
+
+def receive_as(
+    cls: type | None,
+    src: int,
+    group: dist.ProcessGroup | None = None,
+    device: DeviceType | None = None,
+    use_broadcast: bool = False,
+    limit: int = LIMIT,
+    *,
+    root: str | Path | None = None,
+) -> Any:
+    """Return what :func:`from_remote_init` does as an instance of a class, if that has declared entries.
+
+    Raises:
+        StructureError: what arrived does not fit the class.
+    """
     link = _Link(group, src, use_broadcast, src)
     if use_broadcast and root is not None:
         raise ValueError(
@@ -108,20 +126,20 @@ def from_remote_init(
         _mapped.answer(root, link.peer)
         front = link.recv(link.group.numbers(0, 0, 0)).tolist()
         if front[0] == _mapped.ASKS:
-            return _from_files(front[1], link, root, device)
+            return _from_files(front[1], link, root, device, cls)
     mark, length, size = front
     check_mark(mark)
     fits = 0 < length <= min(size, _wire.LARGEST_HEADER) and size <= limit
     if length != FAILED and (not link.answers(fits) or not fits):
         raise FormatError(f"rank {src} announced {size} bytes, limit= allows {limit} of this rank")
-    return receive(front, src, device, link.group, link.take)
+    return receive(front, src, device, link.group, link.take, cls)
 
 
-def _from_files(length: int, link: _Link, root: str | Path | None, device: Any) -> Any:
+def _from_files(length: int, link: _Link, root: str | Path | None, device: Any, cls: type | None) -> Any:
     if not 0 < length <= _mapped.LONGEST:
         raise FormatError(f"rank {link.src} announced a path of {length} bytes")
     header = bytes(bytes_of(link.recv(link.group.bytes(length))))
-    saved = _mapped.load(root, _mapped.named(header))
+    saved = _mapped.load(root, _mapped.named(header), cls)
     where = link.group.device if device is None else torch.device(device)
     return saved if where.type == "cpu" else saved.to(where)
 

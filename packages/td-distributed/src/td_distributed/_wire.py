@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from td_core import encode
-from td_core._nodes import Encoded
+from td_core._nodes import Encoded, as_named
 from td_core.errors import FormatError
 
 from . import _file, _paths, _storage
@@ -220,7 +220,7 @@ def incoming(header: bytes) -> Message:
         return Message(header, layout, nodes, values, bool(given["together"]))
 
 
-def assemble(message: Message, storage: Tensor) -> Any:
+def assemble(message: Message, storage: Tensor, named: type | None = None) -> Any:
     """Return the collection of a message whose storage has arrived.
 
     Raises:
@@ -228,7 +228,8 @@ def assemble(message: Message, storage: Tensor) -> Any:
     """
     with _file.damaged("a message"):
         values = _file.joined(message.values, message.nodes)
-        return _file.assembled(message.nodes, message.layout, values, storage)
+        tree = _file.assembled(message.nodes, message.layout, values, storage, named=named)
+    return as_named(named, tree, "the rank that sent it")
 
 
 Outline = dict[_paths.Path, str]

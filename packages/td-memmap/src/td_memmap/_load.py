@@ -22,7 +22,7 @@ from torch import Tensor
 
 from td_core._collection import Core, show_path
 from td_core._components import extremes, jagged, lengths_inside
-from td_core._nodes import Record, check_node
+from td_core._nodes import KINDS, Record, as_named, check_node, named_class
 from td_core._value_types import CONTAINERS
 from td_core._values import join_at
 from td_core.errors import FormatError, MissingPluginError
@@ -57,6 +57,9 @@ class Loading:
     allow_pickle: bool = False
     strict: bool = True
     progress: Progress = False
+    #: The class that the call names, and whether entries that it declares and the save lacks get their defaults.
+    named: type | None = None
+    complete: bool = True
 
 
 @dataclass(slots=True)
@@ -74,6 +77,7 @@ class Node:
         entries: leaves and collections below, by key; None until each is there.
         members: the members, by name, likewise; None for most nodes, which have none.
         values: the Python values; None for most nodes.
+        parent: the node above.
     """
 
     parts: Parts
@@ -86,6 +90,24 @@ class Node:
     entries: dict[str, Any] = field(init=False)
     members: dict[str, Any] | None = None
     values: dict[str, Any] | None = None
+    parent: Node | None = None
+
+    def named(self, root: type | None) -> type | None:
+        """Return the class that is named for the root, if it is this node, or that the class above declares for it."""
+        chain = [self]
+        while chain[-1].parent is not None:
+            chain.append(chain[-1].parent)
+        cls: type | None = named_class(root)
+        owner: Any = None
+        for above, below in zip(chain[:0:-1], chain[-2::-1], strict=True):
+            kind = above.level.kind
+            owner = (named_class(above.level.cls or kind.type) if kind is not None else None) or owner or cls
+            if below.place is above.members:
+                # The members of a stack are what it is.
+                cls = cls if kind is not None and not kind.with_class else None
+            else:
+                cls, owner = None if owner is None else owner._class_at(below.name), None
+        return cls
 
 
 def load_directory(prefix: str, options: Loading, subpath: NestedKey | None = None) -> Any:
@@ -100,7 +122,7 @@ def load_directory(prefix: str, options: Loading, subpath: NestedKey | None = No
     def load(tree: Tree) -> tuple[Any, bool]:
         reader = Reader(tree, options)
         if tree.stat((), _names.META) is None and tree.stat((), _names.OLD_META) is not None:
-            return load_legacy(reader), True
+            return as_named(options.named, load_legacy(reader), tree.path), True
         # What is optional may be missing because the save was just replaced.
         return reader.load(), not reader.guessed
 
@@ -194,7 +216,7 @@ class Reader:
             except (FormatError, MissingPluginError):
                 if not self._left_out(node.place, node.name):
                     raise
-        return self.nodes[0].place[""]
+        return as_named(self.options.named, self.nodes[0].place[""], self.tree.path)
 
     def read(self, *, sizes: bool = True) -> None:
         """Read all metadata; with ``sizes``, check the file of every leaf too, which mapping does in any case."""
@@ -225,14 +247,16 @@ class Reader:
             # Where there is only one, reading it tells whether it is there.
             path, file = (*node.key, key), files[0] if len(files) == 1 else next(filter(there, files), None)
             if file is not None:
-                below.append(Node((*node.parts, file), path, level.batch_size, node.entries, key))
+                place = (*node.parts, file)
+                below.append(Node(place, path, level.batch_size, node.entries, key, parent=node))
             elif not self._left_out(node.entries, key):
                 what = f"the directory of {show_path(path)} is missing: none of {list(files)} is there"
                 raise FormatError(f"{self.tree.show(node.parts)}: {what}")
         if node.members is not None:
             for name in node.members:
                 parts = (*node.parts, name)
-                below.append(Node(parts, (*node.key, name), level.batch_size, node.members, name))
+                key_path = (*node.key, name)
+                below.append(Node(parts, key_path, level.batch_size, node.members, name, parent=node))
         return below
 
     def _at(self, node: Node, name: str = _names.META) -> At:
@@ -253,8 +277,11 @@ class Reader:
             raise FormatError(f"{self._at(node)} {what}") from None
         options = self.options
         how = {"robust_key": options.robust_key, "strict": options.strict}
-        level = recall(content, **how) or read_level(content, self._at(node), node.above, **how)
-        node.level = level
+        level = recall(content, **how)
+        if level is None:
+            named = partial(node.named, options.named)
+            level = read_level(content, self._at(node), node.above, named=named, **how)
+        node.level = level = self._as_named(node, level)
         node.leaves = level.leaves
         if level.general:
             self._general_values(node)
@@ -271,6 +298,14 @@ class Reader:
             node.members = dict.fromkeys(level.members)
         if sizes:
             self._find_leaves(node)
+
+    def _as_named(self, node: Node, level: Level) -> Level:
+        """Return the level of the root with the class that is named for it, where another one of its name is found."""
+        named, kind = None if node.parent is not None else named_class(self.options.named), level.kind
+        if named is None or kind is None or not kind.with_class or issubclass(kind.type, named):
+            return level
+        alike = KINDS.of(named).with_class and named.__name__ == kind.type.__name__
+        return replace(level, kind=KINDS.of(named)) if alike else level
 
     def _sidecars(self, node: Node) -> None:
         """Read the files beside the metadata of a node that is not a mapping: members, values."""
@@ -524,7 +559,8 @@ class Reader:
                     below._set_device(self.device)
         if level.nodes and level.sized and level.batch_size:
             self._check_nested(node)
-        record = Record(meta, node.entries, members, node.values or {}, node.above, level.cls)
+        values, complete = node.values or {}, self.options.complete
+        record = Record(meta, node.entries, members, values, node.above, level.cls, complete)
         if len(members) < len(level.members or ()):
             # Without one of them it is not a part of what was saved, but something else.
             raise self._at(node).damaged("the members", list(members)[:20], f"all {len(level.members or ())}")

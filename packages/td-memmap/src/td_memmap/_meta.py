@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -31,6 +31,10 @@ _MOST_DIMS = 64
 _MOST_MEMBERS = 1 << 20
 
 _CLASS = re.compile(r"<class '[^']+'>")
+_DEFINED = (
+    "a class that this process has defined: import the module that defines it first; if it has moved, load it by the class "
+    "that it is now, as in Record.load_memmap(path)"
+)
 _DENSE = re.compile(r"<class '[^']*\.TensorDict'>")
 #: What the metadata of a class without a shape of its own has, unless it wraps a collection.
 _MARKS = frozenset({"stack_dim", "_is_non_tensor", "_format_version", "index", "custom_op"})
@@ -195,10 +199,19 @@ def recall(content: bytes, *, robust_key: bool, strict: bool) -> Level | None:
     return level
 
 
-def read_level(content: bytes, at: At, above: torch.Size, *, robust_key: bool, strict: bool) -> Level:
+def read_level(
+    content: bytes,
+    at: At,
+    above: torch.Size,
+    *,
+    robust_key: bool,
+    strict: bool,
+    named: Callable[[], type | None] = lambda: None,
+) -> Level:
     """Check the ``meta.json`` of the node at a key path, whose level above has the batch size ``above``.
 
-    Keys are encoded as file names if ``robust_key``; what the format does not know is refused if ``strict``.
+    Keys are encoded as file names if ``robust_key``; what the format does not know is refused if ``strict``. A class that is
+    not known by its name, which may have moved, is the one that ``named`` tells.
 
     Raises:
         FormatError: something in it is wrong.
@@ -208,7 +221,7 @@ def read_level(content: bytes, at: At, above: torch.Size, *, robust_key: bool, s
     obj = parse_json(content, at.file) if known is None else known.meta
     # A kind that is not here is said first: what it writes may look otherwise.
     resolve = _general_kind if _version(obj, at) == VERSION else _kind
-    kind, cls = resolve(obj, at, strict)
+    kind, cls = resolve(obj, at, strict, named)
     level = known or describe(obj, at, above, robust_key=robust_key, strict=strict)
     if kind is KINDS["TensorDict"] and not (level.sized or level.general):
         # Its entries would be taken for values, and be lost.
@@ -298,7 +311,9 @@ def has_level(tree: Any, parts: Parts = ()) -> bool:
     return is_written(meta, tree.entries(parts))
 
 
-def _kind(obj: dict[str, Any], at: At, strict: bool) -> tuple[NodeKind | None, type | None]:
+def _kind(
+    obj: dict[str, Any], at: At, strict: bool, named: Callable[[], type | None]
+) -> tuple[NodeKind | None, type | None]:
     name = obj.get("_type")
     if not isinstance(name, str):
         raise at.damaged("_type", name, "the name of a class")
@@ -324,9 +339,13 @@ def _kind(obj: dict[str, Any], at: At, strict: bool) -> tuple[NodeKind | None, t
         raise MissingPluginError(
             f"{at} is of the {name[1:-1]}, which is provided by {missing_package('td-tensorclass')}"
         )
-    raise at.damaged(
-        "_type", name, "a class that this process has defined: import the module that defines it first"
-    )
+    moved = named()
+    if moved is not None and isinstance(obj.get("shape"), list):
+        # Its entries become those of another class once they are there.
+        return KINDS["TensorDict"], moved if issubclass(moved, KINDS["TensorDict"].type) else None
+    if moved is not None and KINDS.of(moved).with_class:
+        return KINDS.of(moved), None
+    raise at.damaged("_type", name, _DEFINED)
 
 
 def _mapping(level: Level, obj: dict[str, Any], at: At, robust_key: bool, strict: bool) -> None:
@@ -352,16 +371,23 @@ def _mapping(level: Level, obj: dict[str, Any], at: At, robust_key: bool, strict
         check_device(device, at)
 
 
-def _general_kind(obj: dict[str, Any], at: At, strict: bool) -> tuple[NodeKind, type | None]:
+def _general_kind(
+    obj: dict[str, Any], at: At, strict: bool, named: Callable[[], type | None]
+) -> tuple[NodeKind, type | None]:
     tag = obj.get("kind")
     if not isinstance(tag, str):
         raise at.damaged("kind", tag, "the tag of a node kind")
     if tag not in KINDS:
+        moved = None if "provider" in obj else named()
+        if moved is not None and KINDS.of(moved).with_class:
+            return KINDS.of(moved), None
         missing = missing_writer(f"{at}, of the kind {tag!r},", obj.get("provider"))
         raise missing or at.damaged("kind", tag, "a node kind that an installed package provides")
     kind, cls = KINDS[tag], None
     if "class" in obj:
         cls = find_subclass(kind.type, obj["class"])
+        if cls is None and (moved := named()) is not None and issubclass(moved, kind.type):
+            cls = moved
         if cls is None and strict:
             wanted = f"a subclass of {kind.type.__name__} that this process has defined"
             raise at.damaged("class", obj["class"], wanted)

@@ -163,7 +163,9 @@ def load_memmap(
 ) -> Any:
     """Return the collection saved at ``prefix``, mapped from its files.
 
-    Everything is checked before anything is mapped. Nothing is written, unpickled or imported.
+    Everything is checked before anything is mapped. Nothing is written, unpickled or imported. Called on a class with declared
+    entries, as ``Record.load_memmap(path)``, it gives an instance of that class, also of the files of a plain collection with
+    such entries, and of those of the class under another name: where it was defined in ``__main__``, renamed or moved.
 
     Args:
         prefix: directory or archive of the save.
@@ -182,6 +184,7 @@ def load_memmap(
     Raises:
         FileNotFoundError: nothing is saved there.
         FormatError: what is there is damaged, or no save.
+        StructureError: what is there does not fit the class on which this is called.
         ValueError: nothing is saved under ``subpath``, or there is no such ``mode``.
         MissingPluginError: a package that is not installed wrote a part of it.
         PermissionError: mode ``"r+"``, and a file is not writable.
@@ -189,6 +192,33 @@ def load_memmap(
     >>> _ = TensorDict({"a": torch.arange(3)}).memmap("save")
     >>> TensorDict.load_memmap("save")["a"]
     MemoryMappedTensor([0, 1, 2])
+    """
+    return load_as(None, **locals())
+
+
+def load_as(
+    cls: type | None,
+    prefix: str | Path,
+    device: DeviceType | None = None,
+    non_blocking: bool = False,
+    *,
+    out: Any = None,
+    robust_key: bool | None = True,
+    subpath: NestedKey | None = None,
+    mode: str | None = None,
+    num_threads: int = 0,
+    allow_pickle: bool | None = None,
+    verify: bool = False,
+    strict: bool = True,
+    progress: Progress = False,
+    complete: bool = True,
+) -> Any:
+    """Return what :func:`load_memmap` does as an instance of a class, if that has declared entries.
+
+    Those that the save lacks have their defaults, if ``complete``.
+
+    Raises:
+        StructureError: what is saved does not fit the class.
     """
     from . import _fs
     from ._load import Loading, check_target, drop_others, load_directory
@@ -205,6 +235,8 @@ def load_memmap(
         allow_pickle=bool(allow_pickle),
         strict=strict,
         progress=progress,
+        named=type(out) if out is not None else cls,
+        complete=complete,
     )
     path = _fs.absolute(prefix)
     if verify:
@@ -245,8 +277,10 @@ def load_memmap_(
     >>> TensorDict({"a": torch.zeros(3)}).load_memmap_("save")["a"]
     tensor([0., 1., 2.])
     """
-    loaded = load_memmap(
+    loaded = load_as(
+        type(data),
         prefix,
+        complete=False,  # what the save says nothing of stays
         robust_key=robust_key,
         allow_pickle=allow_pickle,
         mode=mode,

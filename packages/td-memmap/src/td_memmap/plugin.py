@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from td_core._class_methods import of_class
 from td_core._serializers import Serializer
 from td_core.plugins.hookspecs import hookimpl
 
 from ._methods import (
     is_memmap,
+    load_as,
     load_memmap,
     load_memmap_,
     make_memmap,
@@ -38,6 +41,15 @@ class DirectoryFormat(Serializer):
     save = staticmethod(memmap)  # type: ignore[assignment]
     load = staticmethod(load_memmap)  # type: ignore[assignment]
 
+    def load_as(self, cls: type, path: Any, **options: Any) -> Any:
+        """Return what is saved at ``path`` as an instance of ``cls``, if that is a class with declared entries."""
+        return load_as(cls, path, **options)
+
+    def load_(self, data: Any, path: Any, **options: Any) -> Any:
+        """Copy what is saved at ``path`` into ``data``, in place; what the save lacks stays as it is."""
+        with torch.no_grad():
+            return data.update(load_as(type(data), path, complete=False, **options), inplace=True)
+
     def detect(self, path: Path) -> bool:
         """Tell whether a save is at ``path``: a directory with metadata, or an archive."""
         from . import _fs, _names
@@ -56,7 +68,11 @@ def td_methods() -> Mapping[str, Any]:
         memmap_, memmap_like, memmap_refresh_,
     )  # fmt: skip
     named = {method.__name__: method for method in methods}
-    return {**named, "load_memmap": of_class(load_memmap), "saved_path": property(saved_path)}
+    return {
+        **named,
+        "load_memmap": of_class(load_memmap, with_class=load_as),
+        "saved_path": property(saved_path),
+    }
 
 
 @hookimpl

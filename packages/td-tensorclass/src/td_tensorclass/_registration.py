@@ -10,7 +10,7 @@ from torch import Tensor
 from td_core import Layout, NodeKind, Record
 from td_core._collection import Core
 from td_core._locking import lock as lock_nodes
-from td_core._nodes import KINDS, class_name
+from td_core._nodes import KINDS, class_name, said
 from td_core._pytree import leaves_below, register
 
 from ._non_tensor import NonTensorData
@@ -25,14 +25,29 @@ def register_class(cls: Any) -> None:
     the class is there: it takes the name of one with fields when it has got its own, and the first instance.
     """
 
+    def absent(node: Any) -> list[str]:
+        """Return the fields that are None though they have defaults, which those have that were declared later."""
+        return node._absent_fields() if cls._schema.defaulted else []
+
     def flatten(node: Any) -> Record:
-        return Record({}, members={MEMBER: node._tensordict})
+        names = absent(node)
+        return Record({"absent": names} if names else {}, members={MEMBER: node._tensordict})
+
+    def flatten_directory(node: Any) -> Record:
+        return Record({}, members={MEMBER: node._tensordict}, values=dict.fromkeys(absent(node)))
 
     def unflatten(record: Record) -> Any:
+        names = said(record.meta, "absent", list, type(None)) or ()
+        values = {**dict.fromkeys(names), **record.values}
+        return unflatten_directory(Record({}, {}, record.members, values, complete=record.complete))
+
+    def unflatten_directory(record: Record) -> Any:
         if KINDS[tag] is before and cls._schema.names:
             KINDS.add(kind, replace=True)
         inner = record.members[MEMBER]
         cls._check_keys(inner._children())
+        if cls._schema.defaulted and record.complete:
+            inner = cls._completed(inner, record.values)
         node = cls._bare(inner)
         # Old files keep plain values, and None for missing fields, beside the collection.
         for name, value in record.values.items():
@@ -61,16 +76,20 @@ def register_class(cls: Any) -> None:
         layout = (
             KINDS.of(inner).layouts.get("consolidated/1") or KINDS["TensorDict"].layouts["consolidated/1"]
         )
-        return layout.flatten(inner)
+        record = layout.flatten(inner)
+        record.values = {**record.values, **dict.fromkeys(absent(node))}
+        return record
 
     def unflatten_buffer(record: Record) -> Any:
         kind = "LazyStackedTensorDict" if "stack_dim" in record.meta else "TensorDict"
-        return cls._bare(KINDS[kind].layouts["consolidated/1"].unflatten(record))
+        inner = KINDS[kind].layouts["consolidated/1"].unflatten(record)
+        cls._check_keys(inner._children())
+        return unflatten_directory(Record({}, {}, {MEMBER: inner}, record.values))
 
     tag = class_name(cls)
     shown = f"<class '{tag.replace(':', '.')}'>"
     layouts = {
-        "memmap/1": Layout(flatten, unflatten, (shown,)),
+        "memmap/1": Layout(flatten_directory, unflatten_directory, (shown,)),
         "consolidated/1": Layout(flatten_buffer, unflatten_buffer, (shown,)),
         "state_dict/2": Layout(flatten_state, unflatten, (cls.__qualname__,)),
     }

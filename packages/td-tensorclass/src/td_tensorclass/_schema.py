@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, NamedTuple
 
@@ -91,10 +91,11 @@ class Schema:
         positional: the names of arguments that may be given by position.
         init_vars: the names that ``__post_init__`` gets.
         unprinted: its fields that are declared with ``repr=False``.
+        defaulted: its fields that are not None where they are not given.
     """
 
     __slots__ = (
-        "_hints", "_locals", "all_given", "cls", "init_vars", "names", "options", "positional", "slots",
+        "_hints", "_locals", "all_given", "cls", "defaulted", "init_vars", "names", "options", "positional", "slots",
         "unprinted",
     )  # fmt: skip
 
@@ -116,6 +117,12 @@ class Schema:
         self.all_given = all(slot.is_field and slot.init for slot in self.slots)
         self.positional = tuple(each.name for each in kept if each.init and not each.kw_only)
         self.unprinted = frozenset(each.name for each in kept if not each.repr)
+        self.defaulted = tuple(
+            slot
+            for slot in self.slots
+            if slot.is_field
+            and not (slot.factory is MISSING and (slot.default is MISSING or slot.default is None))
+        )
         self._hints: dict[str, Any] = {}
         self._locals = dict(local_names)
         self._check(kept)
@@ -211,6 +218,15 @@ class Schema:
         if missing:
             raise TypeError(f"{self.cls.__name__}() misses the arguments {missing}, which have no default")
         return values, init_vars
+
+    def defaults(self, given: Container[str]) -> dict[str, Any]:
+        """Return the defaults, fresh ones of factories, of the fields that are not given and are not None then."""
+        found = {
+            slot.name: slot.default if slot.factory is MISSING else slot.factory()
+            for slot in self.defaulted
+            if slot.name not in given
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def unknown(self, names: Iterable[Any]) -> UnknownFieldError:
         """Return the error for keys that are no fields."""

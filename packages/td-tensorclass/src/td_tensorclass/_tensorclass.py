@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from td_core import TensorDict, TensorDictBase
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictBase
 from td_core._collection import Child, Core, dense, same, show_path
 from td_core._devices import as_device
 from td_core._foreach import PLAIN
@@ -27,7 +27,7 @@ from td_core._ops.batch_size import as_batch_size
 from td_core._repr import ABSENT, Shown
 from td_core._traced import new_object
 from td_core._wrapper import Wrapper
-from td_core.errors import StructureError
+from td_core.errors import BatchSizeError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
 from ._casts import collection_class, number_for_batch
@@ -35,6 +35,7 @@ from ._declaration import declare
 from ._non_tensor import NonTensorData
 from ._schema import OPTIONS, Options, Schema
 from ._typing import BatchSizeArgument, DeviceArgument, FieldsMeta, NamesArgument
+from ._unbatched import UnbatchedTensor
 
 SelfT = TypeVar("SelfT", bound="TensorClass")
 
@@ -221,7 +222,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         In a TensorDict, one below becomes the tensorclass that its field is annotated with, if its keys are fields of that.
 
         Args:
-            tensordict: its keys are fields; fields that it lacks are None.
+            tensordict: its keys are fields; fields that it lacks have their defaults, or are None.
             non_tensordict: more fields, which are set as attributes are.
             safe: False skips the check of the keys.
 
@@ -248,6 +249,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             cls._check_keys(non_tensordict)
         if non_tensordict or declared:
             inner = inner._with_children({**children, **declared})
+        if cls._schema.defaulted:
+            inner = cls._completed(inner, {*non_tensordict} if non_tensordict else ())
         node = cls._bare(inner)
         if non_tensordict:
             for name, value in non_tensordict.items():
@@ -260,6 +263,25 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return node
 
     @classmethod
+    def _completed(cls, inner: Any, given: Iterable[str]) -> Any:
+        """Return a collection with the defaults of the fields that it lacks and that are not given beside it."""
+        values = cls._schema.defaults({*given, *_keys_anywhere(inner)})
+        if not values:
+            return inner
+        locked, inner = inner._locked, inner._shallow()
+        node = cls._bare(inner)
+        for name, value in values.items():
+            try:
+                node._store(inner, name, value)
+            except BatchSizeError:
+                # A default is not made for this batch: it stands for all of it.
+                whole = UnbatchedTensor(value) if isinstance(value, Tensor) else NonTensorData(value)
+                inner._set_path(name, whole)
+        if locked:
+            lock_nodes(inner)
+        return inner
+
+    @classmethod
     def _as_level(cls, key: str, value: Child) -> Child:
         if type(value) is TensorDict and key in cls._schema.names:
             wanted = collection_class(cls._schema.hint(key))
@@ -269,27 +291,46 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         return value
 
     @classmethod
-    def _of_dense(cls, result: Any) -> Any:
+    def _of_dense(cls, result: Any, absent: Iterable[str] = ()) -> Any:
         """Return a collection as an instance, nested levels as the classes that their fields are annotated with.
 
-        Anything else comes back as it is.
+        Fields that are said to be absent are None. Anything else comes back as it is.
         """
         if not isinstance(result, TensorDictBase) or result._opaque:
             return result
         levels = {}
         for name, child in result._children().items():
             wanted = collection_class(cls._schema.hint(name)) if name in cls._schema.names else None
-            if wanted is not None and isinstance(child, TensorDict):
-                levels[name] = wanted._of_dense(child)
+            if wanted is not None and isinstance(child, (TensorDict, LazyStackedTensorDict)):
+                levels[name] = wanted._of_saved(child)
         if levels:
-            result = result._with_children({**result._children(), **levels})
-        return cls.from_tensordict(result)
+            locked, result = result._locked, result._with_children({**result._children(), **levels})
+            if locked:
+                lock_nodes(result)
+        return cls.from_tensordict(result, dict.fromkeys(absent))
+
+    @classmethod
+    def _of_saved(cls, saved: Core) -> Core:
+        if saved._opaque:
+            raise TypeError("it has no entries")
+        inner: Any = saved._inner()
+        stacked = inner._stacked()
+        if stacked is not None:
+            return cls._wrap_stack(inner._like([cls._of_saved(member)._inner() for member in stacked[0]]))
+        made: Core = cls._of_dense(inner)
+        return made
+
+    @classmethod
+    def _class_at(cls, key: str) -> type | None:
+        found: type | None = collection_class(cls._schema.hint(key)) if key in cls._schema.names else None
+        return found
 
     @classmethod
     def from_dict(cls: type[SelfT], input_dict: Mapping[Any, Any] | Core, **kwargs: Any) -> SelfT:
         """Return an instance with the entries of a mapping; options as for :meth:`TensorCollection.from_dict`.
 
-        A mapping in a field that is not annotated as a collection is one value, as it is for the constructor.
+        A mapping in a field that is not annotated as a collection is one value, as it is for the constructor. Fields that the
+        mapping lacks have their defaults, or are None.
 
         Raises:
             UnknownFieldError: a key is no field.
@@ -300,8 +341,10 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         >>> Point.from_dict({"xy": torch.zeros(3, 2), "info": {"unit": "m"}}, batch_size=[3]).info
         {'unit': 'm'}
         """
+        absent: list[str] = []
         if not isinstance(input_dict, Core):
             cls._check_keys(input_dict)
+            absent = [name for name, value in input_dict.items() if value is None]
             input_dict = {
                 name: NonTensorData(value)
                 if isinstance(value, Mapping) and collection_class(cls._schema.hint(name)) is None
@@ -309,7 +352,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 for name, value in input_dict.items()
                 if value is not None
             }
-        return super().from_dict(input_dict, **kwargs)
+        return cls._of_dense(TensorDict.from_dict(input_dict, **kwargs), absent)  # type: ignore[no-any-return]
+
+    def _of_level(self, level: Any) -> Any:
+        made = super()._of_level(level)
+        return self._wrap(self._completed(made._tensordict, ())) if isinstance(made, type(self)) else made
 
     @classmethod
     def _check_keys(cls, keys: Mapping[str, Any]) -> None:
@@ -521,6 +568,11 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         values = [] if stacked is None else [getattr(member, name) for member in stacked[0]]
         return None if all(value is None for value in values) else values
 
+    def _absent_fields(self) -> list[str]:
+        """Return the fields that are None though they have defaults."""
+        present = _keys_anywhere(self._tensordict)
+        return [slot.name for slot in self._schema.defaulted if slot.name not in present]
+
     def _forget(self, name: str) -> None:
         """Make a field None."""
         todo: list[Any] = [self._tensordict]
@@ -580,6 +632,14 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                 # hasattr() and getattr() with a default are traced for the plain class only.
                 raise AttributeError(f"{type(self).__name__} has no field {name!r}")
             raise self._schema.unknown([name])
+
+
+def _keys_anywhere(td: Core) -> set[str]:
+    """Return the keys of a collection, of a lazy stack those that any member has."""
+    stacked = td._stacked()
+    if stacked is None:
+        return {*td._children()}
+    return {key for member in stacked[0] for key in _keys_anywhere(member)}
 
 
 def _not_joined(one: Core, other: Core, path: tuple[str, ...]) -> StructureError:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABCMeta
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_hints
 
 from torch import Tensor
 
@@ -14,11 +15,10 @@ from td_core._collection import Core
 from td_core.typing import BatchSize, DeviceType
 
 from ._annotations import annotations_of
+from ._casts import collection_class
 from ._typing import BatchSizeArgument, DeviceArgument, NamesArgument, dataclass_transform
 
 SelfT = TypeVar("SelfT", bound="TypedTensorDict")
-
-_MISSING = object()
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
@@ -33,8 +33,9 @@ class _TypedMeta(ABCMeta):
 class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     """A TensorDict whose subclasses declare keys, which are attributes too.
 
-    A declared key is required, unless it is annotated as ``NotRequired`` or has a default: that is what the attribute gives
-    where the entry is missing. Other keys may be added later.
+    A declared key is required, unless it is annotated as ``NotRequired`` or has a default, or a default factory as
+    :func:`dataclasses.field` takes it: that, fresh each time, is what the attribute gives where the entry is missing. Other
+    keys may be added later.
 
     Args:
         source: a mapping or collection of entries, to which ``kwargs`` are added.
@@ -71,15 +72,19 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             qualifier = qualifier.rpartition(".")[2]
             if qualifier == "ClassVar":
                 continue
-            default = cls.__dict__.get(name, _MISSING)
+            default = cls.__dict__.get(name, MISSING)
+            factory = None
+            if isinstance(default, dataclasses.Field):
+                factory = None if default.default_factory is MISSING else default.default_factory
+                default = default.default
             if name.startswith("_") or (hasattr(TensorDict, name) and name != "data"):
                 raise AttributeError(
                     f"{cls.__name__}: the key {name!r} would hide the {name!r} of a TensorDict; rename it"
                 )
-            needed = default is _MISSING and qualifier != "NotRequired"
+            needed = default is MISSING and factory is None and qualifier != "NotRequired"
             (required if needed else optional).add(name)
             (optional if needed else required).discard(name)
-            setattr(cls, name, _accessor(name, default))
+            setattr(cls, name, _accessor(name, default, factory))
         cls.__required_keys__, cls.__optional_keys__ = frozenset(required), frozenset(optional)
 
     def __init__(
@@ -128,17 +133,44 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         return made
 
     @classmethod
+    def _of_saved(cls, saved: Core) -> Core:
+        if saved._opaque:
+            raise TypeError("it has no entries")
+        inner: Any = saved._inner()
+        levels = {}
+        for key, child in inner._children().items() if isinstance(inner, TensorDict) else ():
+            wanted: Any = None if isinstance(child, Tensor) or child._opaque else cls._class_at(key)
+            if wanted is not None and isinstance(child, TensorDictBase):
+                levels[key] = wanted._of_saved(child)
+        if levels:
+            inner = inner._with_children({**inner._children(), **levels})
+        made: Core = cls._of_dense(inner)
+        if saved._locked is True:
+            made.lock_()  # type: ignore[attr-defined]
+        return made
+
+    @classmethod
+    def _class_at(cls, key: str) -> type | None:
+        try:
+            found: type | None = collection_class(get_type_hints(cls).get(key))
+        except (NameError, TypeError, AttributeError):
+            return None  # a name in it is not defined
+        return found
+
+    @classmethod
     def _of_dense(cls, result: Any) -> Any:
         made = isinstance(result, TensorDictBase) and not result._opaque and not isinstance(result, cls)
         return cls.from_tensordict(result) if made else result
 
 
-def _accessor(name: str, default: Any) -> property:
+def _accessor(name: str, default: Any, factory: Callable[[], Any] | None) -> property:
     def read(self: Any) -> Any:
         try:
             entry = self._dict[name]
         except KeyError:
-            if default is _MISSING:
+            if factory is not None:
+                return factory()
+            if default is MISSING:
                 raise AttributeError(f"the {type(self).__name__} has no entry {name!r}") from None
             return default
         return entry if isinstance(entry, Tensor) else entry._unwrap()
