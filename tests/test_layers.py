@@ -44,6 +44,7 @@ LAYERS = [
         "_coerce",
         "_views",
         "_pytree",
+        "_mapped_dims",
         "_attachments",
         "_buffers",
         "_pickling",

@@ -301,8 +301,8 @@ def test_a_state_that_does_not_fit_changes_nothing():
     torch.testing.assert_close(dict(model.state_dict()), before)
 
 
-def test_vmap_that_puts_its_dim_behind_those_of_a_leaf_leaves_the_batch_dims_that_fit():
+def test_vmap_negative_out_dims_counts_batch_dims():
     td = TensorDict({"a": torch.zeros(4, 3), "n": TensorDict({"b": torch.zeros(4, 3, 2)}, [4, 3])}, [4, 3])
     result = vmap(torch.neg, out_dims=-1)(td)
-    assert result.batch_size == (3,)
-    assert [tuple(leaf.shape) for leaf in result.values(True, True)] == [(3, 4), (3, 2, 4)]
+    assert result.batch_size == (3, 4)
+    assert [tuple(leaf.shape) for leaf in result.values(True, True)] == [(3, 4), (3, 4, 2)]

@@ -10,7 +10,7 @@ tensor(1)
 from ._collector import paused as _paused
 
 with _paused():
-    from . import _kinds, _lazy_pytree, pickles  # noqa: F401  register core's node kinds and pytrees
+    from . import _kinds, _lazy_pytree, _mapped_dims, pickles  # noqa: F401  register core's node kinds and pytrees
     from ._base import TensorCollection, TensorDictBase
     from ._coerce import Coercer
     from ._from_python import (

@@ -192,6 +192,12 @@ class Core(ABC):
     def _check_written_at(self, index: Any, value: Any) -> None:  # noqa: B027 -- most kinds are written at any index
         """Raise where this kind cannot be written at an index."""
 
+    def _hide_dim(self, dim: int, batch_size: torch.Size) -> None:  # noqa: B027 -- most kinds hold nothing by position
+        """Take note that vmap takes a batch dim away, which leaves ``batch_size``, for kinds that hold values."""
+
+    def _reveal_dim(self, dim: int) -> None:  # noqa: B027
+        """Take note of the place where the batch dim comes back that vmap took last."""
+
     def _holds_same(self, other: Any) -> bool:
         """Tell whether another node surely holds the same values, for kinds that hold values."""
         return False

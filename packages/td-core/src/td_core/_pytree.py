@@ -20,7 +20,7 @@ from ._mapped_names import names_after, names_before
 from ._names import take_names
 from ._nodes import KINDS, NodeKind, Record
 from ._ragged import shown_shape
-from ._torch_private import functorch_level
+from ._torch_private import functorch_level, mapped_dim
 from ._values import join, same_value, split
 
 Context = tuple[Any, ...]
@@ -171,10 +171,21 @@ def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
                 shape = _shape(other)
                 if shape is not None and shape[: len(batch_size)] != batch_size and i not in others:
                     batch_size = _common(batch_size, shape)
-    for position, tail in empty:
-        if isinstance(children[position], Core):
-            _resize(children[position], torch.Size((*batch_size, *tail)))
+    if empty:
+        leaf = None if isinstance(source, torch.Size) else _leaf_of(children[source[0]])
+        told = isinstance(leaf, Tensor) and not torch.compiler.is_compiling()
+        hidden = mapped_dim(leaf) if told else None
+        for position, tail in empty:
+            if isinstance(children[position], Core):
+                _resize(children[position], torch.Size((*batch_size, *tail)), hidden)
     return batch_size
+
+
+def _leaf_of(node: Any) -> Any:
+    """Return the first leaf below a node, of those that pytrees have in place of tensors and nodes."""
+    while isinstance(node, Core):
+        node = next(iter(node._below()), None)
+    return node
 
 
 def _shape(child: Any) -> tuple[Any, ...] | None:
@@ -193,7 +204,8 @@ def _common(first: torch.Size, second: tuple[Any, ...]) -> torch.Size:
     return first[: same.index(False) if False in same else len(same)]
 
 
-def _resize(root: Core, batch_size: torch.Size) -> None:
+def _resize(root: Core, batch_size: torch.Size, hidden: int | None = None) -> None:
+    """Give a node without leaves another batch size, and those below; it lacks the dim ``hidden`` where vmap took that."""
     todo = [(root, batch_size)]
     while todo:
         node, size = todo.pop()
@@ -201,6 +213,8 @@ def _resize(root: Core, batch_size: torch.Size) -> None:
         stacked = node._stacked()
         if stacked is None:
             todo.extend((child, torch.Size((*size, *child.batch_size[ndim:]))) for child in node._nested())
+            if hidden is not None:
+                node._hide_dim(hidden, size)
             node._set_batch_size(size)
         elif len(size) == ndim:
             members, dim = stacked

@@ -19,6 +19,7 @@ __all__ = [
     "add_safe_name", "are_followed", "base_of", "batch_dim", "before_transforms", "default_collate_functions", "end_graph",
     "foreach_kernel", "functorch_level", "is_caller", "is_read_only_view", "looks", "map_location", "mapped_dim",
     "nested_view", "plain_results", "ragged_dim", "told_lengths", "unmapped", "unwrapped", "users_of",
+    "wrap_vmap",
 ]  # fmt: skip
 
 
@@ -152,6 +153,14 @@ def unmapped(tensor: Tensor) -> Tensor:
     tensor(2.)
     """
     return tensor if mapped_dim(tensor) is None or _unwrap is None else _unwrap(tensor)
+
+
+def wrap_vmap(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put a wrapper in the place of one of the functions that ``torch.vmap`` consists of; nothing where it has none such."""
+    for path in ("_functorch.vmap", "_functorch.apis"):
+        module = _found(path)
+        if module is not None and hasattr(module, name):
+            setattr(module, name, wrap(getattr(module, name)))
 
 
 def end_graph(why: str) -> None:

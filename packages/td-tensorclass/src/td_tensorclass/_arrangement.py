@@ -49,6 +49,19 @@ def taken(values: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
     return [values[i] for i in places]
 
 
+def reordered(size: Sequence[int], order: Sequence[int]) -> list[int]:
+    """Return where the elements of a batch come from whose dims are put into another order.
+
+    >>> reordered((2, 3), (1, 0))
+    [0, 3, 1, 4, 2, 5]
+    """
+    found = [0]
+    for dim in order:
+        step = prod(size[dim + 1 :])
+        found = [start + i * step for start in found for i in range(size[dim])]
+    return found
+
+
 def positions(size: tuple[int, ...], device: torch.device | None) -> Tensor:
     """Return the position of each element of a batch, in the shape of the batch.
 

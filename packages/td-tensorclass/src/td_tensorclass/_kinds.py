@@ -52,7 +52,29 @@ def _unflatten_data(cls: type[NonTensorDataBase], record: Record) -> NonTensorDa
 
 def _flatten_stack(node: NonTensorStack) -> Record:
     node._check_whole()
-    return Record(header(node), values={"data": node._kept_values})
+    return Record({**header(node), **_joints_of(node)}, values={"data": node._kept_values})
+
+
+def _joints_of(node: NonTensorStack) -> dict[str, Any]:
+    """Return what a header says of the dims along which nodes were joined, if it has to."""
+    if node._joints is None:
+        return {}
+    dims, ones = node._joints
+    return {"joints": {"dims": list(dims), "ones": ones}}
+
+
+def _join_as(stack: NonTensorStack, meta: dict[str, Any]) -> None:
+    """Give a stack the dims along which nodes were joined, as its header says."""
+    told, ndim = said(meta, "joints", dict, _NONE), len(stack.batch_size)
+    if told is None:
+        return
+    dims, ones = said(told, "dims", list), said(told, "ones", list, _NONE)
+    count = stack.batch_size.numel()
+    if not all(type(dim) is int and 0 <= dim < ndim for dim in dims) or len(ones or "." * count) != count:
+        raise FormatError(
+            f"a NonTensorStack of batch size {list(stack.batch_size)} is not joined as {told!r}"
+        )
+    stack._joints = tuple(dims), ones
 
 
 def _unflatten_stack(record: Record) -> NonTensorStack:
@@ -61,7 +83,9 @@ def _unflatten_stack(record: Record) -> NonTensorStack:
         raise FormatError(
             f"a NonTensorStack of batch size {list(size)} needs {size.numel()} values; got {values!r}"
         )
-    return _place((record.cls or NonTensorStack)._of(values, size), record.meta)  # type: ignore[no-any-return]
+    stack = (record.cls or NonTensorStack)._of(values, size)
+    _join_as(stack, record.meta)
+    return _place(stack, record.meta)  # type: ignore[no-any-return]
 
 
 def _data_to_directory(node: NonTensorDataBase) -> Record:
@@ -92,6 +116,7 @@ def _stack_to_directory(node: NonTensorStack) -> Record:
         "_class": "tensordict:NonTensorStack",
         "stack_dim": 0,
         "device": None if node.device is None else str(node.device),
+        **_joints_of(node),
     }
     return Record(meta, values={"data": node.tolist()})
 
@@ -103,6 +128,7 @@ def _stack_from_directory(record: Record) -> NonTensorStack:
     # Where the batch size is not stored, each level of lists of one length is a dim.
     size = record.meta.get("batch_size")
     stack = (record.cls or NonTensorStack).from_list(data, None if size is None else len(size))
+    _join_as(stack, record.meta)
     return _place(stack, {"device": record.meta.get("device"), "names": record.meta.get("_names")})  # type: ignore[no-any-return]
 
 

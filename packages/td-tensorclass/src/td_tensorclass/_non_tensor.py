@@ -56,6 +56,8 @@ class NonTensorDataBase(ValueNode, TensorCollection):
 
     __slots__ = ("_metadata",)
 
+    _joints = None
+    _hidden = 0
     _is_non_tensor: ClassVar[bool] = True
 
     _metadata: dict[str, Any] | None
@@ -191,12 +193,27 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         return self._made(self._batch_size, self._device, self._names)
 
+    def _varying(self) -> tuple[int, ...]:
+        return ()
+
     def _shallow(self: SelfT) -> SelfT:
         node = self._made(self._batch_size, self._device, self._names)
-        node._show(self, (0,))
+        node._show(self, range(len(self._places or (0,))))
         return node
 
+    def _shown_stack(self) -> Any:
+        """Return the part of a stack that this node shows as one value, as a stack that shows it; None where it shows none."""
+        if self._places is None or len(self._places) < 2:
+            return None
+        stack = self._stack._of([], self._batch_size, self._device, self._names)
+        stack._show(self, range(len(self._places)))
+        stack._joints = (), None
+        return stack
+
     def _transform(self: SelfT, plan: Any) -> SelfT:
+        stack = self._shown_stack()
+        if stack is not None and plan.shares and plan.resized(self._batch_size).numel():
+            return stack._transform(plan)  # type: ignore[no-any-return]
         node = self._made(plan.resized(self._batch_size), self._device, plan.renamed(self._names))
         root = self if self._root is None else self._root
         # Of one value for a whole batch, there is nothing that a part of the batch could write to; one of a stack is whole.
@@ -205,6 +222,9 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         return node
 
     def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
+        stack = self._shown_stack()
+        if stack is not None and plan.shares:
+            return stack._explode(plan)  # type: ignore[no-any-return]
         tail = self._batch_size[plan.n :]
         names = plan.renamed(self._names)
         return tuple(self._made(torch.Size(lead + tail), self._device, names) for lead in plan.leads)
@@ -232,8 +252,9 @@ class NonTensorDataBase(ValueNode, TensorCollection):
             # One value for each element that is this one everywhere changes nothing.
             if isinstance(value, self._stack) and self._expanded()._holds_same(value):
                 return self
-        stack = self._expanded()
-        if self._root is not None and self._batch_size.numel() == 1:
+        shown = self._shown_stack()
+        stack = self._expanded() if shown is None else shown
+        if shown is None and self._root is not None and self._batch_size.numel() == 1:
             # One value is shown in two places, and stays one.
             stack._assign(index, value)
             return self._replace_value(stack._values[0])
@@ -245,7 +266,8 @@ class NonTensorDataBase(ValueNode, TensorCollection):
 
     def _replace_value(self: SelfT, value: Any) -> SelfT:
         """Store another value, here and where siblings keep it."""
-        self._settled()._store(self._cells, self._places or (0,), [value])
+        places = self._places or (0,)
+        self._settled()._store(self._cells, places, [value] * len(places))
         return self
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:

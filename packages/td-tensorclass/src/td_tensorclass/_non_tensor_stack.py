@@ -28,9 +28,9 @@ from td_core._values import same_value
 from td_core.errors import BatchSizeError, KeyPathError, StructureError
 from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey
 
-from ._arrangement import Arrangement, arrangements, positions, taken
+from ._arrangement import Arrangement, arrangements, positions, reordered, taken
 from ._non_tensor import NonTensorData, NonTensorDataBase
-from ._opaque import ValueNode, evened, nested, side_by_side
+from ._opaque import Joints, ValueNode, evened, joints, nested, side_by_side
 from ._settings import list_to_stack
 from ._trees import register_stack
 
@@ -64,11 +64,15 @@ class NonTensorStack(ValueNode, TensorDictBase):
     (torch.Size([2]), [['a', 'b'], ['c']])
     """
 
-    __slots__ = ("_origin", "_values_size")
+    __slots__ = ("_emerges", "_hidden", "_joints", "_origin", "_values_size")
 
     #: The lazy stack, and the key, that the values were read from: it gathered them from its members.
     _origin: tuple[Core, str] | None
+    #: The batch size, and behind it the sizes of the dims that vmap maps over, as many as are hidden.
     _values_size: torch.Size
+    _hidden: int
+    #: Where the dim that vmap hid last comes back.
+    _emerges: int
 
     def _store(self, cells: list[Any], places: Sequence[int], new: Sequence[Any]) -> None:
         if cells is self._cells and self._origin is not None:
@@ -113,12 +117,15 @@ class NonTensorStack(ValueNode, TensorDictBase):
             made = list(size) if args else "none"
             raise BatchSizeError(f"batch_size {list(given or ())} was given, the values make {made}")
         self._fill(values, size, None if device is None else as_device(device), check_names(names, len(size)))
+        if items:
+            self._joints = joints(items, plan)
 
     def _fill(
         self, values: list[Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
     ) -> None:
         self._own(values)
-        self._origin = None
+        self._origin = self._joints = None
+        self._hidden = self._emerges = 0
         self._values_size = batch_size
         self._start(batch_size, device, names)
 
@@ -137,11 +144,18 @@ class NonTensorStack(ValueNode, TensorDictBase):
 
     @classmethod
     def _holding(
-        cls, values: list[Any], batch_size: torch.Size, device: torch.device | None, names: Names | None
+        cls,
+        values: list[Any],
+        batch_size: torch.Size,
+        device: torch.device | None,
+        names: Names | None,
+        joints: Joints | None,
     ) -> Any:
         """Return a stack of checked values, or the one value of a batch without dims."""
         if batch_size:
-            return cls._of(values, batch_size, device, names)
+            node = cls._of(values, batch_size, device, names)
+            node._joints = joints
+            return node
         return NonTensorData(values[0], device=device)
 
     @classmethod
@@ -233,10 +247,31 @@ class NonTensorStack(ValueNode, TensorDictBase):
         return None
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
-        # vmap takes a dim away and gives it back; in between, the values have no order that could be shown.
         if self._names is not None and len(self._names) != len(batch_size):
             self._names = None
+        if self._hidden:
+            size, dim, last = list(self._values_size), self._emerges, len(self._values_size) - 1
+            shown = size[: -self._hidden]
+            if list(batch_size) == [*shown[:dim], size[last], *shown[dim:]]:
+                self._reorder((*range(dim), last, *range(dim, last)), self._hidden - 1)
+                self._emerges = 0
         self._batch_size = batch_size
+
+    def _hide_dim(self, dim: int, batch_size: torch.Size) -> None:
+        ndim = len(self._values_size) - self._hidden
+        if dim < ndim and len(batch_size) == ndim - 1:
+            order = (*range(dim), *range(dim + 1, ndim + self._hidden), dim)
+            self._reorder(order, self._hidden + 1)
+
+    def _reveal_dim(self, dim: int) -> None:
+        self._emerges = dim
+
+    def _reorder(self, order: Sequence[int], hidden: int) -> None:
+        """Put the dims of the values into another order, of which the last ones are hidden."""
+        size = self._values_size
+        self._own(list(taken(self._values, reordered(size, order))))
+        self._values_size = torch.Size([size[dim] for dim in order])
+        self._hidden, self._joints, self._origin = hidden, None, None
 
     def _check_batch_size(self, batch_size: torch.Size, path: tuple[str, ...] = ()) -> None:
         if batch_size != self._batch_size[: len(batch_size)]:
@@ -275,9 +310,19 @@ class NonTensorStack(ValueNode, TensorDictBase):
 
     def _view(self: SelfT, places: Sequence[int], size: tuple[int, ...]) -> SelfT:
         """Return a node that shows some of the values of this one: what is written to one is written to both."""
-        node = self._of([], torch.Size(size), self._device)
+        node = self._sized([], size)
         node._show(self, places)
         return node
+
+    def _sized(self: SelfT, values: list[Any], size: tuple[int, ...]) -> SelfT:
+        """Return a stack of values, behind whose batch dims come those that are hidden here."""
+        node = self._of(values, torch.Size(size), self._device)
+        if self._hidden:
+            node._hidden, node._batch_size = self._hidden, node._values_size[: -self._hidden]
+        return node
+
+    def _varying(self) -> tuple[int, ...]:
+        return tuple(range(len(self._batch_size))) if self._joints is None else self._joints[0]
 
     def _set_path(
         self, key: NestedKey, value: Any, at: tuple[str, ...] = (), *, non_blocking: bool = False
@@ -290,15 +335,16 @@ class NonTensorStack(ValueNode, TensorDictBase):
 
     def _check_whole(self) -> None:
         """Raise StructureError where vmap took a dim of the batch away, so that no order is known."""
-        if self._batch_size != self._values_size:
+        if self._hidden or self._batch_size != self._values_size:
             raise StructureError(
                 f"one value for each element of {list(self._values_size)} cannot be shown as {list(self._batch_size)}: "
                 "vmap took a dim away; leave the non-tensor data outside"
             )
 
     def _arranged(self, plan: Any) -> list[Arrangement]:
-        self._check_whole()
-        return arrangements(plan, self._batch_size, self._device)
+        if not self._hidden:
+            self._check_whole()
+        return arrangements(plan, self._values_size, self._device)
 
     def _picked(self, plan: Any) -> list[Any]:
         """Return the parts that a plan gives: stacks, or one value each where no dim is left."""
@@ -309,28 +355,59 @@ class NonTensorStack(ValueNode, TensorDictBase):
         arranged = self._arranged(plan)
         if not shares:
             values = self._values
-            parts = [
-                self._of(list(taken(values, places)), torch.Size(size), self._device)
-                for places, size in arranged
-            ]
+            parts = [self._sized(list(taken(values, places)), size) for places, size in arranged]
         elif arranged and not arranged[0][1]:  # most are made here, one for each element
             return NonTensorData._of_stack(self, [places[0] for places, _ in arranged])
         else:
             parts = [self._view(places, size) for places, size in arranged]
+        if self._joints is not None:
+            dims = self._dims_after(plan)
+            parts = [self._regrouped(part, places, dims) for part, (places, _) in zip(parts, arranged)]
         result: list[Any] = []
         for part in parts:
             part._names = names
-            result += [part] if part._batch_size else NonTensorData._of_stack(part, [0])
+            result += [part] if part._batch_size or self._hidden else NonTensorData._of_stack(part, [0])
         return result
+
+    def _dims_after(self, plan: Any) -> tuple[int, ...] | None:
+        """Return where a plan leaves the dims along which nodes were joined; None where it mixes them with others."""
+        if not (plan.n or plan.lead):
+            return self._varying()
+        dims = []
+        for dim in self._varying():
+            along = plan.along(dim)
+            if along is None:
+                return None
+            if along.stack_dim is not None:
+                dims.append(along.stack_dim)
+        return tuple(sorted(dims))
+
+    def _regrouped(self: SelfT, part: Any, places: Sequence[int], dims: tuple[int, ...] | None) -> Any:
+        """Return a part that has these dims of the joined ones: one value where it has none of them, and values of one node."""
+        if dims is None or len(dims) == len(part._batch_size) or self._joints is None:
+            return part
+        ones = self._joints[1]
+        part._joints = dims, None if ones is None else list(taken(ones, places))
+        values = part._values
+        if dims or not values or not all(part._joints[1] or ()):
+            return part
+        if not all(same_value(value, values[0]) for value in values):
+            return part  # it was written to since, through another view
+        node = NonTensorData(values[0], batch_size=part._batch_size, device=self._device)
+        if part._root is not None:
+            node._show(part, range(len(values)))
+        return node
 
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         node = self._of(self._kept_values, self._values_size, self._device, self._names)
-        node._batch_size = self._batch_size
+        node._batch_size, node._joints, node._hidden = self._batch_size, self._joints, self._hidden
+        node._emerges = self._emerges
         return node
 
     def _shallow(self: SelfT) -> SelfT:
         node = self._view(range(self._values_size.numel()), self._values_size)
-        node._batch_size, node._names = self._batch_size, self._names
+        node._batch_size, node._names, node._joints = self._batch_size, self._names, self._joints
+        node._emerges = self._emerges
         return node
 
     def _transform(self, plan: Any) -> Any:
@@ -367,22 +444,44 @@ class NonTensorStack(ValueNode, TensorDictBase):
         return self._rebuild(iter(()))
 
     def _values_for(self, size: torch.Size) -> list[Any]:
-        if self._batch_size == size:
-            self._check_whole()
+        if self._values_size == size:
             return self._values
+        self._check_whole()
         try:
             plan = expand_plan(self._batch_size, size)
         except BatchSizeError as error:
             raise BatchSizeError(
                 f"values of batch size {list(self._batch_size)} do not fill {list(size)}"
             ) from error
-        return self._picked(plan)[0]._values  # type: ignore[no-any-return]
+        return self._picked(plan)[0]._values_for(size)  # type: ignore[no-any-return]
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         ((places, size),) = self._arranged(plan_index(index, self._batch_size))
-        root, mine = self._settled(), self._places
+        root, mine, joints = self._settled(), self._places, self._joints
         at = places if mine is None else taken(mine, places)
-        root._store(self._cells, at, spread(value, torch.Size(size)))
+        new = spread(value, torch.Size(size))
+        if joints is not None:  # siblings read them where they keep the values
+            self._joints = joints[0], self._ones_with(places, value)
+        try:
+            root._store(self._cells, at, new)
+        except BaseException:
+            self._joints = joints
+            raise
+
+    def _ones_with(self, places: Sequence[int], value: Any) -> list[bool]:
+        """Return which elements hold the one value of a node, after ``value`` was written to some places."""
+        _, known = self._joints or ((), None)
+        new = [not isinstance(value, (list, NonTensorStack))] * len(places)
+        if (
+            isinstance(value, NonTensorStack)
+            and value._joints is not None
+            and len(value._values) == len(places)
+        ):
+            new = value._joints[1] or [True] * len(places)
+        ones = list(known or [True] * self._values_size.numel())
+        for place, one in zip(places, new, strict=True):
+            ones[place] = one
+        return ones
 
     def _take(self, source: Any) -> None:
         if not isinstance(source, ValueNode):

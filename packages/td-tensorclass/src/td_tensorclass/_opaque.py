@@ -26,6 +26,10 @@ from ._values import equal_values
 NodeT = TypeVar("NodeT", bound="OpaqueNode")
 SelfT = TypeVar("SelfT", bound="ValueNode")
 
+#: The batch dims along which nodes were joined, where those had one value for their other dims: what stands there is one value.
+#: Where some had one for each element, a bool for each element too.
+Joints = tuple[tuple[int, ...], "list[bool] | None"]
+
 
 class OpaqueNode(Core):
     """Base of the nodes without entries."""
@@ -103,6 +107,8 @@ class ValueNode(OpaqueNode):
     _cells: list[Any]
     #: Of a view: where its values stand in the cells, and whose they are.
     _places: Sequence[int] | None
+    _joints: Joints | None
+    _hidden: int
     _root: ValueNode | None
 
     @property
@@ -175,6 +181,10 @@ class ValueNode(OpaqueNode):
         """
         raise NotImplementedError
 
+    def _varying(self) -> tuple[int, ...]:
+        """Return the batch dims along which the values may differ."""
+        raise NotImplementedError
+
     def _holds_same(self, other: Any) -> bool:
         size = self._batch_size
         if type(other) is not type(self) or other.batch_size != size:
@@ -216,9 +226,15 @@ class ValueNode(OpaqueNode):
         size, names = plan.resized(self._batch_size), plan.renamed(self._names)
         if self._stays_one(items, plan.stacks):
             return self._made(size, self._device, names)  # type: ignore[attr-defined]
-        values = side_by_side(items, plan.dim) if isinstance(plan, Join) else _chosen(items, plan)
+        tail = hidden_size(items)
+        values = side_by_side(items, plan.dim, tail) if isinstance(plan, Join) else _chosen(items, plan)
         made = type(self) if isinstance(self, self._stack) else self._stack
-        return made._holding(values, size, self._device, names)
+        if tail:
+            stack = made._of(values, torch.Size((*size, *tail)), self._device)
+            stack._hidden, stack._batch_size, stack._names = len(tail), size, names
+            stack._emerges = next(item._emerges for item in items if item._hidden)
+            return stack
+        return made._holding(values, size, self._device, names, joints(items, plan))
 
     def _compare(self, other: Any, single: Callable[..., Any]) -> Tensor:
         """Return which values are equal (which differ, for ``torch.ne``), as a tensor of the batch size."""
@@ -437,19 +453,76 @@ def evened(items: Sequence[Any], dim: int) -> Sequence[Any]:
     return [item._with_lists(ndim) for item in items] if 0 <= dim <= ndim else items
 
 
-def side_by_side(items: Sequence[Any], dim: int) -> list[Any]:
-    """Return the values of a stack or concatenation along ``dim``, in order; without tensors, for torch.compile."""
-    columns = [item._values_for(item.batch_size) for item in items]
+def hidden_size(items: Sequence[Any]) -> torch.Size:
+    """Return the sizes of the dims that vmap hides from nodes that are joined."""
+    tail = torch.Size()
+    for item in items:
+        if item._hidden > len(tail):
+            tail = item._values_size[len(item._values_size) - item._hidden :]
+    return tail
+
+
+def values_with(item: Any, tail: torch.Size) -> list[Any]:
+    """Return the values of a node, for each place in dims behind those of its batch."""
+    size = torch.Size((*item.batch_size, *tail))
+    if not tail or item._hidden == len(tail):
+        return item._values_for(size)  # type: ignore[no-any-return]
+    count = tail[item._hidden :].numel()
+    own = torch.Size((*item.batch_size, *tail[: item._hidden]))
+    return [value for value in item._values_for(own) for _ in range(count)]
+
+
+def side_by_side(
+    items: Sequence[Any],
+    dim: int,
+    tail: torch.Size = torch.Size(),
+    of: Callable[[Any], list[Any]] | None = None,
+) -> list[Any]:
+    """Return the values of a stack or concatenation along ``dim``, in order; without tensors, for torch.compile.
+
+    Args:
+        items: the nodes.
+        dim: where they are joined.
+        tail: the sizes of the dims that vmap hides.
+        of: what gives something else for each element of a node than its values.
+    """
+    if tail or of:
+        columns = [of(item) if of else values_with(item, tail) for item in items]
+    else:
+        columns = [item._values_for(item.batch_size) for item in items]
     outer = torch.Size(items[0].batch_size[:dim]).numel()
     if outer == 1:
         return [value for column in columns for value in column]
-    steps = [torch.Size(item.batch_size[dim:]).numel() for item in items]
+    steps = [torch.Size((*item.batch_size[dim:], *tail)).numel() for item in items]
     return [
         value
         for row in range(outer)
         for column, step in zip(columns, steps, strict=True)
         for value in column[row * step : (row + 1) * step]
     ]
+
+
+def joints(items: Sequence[Any], plan: Any) -> Joints | None:
+    """Return what a stack or concatenation remembers of nodes that hold one value for several elements; None for others."""
+    ndim = len(items[0].batch_size)
+    if not isinstance(plan, Join) or (plan.stacks and not ndim):
+        return None
+    dims = [set(item._varying()) for item in items]
+    shared = set.intersection(*dims)
+    alike = all(each == shared for each in dims)
+    made = {plan.dim, *(dim + (plan.stacks and dim >= plan.dim) for dim in shared)}
+    if len(made) == ndim + plan.stacks:
+        return None
+    if alike and all(item._joints is None or item._joints[1] is None for item in items):
+        return tuple(sorted(made)), None
+
+    def are_one(item: Any) -> list[bool]:
+        known = item._joints[1] if item._joints is not None else None
+        if set(item._varying()) == shared and known is not None:
+            return known
+        return [set(item._varying()) == shared] * item.batch_size.numel()
+
+    return tuple(sorted(made)), side_by_side(items, plan.dim, of=are_one)
 
 
 def _chosen(items: Sequence[Any], plan: Any) -> list[Any]:

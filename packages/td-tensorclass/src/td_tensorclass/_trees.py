@@ -89,9 +89,22 @@ def register_data(cls: Any) -> None:
 def register_stack(cls: Any) -> None:
     """Register a class of nodes that hold one value for each element of their batch."""
 
-    def made_of(values: Any, values_size: Any, batch_size: Any, device: Any, names: Any) -> Any:
+    def made_of(
+        values: Any,
+        values_size: Any,
+        batch_size: Any,
+        device: Any,
+        joints: Any,
+        hidden: int,
+        emerges: int,
+        names: Any,
+    ) -> Any:
         node = cls._of(values, values_size, device, names_after(names, batch_size, ()))
-        node._batch_size = batch_size
+        node._batch_size, node._joints, node._hidden, node._emerges = batch_size, joints, hidden, emerges
         return node
 
-    register_held(cls, ("_kept_values", "_values_size", "batch_size", "device", "_names"), made_of)
+    register_held(
+        cls,
+        ("_kept_values", "_values_size", "batch_size", "device", "_joints", "_hidden", "_emerges", "_names"),
+        made_of,
+    )
