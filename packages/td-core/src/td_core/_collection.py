@@ -180,6 +180,9 @@ class Core(ABC):
         """Return what ``parent[key]`` shows for this entry: the node itself, or the value that it stands for."""
         return self
 
+    def _keep_shown(self) -> None:  # noqa: B027  # most kinds have nothing else
+        """Make what ``_unwrap`` gives the leaf that operations take; for changes of the leaves themselves."""
+
     def _inner(self) -> Core:
         """Return the node that holds the state: itself, or the one it wraps."""
         return self

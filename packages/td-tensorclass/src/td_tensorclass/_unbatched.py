@@ -11,16 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from td_core import TensorCollection
 from td_core._collection import Child, Core
 from td_core._element_types import ScalarBeside
+from td_core._foreach import PLAIN
 from td_core._lazy_names import set_module
 from td_core._names import Names
 from td_core._ops.batch_size import as_batch_size
+from td_core._ops.shape import same_memory
 from td_core._repr import short_dtype
-from td_core._torch_private import add_safe_name
+from td_core._torch_private import add_safe_name, functorch_level
 from td_core._traced import new_object
 from td_core._values import same_value
 from td_core._views import SHOWN
@@ -38,7 +40,8 @@ class UnbatchedTensor(Tensor):
     """A tensor that belongs to a whole batch: every element has the same one.
 
     Set into a collection, it needs no leading dims of the batch size, and indexing, reshaping, stacking and the like
-    leave it as it is. Pointwise operations, casts and moves apply to it as to any leaf.
+    leave it as it is. Pointwise operations, casts and moves apply to it as to any leaf, and so does autograd: where it
+    requires grad, the entry is the tensor that has the ``grad``.
 
     Args:
         data: the tensor, whose memory is shared, or what ``torch.as_tensor`` makes one of.
@@ -54,7 +57,15 @@ class UnbatchedTensor(Tensor):
     @staticmethod
     def __new__(cls: Any, data: Any, *, batch_size: BatchSize | None = None) -> Any:
         """Return the tensor as one of this class."""
-        result = (data if isinstance(data, Tensor) else torch.as_tensor(data)).as_subclass(cls)
+        source = data if isinstance(data, Tensor) else torch.as_tensor(data)
+        if not source.requires_grad and type(source) in PLAIN and not torch.compiler.is_compiling():
+            result: Any = source.detach()
+            result.__class__ = cls  # no view, which could not be detached in place
+        else:
+            with torch.enable_grad():
+                result = source.as_subclass(cls)
+            if source.requires_grad and source.is_leaf and not _is_traced():
+                result.retain_grad()  # as the leaf does, so that an optimizer takes either
         result._size = as_batch_size(batch_size)
         return result
 
@@ -75,10 +86,22 @@ class UnbatchedTensor(Tensor):
     def batch_size(self, batch_size: BatchSize) -> None:
         self._size = as_batch_size(batch_size)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # torch makes a view of what it loads, which is no leaf where it requires grad.
+        state = {**vars(self), "requires_grad": self.requires_grad}
+        return type(self), (_plain(self.detach()),), state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        requires_grad = state.pop("requires_grad", False)
+        vars(self).update(state)
+        if requires_grad:
+            self.requires_grad_()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # torch makes the copy of a subclass by new_empty(), which gives a plain tensor here.
         plain = copy.deepcopy(_plain(self.detach() if self.is_leaf else self), memo)
-        copied = type(self)(plain, batch_size=self.batch_size).requires_grad_(self.requires_grad)
+        copied = type(self)(plain).requires_grad_(self.requires_grad)
+        vars(copied).update(copy.deepcopy(vars(self), memo))
         if self.is_leaf and self.grad is not None:
             copied.grad = copy.deepcopy(self.grad, memo)
         memo[id(self)] = copied
@@ -97,25 +120,43 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
     UnbatchedTensor([0., 0., 0.])
     """
 
-    __slots__ = ("_payload",)
+    __slots__ = ("_kept", "_shown")
 
     _shows_tensor: ClassVar[bool] = True
 
-    _payload: Tensor
+    #: What operations take: a plain tensor, which they fuse with others, until it requires grad.
+    _kept: Tensor
+    #: What readers got, around the same memory.
+    _shown: Any
 
     def __init__(self, payload: Tensor, batch_size: torch.Size, device: torch.device | None = None) -> None:
         SHOWN.add(UnbatchedNode)
-        self._payload = payload
+        self._kept = payload
+        self._shown = None
         self._start(batch_size, device)
 
+    @property
+    def _payload(self) -> Tensor:
+        # A reader may have it require grad, and then it is what autograd knows.
+        shown = self._shown
+        if shown is not None and shown.requires_grad:
+            self._kept = shown
+        return self._kept
+
     def _with(self: SelfT, payload: Tensor, batch_size: torch.Size | None = None) -> SelfT:
-        """Return a node around another payload."""
+        """Return a node around another payload, or for another batch around the same one."""
         node = new_object(type(self))
-        if isinstance(payload, UnbatchedTensor):
+        size = self._batch_size if batch_size is None else batch_size
+        shown = None
+        if payload is self._kept:
+            if size == self._batch_size:
+                shown = self._shown
+            elif payload.requires_grad and not torch.compiler.is_compiling():
+                payload = payload.as_subclass(Tensor)  # a view, as of any leaf
+        elif isinstance(payload, UnbatchedTensor) and not _is_own(payload):
             payload = _plain(payload)
-        UnbatchedNode.__init__(
-            node, payload, self._batch_size if batch_size is None else batch_size, self._device
-        )
+        UnbatchedNode.__init__(node, payload, size, self._device)
+        node._shown = shown
         return node
 
     def _set_names(self, names: Names | None) -> None:
@@ -139,12 +180,19 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
         if key != "data" or not isinstance(value, Tensor):
             super()._set_child(key, value)
         else:
-            self._payload = value
+            self._kept, self._shown = value, None
 
     def _unwrap(self) -> Any:
-        shown = self._payload.as_subclass(UnbatchedTensor)
+        payload = self._payload
+        shown = self._shown
+        if shown is None or (shown is not payload and not same_memory(shown, payload)):
+            self._shown = shown = _show(payload)
         shown._size = self._batch_size
         return shown
+
+    def _keep_shown(self) -> None:
+        if type(self._payload) in PLAIN and not _is_traced():
+            self._kept = self._unwrap()
 
     def _collect(self, out: list[Tensor]) -> None:
         out.append(self._payload)
@@ -174,7 +222,7 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
 
     def _join(self: SelfT, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
         for i, item in enumerate(items):
-            if not same_value(self._facing(item, path)._payload, self._payload):
+            if not self._facing(item, path)._is_same(self):
                 raise StructureError(
                     f"cannot join: the UnbatchedTensor at key {path or '()'} differs between items 0 and {i}, and one "
                     "tensor stands for the whole batch; set it again as a plain tensor with the dims of the batch"
@@ -183,7 +231,7 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
 
     def _check_written_at(self, index: Any, value: Any) -> None:
         if isinstance(value, UnbatchedNode):
-            if same_value(value._payload, self._payload) or (type(index) is tuple and not index):
+            if value._is_same(self) or (type(index) is tuple and not index):
                 return
         raise StructureError(
             "an UnbatchedTensor is the same for the whole batch: it is written whole, with another UnbatchedTensor"
@@ -193,12 +241,16 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
         if isinstance(value, UnbatchedTensor):
             value = to_unbatched(value, value.batch_size, None)
         self._check_written_at(index, value)
-        if not same_value(value._payload, self._payload):
+        if not value._is_same(self):
             self._payload.copy_(value._payload)
         return self
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         self._written_at(index, value)
+
+    def _is_same(self, other: UnbatchedNode) -> bool:
+        mine, theirs = self._payload, other._payload
+        return mine is theirs or same_value(_plain(mine), _plain(theirs))
 
     def _compare(self: SelfT, other: Any, single: Callable[..., Any]) -> SelfT:
         return self._with(single(self._payload, self._facing(other)._payload))
@@ -219,6 +271,31 @@ class UnbatchedNode(OpaqueNode, TensorCollection):
         )
 
 
+def _is_traced() -> bool:
+    """Tell whether a transform or a graph has the tensors, which keeps no gradients."""
+    return torch.compiler.is_compiling() or functorch_level() is not None
+
+
+def _show(payload: Tensor) -> Any:
+    """Return what readers get: the very tensor where autograd or a module knows it, another one around its memory elsewhere."""
+    if type(payload) is UnbatchedTensor:
+        return payload
+    if type(payload) not in PLAIN or torch.compiler.is_compiling():
+        return payload.as_subclass(UnbatchedTensor)
+    known = payload.requires_grad or type(payload) is nn.Parameter or payload.__dict__
+    shown: Any = payload if known else payload.detach()
+    is_parameter = isinstance(payload, nn.Parameter)
+    shown.__class__ = UnbatchedTensor
+    if is_parameter:
+        shown._is_param = True  # by which torch knows a parameter of another class
+    return shown
+
+
+def _is_own(tensor: Tensor) -> bool:
+    """Tell whether autograd or a module knows this very tensor."""
+    return (tensor.requires_grad and tensor.is_leaf) or isinstance(tensor, nn.Parameter)
+
+
 def _plain(tensor: Tensor) -> Tensor:
     """Return a tensor of this class as a plain one, around the same memory."""
     if not torch.compiler.is_compiling():
@@ -234,10 +311,14 @@ def to_unbatched(value: Any, batch_size: torch.Size, device: torch.device | None
     >>> to_unbatched(UnbatchedTensor(torch.zeros(3)), torch.Size([2]), None).batch_size
     torch.Size([2])
     """
-    payload = _plain(value)
-    if not payload.requires_grad:
-        payload = payload.detach()  # no view, which could not be detached in place
-    return UnbatchedNode(payload if device is None else payload.to(device), batch_size, device)
+    if torch.compiler.is_compiling():
+        payload = _plain(value)
+        return UnbatchedNode(payload if device is None else payload.to(device), batch_size, device)
+    payload = value if value.requires_grad else _plain(value).detach()
+    node = UnbatchedNode(payload if device is None else payload.to(device), batch_size, device)
+    if node._kept is payload and value.batch_size in (batch_size, torch.Size()):
+        node._shown = value  # unless it stands for another batch, too
+    return node
 
 
 # Not as a child, of which vmap would take a dim: this tensor has no dim of the batch.

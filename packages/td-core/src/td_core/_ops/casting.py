@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._attachments import attachments
-from .._collection import Core, copy_of, data_of, dense, lazy_stack_of, once_each
+from .._collection import Core, copy_of, data_of, dense, every_level, lazy_stack_of, once_each
 from .._devices import as_device
 from .._element_types import as_dtype
 from .._labels import relabel
@@ -150,6 +150,8 @@ class Casting(Moving):
         >>> TensorDict({"a": torch.zeros(2)}).requires_grad_().requires_grad
         True
         """
+        for level in every_level(self):
+            level._keep_shown()
         leaves = self._leaves()
         for leaf in leaves:
             if leaf.requires_grad == requires_grad:

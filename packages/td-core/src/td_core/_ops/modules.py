@@ -45,6 +45,14 @@ def _slots(owner: Any) -> tuple[Any, Any, Any]:
     return entries, entries, entries
 
 
+def _plain(leaf: Tensor) -> Tensor:
+    """Return a leaf as a plain tensor, through which gradients reach it."""
+    if type(leaf) in PLAIN or torch.compiler.is_compiling():
+        return leaf
+    with torch.enable_grad():
+        return leaf.as_subclass(Tensor)
+
+
 def _slot(owner: Any, slots: Any, held: Any) -> str:
     """Return the letter for what stands in a slot; see :data:`Move`."""
     if isinstance(owner, Core):
@@ -485,6 +493,8 @@ class Modules(Core):
                 )
             parameters, buffers, modules = _slots(owner)
             for key, child in dict(node._children()).items():
+                if not isinstance(child, Tensor) and child._shows_tensor:
+                    child = _plain(child._leaves()[0])
                 if isinstance(child, Tensor):
                     slots: Any = parameters if key in parameters else buffers
                     held = slots.get(key)
