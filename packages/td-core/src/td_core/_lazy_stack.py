@@ -22,16 +22,15 @@ from ._indexing import plan_index
 from ._locking import refuse_if_locked
 from ._names import Names, check_names
 from ._ops.batch_size import as_batch_size
-from ._ops.entries import contained
 from ._ops.indexed_write import carry_out
-from ._ops.member_writes import member_parts, unbind_members
-from ._ops.uneven import nothing_of, uneven_index
+from ._ops.member_writes import check_new_members, member_parts, unbind_members
+from ._ops.uneven import nothing_of, transform_uneven, uneven_index
 from ._ops.update_plan import UpdatePlan
-from ._plans import coordinates, without
+from ._plans import without
 from ._ragged import distinct_members, entry_in, in_form, ragged_error, refuse_hidden
 from ._shape_plans import Reshape, stack_plan
 from ._views import StackedEntries
-from .errors import BatchSizeError, CollectionIndexError, CycleError, StructureError
+from .errors import BatchSizeError, CollectionIndexError, StructureError
 from .typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefault
 
 SelfT = TypeVar("SelfT", bound="LazyStackedTensorDict")
@@ -495,7 +494,7 @@ class LazyStackedTensorDict(TensorDictBase):
                 # Elements can be put side by side only where the plan moves those of the stack dim, and no others.
                 if not self._members or -1 in self.batch_size or plan.n <= self._stack_dim or plan.invents:
                     raise
-                return self._rearranged(plan)
+                return transform_uneven(self, plan)
         picks, inner, stack_dim = along
         if inner is not None:
             self._refuse_uneven(plan)
@@ -512,25 +511,6 @@ class LazyStackedTensorDict(TensorDictBase):
         if name is not None and at < plan.n and at not in plan.dims():
             result._stack_dim_name = None
         return result
-
-    def _rearranged(self, plan: Any) -> Any:
-        """Return the result of a plan on members that cannot be stacked: their elements, side by side."""
-        old = self.batch_size[: plan.n]
-        if 0 in plan.lead:
-            result = nothing_of(self, plan.resized(self.batch_size))
-        else:
-            result = self._built(plan.leaf(torch.arange(old.numel(), device="cpu").view(old)).tolist(), old)
-        if (names := plan.renamed(self._names)) is not None:
-            result._set_names(names)
-        return result
-
-    def _built(self, positions: Any, size: torch.Size) -> Any:
-        """Return the elements at some positions, in nested lists, of a batch of ``size``, side by side."""
-        if isinstance(positions, list):
-            return self._of([self._built(row, size) for row in positions], 0)
-        where = list(coordinates(positions, size))
-        member = self._members[where.pop(self._stack_dim)]
-        return member._index(tuple(where)) if where else member
 
     def _densified(self) -> Any:
         """Return the dense stack; StructureError where members do not fit."""
@@ -658,7 +638,7 @@ class LazyStackedTensorDict(TensorDictBase):
         new = (
             unbind_members(tensordict, self._stack_dim) if isinstance(tensordict, Core) else list(tensordict)
         )
-        self._check_new(new)
+        check_new_members(self, new)
         self._members.extend(new)
 
     def insert(self, index: int, tensordict: Any) -> None:
@@ -669,23 +649,8 @@ class LazyStackedTensorDict(TensorDictBase):
         >>> stack["a"]
         tensor([1, 0])
         """
-        self._check_new([tensordict])
+        check_new_members(self, [tensordict])
         self._members.insert(index, tensordict)
-
-    def _check_new(self, new: Sequence[Any]) -> None:
-        """Check members before any of them is added."""
-        if self.is_locked:  # also where it was made to read an entry of a locked stack
-            refuse_if_locked(self, "add a member")
-        for item in new:
-            if not isinstance(item, Core):
-                raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")
-            first = (self._members or new)[0]
-            if len(item.batch_size) != len(first.batch_size):
-                raise BatchSizeError(
-                    f"the members have batch size {list(first.batch_size)}, the new one has {list(item.batch_size)}"
-                )
-            if any(node is self for node in contained(item)):
-                raise CycleError("cannot add a member: it contains the stack it is added to")
 
     valid_keys = TensorDictBase.keys
     """Return the keys that all members have; the same as :meth:`keys`."""

@@ -621,13 +621,7 @@ def map_file(
     nbytes: int | None = None,
     linked: dict[tuple[int, int], torch.UntypedStorage] | None = None,
 ) -> MemoryMappedTensor:
-    """Return the tensor in an open file, which is known as ``path``.
-
-    ``linked`` has the memory of files with several names: such a file is mapped once, as tied leaves are one tensor.
-
-    Raises:
-        FormatError: the file is too short.
-    """
+    """Map the tensor in an open file; ``linked`` has the memory of files with several names, which are mapped once."""
     if nbytes is None:
         nbytes = element_count(shape) * dtype.itemsize
     if status is None:

@@ -12,9 +12,11 @@ from .._coerce import NUMBERS, coerce, nest
 from .._collection import Child, Core
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
+from .._locking import refuse_if_locked
 from .._plans import coordinates
 from .._shape_plans import unbind_plan
-from ..errors import StructureError
+from ..errors import BatchSizeError, CycleError, StructureError
+from .entries import contained
 from .indexed_write import ANY, Entries, agreed_dims, as_new_rows, as_rows, dims_before, without_ones
 from .leaf_writes import check_fits
 from .uneven import uneven_plans
@@ -185,3 +187,20 @@ def _spread(entry: Any, tail: int, lead: torch.Size, path: Path, found: set[int 
     wanted = lead + leaf.shape[len(lead) :]
     check_fits(leaf, wanted, path)
     return leaf.expand(wanted)
+
+
+def check_new_members(stack: Any, new: Sequence[Any]) -> None:
+    """Raise where one of some objects cannot be a member of a lazy stack; called before any of them is added."""
+    if stack.is_locked:  # also where it was made to read an entry of a locked stack
+        refuse_if_locked(stack, "add a member")
+    members = stack.tensordicts
+    for item in new:
+        if not isinstance(item, Core):
+            raise TypeError(f"the members of a lazy stack are collections; got {type(item).__name__}")
+        first = (members or new)[0]
+        if len(item.batch_size) != len(first.batch_size):
+            raise BatchSizeError(
+                f"the members have batch size {list(first.batch_size)}, the new one has {list(item.batch_size)}"
+            )
+        if any(node is stack for node in contained(item)):
+            raise CycleError("cannot add a member: it contains the stack it is added to")

@@ -1,4 +1,4 @@
-"""Indexing a lazy stack whose members have different batch sizes: what an index says to each of them."""
+"""Indexing and reshaping a lazy stack whose members have different batch sizes or cannot be stacked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from .._collection import Core
 from .._indexing import plan_index
+from .._plans import coordinates
 from ..errors import CollectionIndexError, StructureError
 
 
@@ -35,6 +36,29 @@ def nothing_of(stack: Any, size: torch.Size) -> Any:
         one.names = stack._names
     nothing = one._index((slice(None),) * dim + (slice(0, 0),))
     return nothing if nothing.batch_size == size or -1 in size else nothing.reshape(size)
+
+
+def transform_uneven(stack: Any, plan: Any) -> Any:
+    """Return the result of a plan on members that cannot be stacked: their elements, in nested lazy stacks."""
+    old = stack.batch_size[: plan.n]
+    if 0 in plan.lead:
+        result = nothing_of(stack, plan.resized(stack.batch_size))
+    else:
+        positions = plan.leaf(torch.arange(old.numel(), device="cpu").view(old)).tolist()
+        result = _gather_elements(stack, positions, old)
+    if (names := plan.renamed(stack._names)) is not None:
+        result._set_names(names)
+    return result
+
+
+def _gather_elements(stack: Any, positions: Any, size: torch.Size) -> Any:
+    """Return the elements at some positions, in nested lists, of a batch of ``size``."""
+    if isinstance(positions, list):
+        return stack._of([_gather_elements(stack, row, size) for row in positions], 0)
+    where = list(coordinates(positions, size))
+    members, dim = stack._stacked()
+    member = members[where.pop(dim)]
+    return member._index(tuple(where)) if where else member
 
 
 def _planned(member: Core, plan: Any) -> Any:
