@@ -30,7 +30,8 @@ RELEASE = "0.15.3"
 MODULES: dict[str, tuple[str, ...]] = {
     "": (
         "KEY_SEPARATOR", "LazyStackedTensorDict", "MemoryMappedTensor", "MetaData", "NestedKey", "NonTensorData",
-        "NonTensorDataBase", "NonTensorStack", "PackLayout", "TensorAttrs", "TensorClass", "TensorCollection",
+        "NonTensorDataBase", "NonTensorStack", "PackLayout", "TensorAttrs", "TensorClass", "TensorClassModuleBase",
+        "TensorClassModuleWrapper", "TensorCollection",
         "TensorDict", "TensorDictBase", "TensorDictParams", "TypedTensorDict", "UnbatchedTensor", "append_memmap",
         "as_tensordict_module", "assert_allclose_td", "assert_close", "capture_non_tensor_stack", "cat", "collate",
         "default_is_leaf", "dense_stack_tds", "from_any", "from_consolidated", "from_dataclass", "from_dict", "from_module",
@@ -59,7 +60,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "memmap": ("MemoryMappedTensor",),
     "nn": (
-        "InteractionType", "TensorDictModule", "TensorDictModuleBase", "TensorDictModuleWrapper", "TensorDictParams",
+        "InteractionType", "TensorClassModuleBase", "TensorClassModuleWrapper", "TensorDictModule",
+        "TensorDictModuleBase", "TensorDictModuleWrapper", "TensorDictParams",
         "TensorDictSequential", "WrapModule", "as_tensordict_module", "dispatch", "interaction_type", "make_tensordict",
         "set_interaction_type", "set_skip_existing", "skip_existing",
     ),
@@ -71,6 +73,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "nn.params": ("TensorDictParams",),
     "nn.probabilistic": ("InteractionType", "interaction_type", "set_interaction_type"),
     "nn.sequence": ("TensorDictSequential",),
+    "nn.tensorclass_module": ("TensorClassModuleBase", "TensorClassModuleWrapper"),
     "nn.utils": ("set_skip_existing", "skip_existing"),
     "persistent": (),
     "prototype": (),

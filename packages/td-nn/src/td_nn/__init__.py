@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ._module_base import TensorDictModuleBase
     from ._sequence import TensorDictSequential
     from ._switches import set_skip_existing, skip_existing
+    from ._tensorclass_module import TensorClassModuleBase, TensorClassModuleWrapper
     from ._wrap import WrapModule, as_tensordict_module
     from .module_errors import MissingKeyError, ModuleKeysError, OutputError, SelectionError
 
@@ -39,7 +40,8 @@ __version__ = _td_core.__version__
 
 __all__ = [
     "FlowReport", "InteractionType", "MissingKeyError", "ModuleKeysError", "OutputError", "SelectionError",
-    "TensorDictModule", "TensorDictModuleBase", "TensorDictModuleWrapper", "TensorDictSequential", "WrapModule",
+    "TensorClassModuleBase", "TensorClassModuleWrapper", "TensorDictModule",
+    "TensorDictModuleBase", "TensorDictModuleWrapper", "TensorDictSequential", "WrapModule",
     "__version__", "as_tensordict_module", "dispatch", "interaction_type", "set_interaction_type", "set_skip_existing",
     "skip_existing",
 ]  # fmt: skip
@@ -54,6 +56,7 @@ __getattr__, __dir__ = _lazy_names(
         "._module_base": ("TensorDictModuleBase",),
         "._sequence": ("TensorDictSequential",),
         "._switches": ("set_skip_existing", "skip_existing"),
+        "._tensorclass_module": ("TensorClassModuleBase", "TensorClassModuleWrapper"),
         "._wrap": ("WrapModule", "as_tensordict_module"),
         ".module_errors": ("MissingKeyError", "ModuleKeysError", "OutputError", "SelectionError"),
     },

@@ -54,8 +54,13 @@ class dispatch:  # noqa: N801  a decorator
     DEFAULT_SOURCE: ClassVar[str] = "in_keys"
     DEFAULT_DEST: ClassVar[str] = "out_keys"
 
+    separator: str
+    source: str | tuple[Key, ...]
+    dest: str | tuple[Key, ...]
+    auto_batch_size: bool
+
     @overload
-    def __new__(cls, separator: FnT) -> FnT: ...
+    def __new__(cls, separator: FnT) -> FnT: ...  # type: ignore[misc]
     @overload
     def __new__(
         cls,

@@ -42,7 +42,8 @@ class InteractionType(str, enum.Enum):
     def __str__(self) -> str:
         return str.__str__(self)
 
-    __format__ = str.__format__
+    def __format__(self, spec: str) -> str:
+        return str.__format__(self, spec)
 
 
 class set_interaction_type(ModuleSwitch):  # noqa: N801  the reference implementation's spelling

@@ -6,14 +6,14 @@ import difflib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
 from td_core import KeyPathError, KeyThroughLeafError, TensorCollection, TensorDict
 
 from ._dispatch import dispatch
-from ._module_base import TensorDictModuleBase, show_module
+from ._module_base import ResultT, TensorDictModuleBase, show_module
 from ._module_keys import SINK, FollowedKeys, Key
 from ._switches import STATE, has_outputs
 from .module_errors import MissingKeyError, ModuleKeysError, OutputError, note_place
@@ -23,7 +23,7 @@ __all__ = ["TensorDictModule", "TensorDictModuleWrapper"]
 Inplace = bool | Literal["empty"] | None
 
 
-class TensorDictModule(TensorDictModuleBase):
+class TensorDictModule(TensorDictModuleBase[ResultT]):
     """A module or another callable that takes its arguments from a collection, and stores what it returns there.
 
     Called with a collection, it returns the collection with the results. Called with the tensors themselves, by position
@@ -63,6 +63,34 @@ class TensorDictModule(TensorDictModuleBase):
     _all_out_keys: tuple[Key, ...]
     _argument_names: tuple[str, ...] | None = None
 
+    @overload
+    def __init__(
+        self: TensorDictModule[Tensor],
+        module: Callable[..., Any] | Any,
+        in_keys: Any,
+        out_keys: str | tuple[Any, ...],
+        *,
+        out_to_in_map: bool | None = None,
+        inplace: Inplace = True,
+        method: str | None = None,
+        method_kwargs: Mapping[str, Any] | None = None,
+        strict: bool = False,
+        get_kwargs: Mapping[str, Any] | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        module: Callable[..., Any] | Any,
+        in_keys: Any,
+        out_keys: Any,
+        *,
+        out_to_in_map: bool | None = None,
+        inplace: Inplace = True,
+        method: str | None = None,
+        method_kwargs: Mapping[str, Any] | None = None,
+        strict: bool = False,
+        get_kwargs: Mapping[str, Any] | None = None,
+    ) -> None: ...
     def __init__(
         self,
         module: Callable[..., Any] | Any,
@@ -116,7 +144,7 @@ class TensorDictModule(TensorDictModuleBase):
             )
 
     @property
-    def _wrapped(self) -> Any:  # type: ignore[override]
+    def _wrapped(self) -> Any:
         modules = self.__dict__.get("_modules", {})
         return modules["module"] if "module" in modules else self.__dict__.get("module")
 
@@ -153,8 +181,11 @@ class TensorDictModule(TensorDictModuleBase):
         values, lacks = [], False
         for key in in_keys:
             value = get(key, None, **get_kwargs) if get_kwargs else get(key, None)
-            if value is None:
-                lacks = True
+            if not isinstance(value, Tensor):
+                if value is None:
+                    lacks = True
+                elif not get_kwargs:
+                    value = tensordict[key]  # which gives the value of a node that holds one
             values.append(value)
         if lacks:
             self._refuse_missing(tensordict, in_keys)
@@ -265,7 +296,7 @@ class TensorDictModule(TensorDictModuleBase):
         return self._show(f"module={self._wrapped},\nin_keys={self.in_keys},\nout_keys={self.out_keys}")
 
 
-class TensorDictModuleWrapper(TensorDictModuleBase):
+class TensorDictModuleWrapper(TensorDictModuleBase[ResultT]):
     """A module around another one, which has its keys and attributes; for subclasses with another ``forward``.
 
     Args:
@@ -287,7 +318,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         self.td_module = td_module
 
     @property
-    def _wrapped(self) -> Any:  # type: ignore[override]
+    def _wrapped(self) -> Any:
         return self._modules.get("td_module")
 
     @property

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 from torch import nn
+from typing_extensions import TypeVar
 
 from td_core import TensorCollection, TensorDict
 
@@ -16,11 +17,14 @@ from .module_errors import SelectionError
 
 __all__ = ["TensorDictModuleBase"]
 
-SelfT = TypeVar("SelfT", bound="TensorDictModuleBase")
+SelfT = TypeVar("SelfT", bound="TensorDictModuleBase[Any]")
 CollectionT = TypeVar("CollectionT", bound=TensorCollection)
 
+#: What a call with tensors returns: one value, or a tuple of several.
+ResultT = TypeVar("ResultT", default=Any)
 
-class TensorDictModuleBase(nn.Module):
+
+class TensorDictModuleBase(nn.Module, Generic[ResultT]):
     """Base of the modules whose ``forward`` takes a collection and returns one.
 
     A subclass says which keys it reads and writes: ``in_keys`` and ``out_keys`` are attributes of the class, or are
@@ -70,7 +74,7 @@ class TensorDictModuleBase(nn.Module):
         @overload
         def __call__(self, tensordict: CollectionT, *args: Any, **kwargs: Any) -> CollectionT: ...
         @overload
-        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> ResultT: ...
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     @property
@@ -199,12 +203,16 @@ class TensorDictModuleBase(nn.Module):
         with values.to_module(self):
             self.reset_parameters_recursive()
         fresh = TensorDict({key: value.detach() for key, value in values.items(True, True)})
-        return fresh.apply(lambda x: x.requires_grad_() if x.is_floating_point() or x.is_complex() else x)
+        needs_grad: TensorDict = fresh.apply(
+            lambda x: x.requires_grad_() if x.is_floating_point() or x.is_complex() else x
+        )
+        return needs_grad
 
     @property
     def __name__(self) -> str:
         """Name of the class, by which tools that expect functions show a module."""
-        return type(self).__name__
+        name: str = type.__dict__["__name__"].__get__(type(self))
+        return name
 
     def __repr__(self) -> str:
         return self._show(f"in_keys={self.in_keys},\nout_keys={self.out_keys}")
@@ -228,7 +236,7 @@ class TensorDictModuleBase(nn.Module):
 
 
 def leave_out_unselected(
-    module: TensorDictModuleBase, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    module: TensorDictModuleBase[Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
     """Remove what is not selected from the collection that a call returned: a hook, the same for every module."""
     selected = module._selected_out_keys

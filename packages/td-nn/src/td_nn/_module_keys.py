@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, MutableSequence
 from typing import Any
 
-from td_core import KeyPathError, NestedKey, TensorCollection, unravel_key
+from td_core import KeyPathError, TensorCollection, unravel_key
 
 from .module_errors import ModuleKeysError
 
@@ -44,11 +44,19 @@ def as_keys(keys: Any, name: str = "keys") -> tuple[Key, ...]:
     try:
         return tuple(map(unravel_key, keys))
     except KeyPathError:
-        wrong = [key for key in keys if not isinstance(key, NestedKey)]
+        wrong = [key for key in keys if not _is_key(key)]
         raise ModuleKeysError(
             f"{name} is a list of keys or one key, and a key is a string or a non-empty tuple of strings; "
             f"got {', '.join(map(_show, wrong))} among them"
         ) from None
+
+
+def _is_key(key: Any) -> bool:
+    try:
+        unravel_key(key)
+    except KeyPathError:
+        return False
+    return True
 
 
 def _show(value: Any) -> str:
@@ -71,10 +79,11 @@ def is_provided(key: Key, written: Collection[Key]) -> bool:
     (True, False)
     """
     if key in written:
-        return key != SINK
+        return bool(key != SINK)
     if type(key) is str:
         return False
-    return any(key[:length] in written for length in range(2, len(key))) or key[0] in written
+    levels = [key[0], *[key[:length] for length in range(2, len(key))]]
+    return any(level in written for level in levels)
 
 
 def relates(one: Key, other: Key) -> bool:
@@ -84,7 +93,7 @@ def relates(one: Key, other: Key) -> bool:
 
 def has_key(tensordict: TensorCollection, key: Key) -> bool:
     """Tell whether a collection has an entry at a key."""
-    return key in tensordict.keys(True)
+    return bool(key in tensordict.keys(True))
 
 
 class DeclaredKeys:

@@ -25,7 +25,7 @@ SelfT = TypeVar("SelfT", bound="TensorDictSequential")
 Members = "nn.ModuleList | nn.ModuleDict"
 
 
-class TensorDictSequential(TensorDictModule):
+class TensorDictSequential(TensorDictModule[Any]):
     """Modules that run one after another, each on the collection that the one before returned.
 
     It reads what its members read and no earlier member writes, and writes what they write. A member whose output is
@@ -97,7 +97,7 @@ class TensorDictSequential(TensorDictModule):
         """Leave nothing out after a call: ``forward`` does so, which knows what was there before."""
 
     @dispatch(auto_batch_size=False)
-    def forward(
+    def forward(  # type: ignore[override]
         self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
     ) -> Any:
         """Run the members and return the collection that has what they wrote.
@@ -150,7 +150,7 @@ class TensorDictSequential(TensorDictModule):
                     raise OutputError(
                         f"the member before {show_module(module)} returned None, not a collection"
                     )
-                tensordict = module(tensordict)
+                tensordict = module(tensordict)  # type: ignore[misc]
                 place += 1
         except Exception as error:
             self._locate(error, place)
@@ -387,7 +387,7 @@ class TensorDictSequential(TensorDictModule):
 
     def _cut_outputs(self: SelfT, wanted: dict[Key, None]) -> SelfT | None:
         """Return the members that some keys need, and add to these what they read."""
-        kept = []
+        kept: list[tuple[str | None, Any]] = []
         for name, module in reversed(self._pairs()):
             part = module
             if isinstance(module, TensorDictSequential):

@@ -17,7 +17,7 @@ __all__ = ["WrapModule", "as_tensordict_module"]
 FnT = TypeVar("FnT", bound=Callable[..., Any])
 
 
-class WrapModule(TensorDictModuleBase):
+class WrapModule(TensorDictModuleBase[Any]):
     """A function from collection to collection as a module.
 
     Args:
@@ -54,7 +54,7 @@ class WrapModule(TensorDictModuleBase):
         self.out_keys = [] if out_keys is None else out_keys
 
     @property
-    def _wrapped(self) -> Any:  # type: ignore[override]
+    def _wrapped(self) -> Any:
         return self.func
 
     def forward(self, data: Any) -> Any:

@@ -377,6 +377,17 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         """
         return dataclasses.fields(cls)
 
+    @classmethod
+    def declared_fields(cls) -> dict[str, Any] | None:
+        """Return the fields, each with its type; that of an optional one without the None.
+
+        >>> class Point(TensorClass):
+        ...     xy: torch.Tensor
+        >>> Point.declared_fields()
+        {'xy': <class 'torch.Tensor'>}
+        """
+        return {name: cls._schema.hint(name) for name in cls._schema.names}
+
     def _declared(self, key: str, value: Any) -> Any:
         if key not in self._schema.names or value is None:
             return value

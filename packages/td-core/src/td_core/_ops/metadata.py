@@ -298,6 +298,17 @@ class Metadata(Core):
         leaves = self._leaves() if count_duplicates else _distinct(self._leaves())
         return sum(leaf.numel() for leaf in leaves)
 
+    @classmethod
+    def declared_fields(cls) -> dict[str, Any] | None:
+        """Return the entries that the class declares, each with its type; None where it declares none.
+
+        A class that declares some makes an instance of a collection with ``from_tensordict``.
+
+        >>> TensorDict.declared_fields() is None
+        True
+        """
+        return None
+
     def entry_class(self, key: NestedKey) -> type:
         """Return the class of an entry, without building it.
 
