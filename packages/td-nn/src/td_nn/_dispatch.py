@@ -207,12 +207,29 @@ def _shared_size(values: Any) -> torch.Size:
     return sizes[0][:shortest]
 
 
+class _Signature(inspect.Signature):
+    """The signature of a function that also takes its inputs by keyword, each an argument of its own once bound.
+
+    ``torch.export`` finds the shapes that a program says are dynamic by these names.
+    """
+
+    __slots__ = ()
+
+    def bind(self, /, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
+        """Bind arguments, every keyword to its own name."""
+        parameters = list(self.parameters.values())
+        at = len(parameters) - any(each.kind is each.VAR_KEYWORD for each in parameters)
+        new = [name for name in kwargs if name not in self.parameters]
+        named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in new]
+        return inspect.Signature([*parameters[:at], *named, *parameters[at:]]).bind(*args, **kwargs)
+
+
 def _optional(signature: inspect.Signature, names: Sequence[str]) -> inspect.Signature:
-    """Return a signature in which some parameters may be left out."""
+    """Return a signature in which the first parameters may be left out, since tensors stand for them."""
     parameters = [
         each.replace(default=None)
         if each.name in names or (each.kind is each.POSITIONAL_OR_KEYWORD and each.default is each.empty)
         else each
         for each in signature.parameters.values()
     ]
-    return signature.replace(parameters=parameters)
+    return _Signature(parameters, return_annotation=signature.return_annotation)

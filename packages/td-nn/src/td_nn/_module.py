@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from torch import Tensor
@@ -204,18 +204,31 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         except Exception as error:
             self._explain(error, tensordict, in_keys, values)
             raise
+        if isinstance(result, Tensor) and len(out_keys) == 1:
+            if tensordict_out is None and self.inplace is True and out_keys[0] != SINK:
+                tensordict.set(out_keys[0], result)  # what most calls do
+                return tensordict
+            results: Sequence[Any] = (result,)
+        else:
+            results = self._outputs(result, out_keys)
+        return self._write_to_tensordict(tensordict, results, tensordict_out, out_keys)
+
+    def _write_to_tensordict(
+        self,
+        tensordict: TensorCollection,
+        tensors: Sequence[Any],
+        tensordict_out: TensorCollection | None = None,
+        out_keys: Sequence[Key] | None = None,
+    ) -> Any:
+        """Store results, and return the collection that has them; subclasses elsewhere call it."""
         if tensordict_out is None:
             inplace = self.inplace
             tensordict_out = (
                 tensordict if inplace is True else tensordict.empty() if inplace else TensorDict()
             )
-        if len(out_keys) == 1 and isinstance(result, Tensor):
-            if out_keys[0] != SINK:
-                tensordict_out.set(out_keys[0], result)
-        else:
-            for key, value in zip(out_keys, self._outputs(result, out_keys)):
-                if key != SINK:
-                    tensordict_out.set(key, value)
+        for key, value in zip(self._all_out_keys if out_keys is None else out_keys, tensors):
+            if key != SINK:
+                tensordict_out.set(key, value)
         return tensordict_out
 
     def _with_method_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from td_core import TensorCollection, TensorDict
 
 from ._module_keys import DeclaredKeys, Key, as_keys, declare_keys
 from ._portable import portable
+from ._sharded import show_results
 from .module_errors import SelectionError
 
 __all__ = ["TensorDictModuleBase"]
@@ -64,6 +65,7 @@ class TensorDictModuleBase(nn.Module, Generic[ResultT]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         declare_keys(cls, ("in_keys", "out_keys"))
+        show_results(cls)
         cls._keeps_keys = all(type(_static(cls, name)) is DeclaredKeys for name in ("in_keys", "out_keys"))
 
     def _take_keys(self, name: str) -> None:
