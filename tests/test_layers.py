@@ -30,7 +30,17 @@ LAYERS = [
         "_class_methods",
         "_lazy_names",
     ],
-    ["_keys", "_names", "_devices", "_element_types", "_settings", "_missing", "_linked_list", "_workers"],
+    [
+        "_arrays",
+        "_keys",
+        "_names",
+        "_devices",
+        "_element_types",
+        "_settings",
+        "_missing",
+        "_linked_list",
+        "_workers",
+    ],
     ["_value_types", "_values"],
     ["_foreach", "_roles", "_known_looks", "_plans", "_indexing", "_shape_plans", "_element_plans"],
     [

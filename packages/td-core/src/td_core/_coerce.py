@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._arrays import as_tensor
 from ._collection import Child, Core, dense, lead_of, show_path
 from ._lazy_names import set_module
 from ._missing import missing_package
@@ -166,7 +167,10 @@ def _convert(value: Any, batch_size: torch.Size, device: torch.device | None, pa
     if isinstance(value, Mapping):
         return nest(value, batch_size, device, path)
     if isinstance(value, NUMBERS) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc"):
-        return torch.as_tensor(value)
+        try:
+            return as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise type(error)(f"{show_path(path)}: {error}") from error
     fields = struct_fields(value)
     if fields is not None:
         return nest(fields, torch.Size(value.shape), device, path)
@@ -197,14 +201,12 @@ def struct_fields(value: Any) -> dict[str, Any] | None:
 
 
 def _field(value: Any) -> Any:
-    """Return a field of a structured array as a list of strings or objects, or as an array that torch can read."""
+    """Return a field of a structured array as a list of strings or objects, or as an array."""
     if value.dtype.names is not None:
         return value
     if value.dtype.kind in "USO":
         return value.tolist()
-    # The items of a field lie a whole record apart, which a tensor counts in items.
-    shared = all(step >= 0 and step % value.dtype.itemsize == 0 for step in value.strides)
-    return value if shared and value.flags.writeable and value.flags.aligned else np.array(value)
+    return value
 
 
 def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
@@ -233,8 +235,8 @@ def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
     if array.dtype.kind not in "biufc":
         return None
     # torch, not numpy, decides the dtype of Python floats.
-    arrays = any(isinstance(item, np.ndarray) for item in value)
-    return torch.as_tensor(array) if arrays else torch.tensor(value)
+    arrays = isinstance(first, np.ndarray) or any(isinstance(item, np.ndarray) for item in value)
+    return as_tensor(array) if arrays else torch.tensor(value)
 
 
 def _stacked(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
@@ -247,7 +249,7 @@ def _row(item: Any) -> Tensor | None:
     if isinstance(item, Tensor):
         return item
     if isinstance(item, (*NUMBERS, np.ndarray)):
-        return torch.as_tensor(item)
+        return as_tensor(item)
     return _sequence(item) if isinstance(item, (list, tuple)) else None
 
 

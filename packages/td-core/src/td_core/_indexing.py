@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._arrays import as_tensor
 from ._foreach import PLAIN
 from ._plans import REPEATING, Along, ShapePlan, broadcast_shape, positions, remembered, slice_length
 from ._torch_private import functorch_level
@@ -287,7 +288,7 @@ def _plan_items(given: tuple[Any, ...], batch_size: tuple[int, ...]) -> IndexPla
         kind = type(item)
         if kind is list:
             lists[len(items)] = item
-            item = torch.as_tensor(item, dtype=torch.int64, device="cpu")
+            item = as_tensor(item, dtype=torch.int64, device="cpu")
         if kind is slice:
             lead.append(slice_length(item, batch_size[n]))
             kept.append(n)
@@ -398,7 +399,7 @@ def _convert(item: Any) -> Any:
             return list(item)
         try:
             # Every tensor takes an index on the CPU, and not every one that of torch.set_default_device.
-            tensor = torch.as_tensor(list(item) if isinstance(item, range) else item, device="cpu")
+            tensor = as_tensor(list(item) if isinstance(item, range) else item, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
             raise CollectionIndexError(f"{_show((item,))} cannot be an index: {error}") from error
         if not isinstance(item, np.ndarray) and tensor.numel() == 0:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_storage
 
+from td_core._arrays import as_tensor
 from td_core._element_types import as_dtype
 from td_core._lazy_names import set_module
 from td_core._torch_private import plain_results
@@ -115,9 +116,7 @@ class MemoryMappedTensor(Tensor):
         if isinstance(source, torch.Size):
             result = cls.zeros(source, dtype=dtype, filename=filename)
         else:
-            values = (
-                source if isinstance(source, Tensor) else torch.as_tensor(source, dtype=dtype, device="cpu")
-            )
+            values = source if isinstance(source, Tensor) else as_tensor(source, dtype=dtype, device="cpu")
             result = cls.from_tensor(
                 values if dtype is None else values.to(dtype), filename=filename, shape=shape
             )

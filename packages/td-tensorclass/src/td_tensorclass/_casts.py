@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from td_core import LinkedList, TensorDict
+from td_core._arrays import as_tensor
 from td_core._collection import Core
 from td_core._element_types import as_dtype
 
@@ -138,6 +139,6 @@ def _as_type(hint: Any, name: str, value: Any) -> Any:
 
 def _as_tensor(name: str, value: Any, rule: str) -> Tensor:
     try:
-        return torch.as_tensor(value)
+        return as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"the field {name!r} {rule}; got {value!r}") from error

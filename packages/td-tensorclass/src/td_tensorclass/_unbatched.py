@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from td_core import TensorCollection
+from td_core._arrays import as_tensor
 from td_core._collection import Child, Core
 from td_core._element_types import ScalarBeside
 from td_core._foreach import PLAIN
@@ -57,7 +58,7 @@ class UnbatchedTensor(Tensor):
     @staticmethod
     def __new__(cls: Any, data: Any, *, batch_size: BatchSize | None = None) -> Any:
         """Return the tensor as one of this class."""
-        source = data if isinstance(data, Tensor) else torch.as_tensor(data)
+        source = data if isinstance(data, Tensor) else as_tensor(data)
         if not source.requires_grad and type(source) in PLAIN and not torch.compiler.is_compiling():
             result: Any = source.detach()
             result.__class__ = cls  # no view, which could not be detached in place

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .._arrays import as_tensor
 from .._attachments import attachments
 from .._collection import Core, copy_of, data_of, dense, every_level, lazy_stack_of, once_each
 from .._devices import as_device
@@ -399,7 +400,7 @@ class Casting(Moving):
             self._collect_like(data, references)
             values = data._leaves()
         else:
-            source = torch.as_tensor(data)
+            source = as_tensor(data)
             shape = self._transform(NewBatch(self.batch_size, tuple(source.shape), lambda leaf, size: leaf))
             shape._collect(references)
             values = [source] * len(references)

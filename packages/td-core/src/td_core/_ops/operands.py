@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._arrays import as_tensor
 from .._collection import (
     Core,
     Walked,
@@ -332,7 +333,7 @@ def _beside(node: Any, array: np.ndarray[Any, Any]) -> Tensor:
     device = node.device
     if device is None:
         device = next((leaf.device for leaf in node._leaves()), None)
-    return torch.as_tensor(array, device=device)
+    return as_tensor(array, device=device)
 
 
 def _broadcast(name: str, shape: torch.Size, size: torch.Size) -> tuple[int, ...]:

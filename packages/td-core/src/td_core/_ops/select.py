@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _element_plans as elements
+from .._arrays import as_tensor
 from .._collection import Core
 from .._element_types import as_it_is
 from .._foreach import Op, foreach, op
@@ -223,7 +224,7 @@ def _as_mask(mask: Any, **options: Any) -> Tensor:
             f"a mask is one tensor for all leaves; got a {type(mask).__name__}. With a mask for each leaf: "
             "masks.apply(torch.where, this, other)"
         )
-    return mask if isinstance(mask, Tensor) else torch.as_tensor(mask, **options)
+    return mask if isinstance(mask, Tensor) else as_tensor(mask, **options)
 
 
 def _over_batch(mask: Tensor, batch_size: torch.Size) -> Tensor:
@@ -245,7 +246,7 @@ def _filled(leaf: Tensor, value: Any) -> Tensor:
     if torch.compiler.is_compiling():  # which cannot trace torch.result_type
         return torch.where(torch.zeros_like(leaf, dtype=torch.bool), leaf, value)
     dtype = torch.result_type(leaf, value)
-    return torch.as_tensor(value, dtype=dtype, device=leaf.device).expand(leaf.shape)
+    return as_tensor(value, dtype=dtype, device=leaf.device).expand(leaf.shape)
 
 
 def _choose_or(node: Any, value: Any, condition: Tensor) -> Any:

@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .._arrays import tensors_in
+from .._coerce import NUMBERS, coerce
 from .._collection import Core, missing_key, note_key, show_path
 from .._foreach import Op, op
 from .._indexing import plan_index
@@ -241,11 +244,24 @@ class Updating(Entries):
                 note_key(error, path)
                 raise
             return self
+        if isinstance(value, np.generic):
+            value = value.item()
+        elif not isinstance(value, (Tensor, *NUMBERS)):
+            value = coerce(value, torch.Size(), None, path)
+            if not isinstance(value, Tensor):
+                raise StructureError(
+                    f"cannot write {show_path(path)} at the index {index!r}: it is a tensor, the value a "
+                    f"{type(value).__name__}"
+                )
+        index = tensors_in(index)
         changed = entry if parent._stacked() is None else entry.clone()
         refuse_grad(changed, path)
         try:
-            if isinstance(value, Tensor) and value.device != entry.device:
-                value = value.to(entry.device, non_blocking=non_blocking)
+            # torch casts what it writes through a view, but not what it scatters.
+            if isinstance(value, Tensor) and (
+                value.device != entry.device or (value.dtype != entry.dtype and not is_basic(index))
+            ):
+                value = value.to(entry.device, entry.dtype, non_blocking=non_blocking)
             changed[index] = value
         except (RuntimeError, TypeError, ValueError) as error:
             if not refused_as_shared(error):
@@ -272,7 +288,7 @@ class Updating(Entries):
         entry = self.get(key, self)
         if entry is not self:
             try:
-                return entry[index]
+                return entry[tensors_in(index) if isinstance(entry, Tensor) else index]
             except Exception as error:
                 note_key(error, unravel_key_to_tuple(key))
                 raise
