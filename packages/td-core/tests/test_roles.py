@@ -248,3 +248,28 @@ def test_export_leaves_the_parameters_of_the_caller(strict: bool, no_convert: bo
     assert program.module()(torch.ones(2)).tolist() == module(torch.ones(2)).tolist() == [4, 4]
     module(torch.ones(2)).sum().backward()
     assert held["n", "m", "w"].grad.tolist() == [1, 1] and inner["w"].data_ptr() == held["w"].data_ptr()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda td, new: [td.set(("p", *key), leaf) for key, leaf in new.items()],
+        lambda td, new: td.update({("p", *key): leaf for key, leaf in new.items()}),
+        lambda td, new: td.update({"p": TensorDict(dict(new.items()))}),
+        lambda td, new: td.update({"p": TensorDict(dict(new.items()))}, clone=True),
+        lambda td, new: td["p"].update(TensorDict(dict(new.items()))),
+        lambda td, new: TensorDict({"q": td}).update({"q": {"p": TensorDict(dict(new.items()))}}),
+    ],
+)
+def test_a_write_below_parameters_in_a_collection_keeps_roles(write: Callable[[Any, Any], Any]) -> None:
+    entries = {
+        "w": torch.ones(2),
+        "n": {"b": torch.ones(2), "mean": Buffer(torch.ones(2)), "m": {"c": torch.ones(2)}},
+    }
+    td = TensorDict({"p": TensorDictParams(TensorDict(entries))})
+    params = td["p"]
+    keys = [("w",), ("n", "b"), ("n", "mean"), ("n", "m", "c"), ("n", "m", "new")]
+    write(td, {key: torch.zeros(2) for key in keys})
+    assert td["p"] is params and all((leaf == 0).all() for leaf in params.values(True, True))
+    assert {name for name, _ in params.named_parameters()} == {"w", "n.b", "n.m.c", "n.m.new"}
+    assert [name for name, _ in params.named_buffers()] == ["n.mean"]

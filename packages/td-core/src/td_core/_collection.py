@@ -180,6 +180,10 @@ class Core(ABC):
         """Return what ``parent[key]`` shows for this entry: the node itself, or the value that it stands for."""
         return self
 
+    def _get_writable(self, key: str) -> Child:
+        """Return ``_get_child(key)``, through which what is set below is stored as this collection stores it."""
+        return self._get_child(key)
+
     def _keep_shown(self) -> None:  # noqa: B027  # most kinds have nothing else
         """Make what ``_unwrap`` gives the leaf that operations take; for changes of the leaves themselves."""
 

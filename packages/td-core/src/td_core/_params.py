@@ -280,6 +280,10 @@ class TensorDictParams(Wrapper, TensorDictBase, nn.Module):  # type: ignore[misc
     def _add_child(self, key: str, value: Core) -> Child:
         return self._tensordict._add_child(key, self._adopted(key, value))
 
+    def _get_writable(self, key: str) -> Child:
+        found = self._tensordict._get_child(key)
+        return self._around(found) if isinstance(found, TensorDictBase) and not found._opaque else found
+
     def _adopted(self, key: str, value: Child) -> Child:
         if isinstance(value, Core):
             _refuse_lazy_stacks(value)

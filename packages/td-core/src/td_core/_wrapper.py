@@ -85,6 +85,9 @@ class Wrapper(TensorCollection):
     def _get_child(self, key: str) -> Child:
         return self._tensordict._get_child(key)
 
+    def _get_writable(self, key: str) -> Child:
+        return self._tensordict._get_writable(key)  # type: ignore[no-any-return]
+
     def _stand_in(self, key: str) -> Child:
         return self._tensordict._stand_in(key)
 

@@ -188,7 +188,7 @@ class Entries(Core):
         node = self
         for depth, part in enumerate(path[:-1]):
             try:
-                child = node._get_child(part)
+                child = node._get_writable(part)
             except KeyError:
                 node._set_new(path[depth:], value, at + path[:depth], non_blocking)
                 return

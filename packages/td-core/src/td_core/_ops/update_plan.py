@@ -139,7 +139,7 @@ class UpdatePlan:
         if _is_level(value):
             # What is named below a level is no reason to replace all that is there.
             if current is not None and not leaf_here and (below is not None or not self._whole(value)):
-                found = node._get_child(key)
+                found = node._get_writable(key)
                 if isinstance(found, Tensor):
                     raise changed_meanwhile(node)
                 if self.inplace or not self._becomes_stack(found, value):
@@ -302,6 +302,8 @@ def merged_at_once(root: Core, source: Any) -> bool:
         node, theirs = todo.pop()
         if node._locked or node._declares or node.device is not None or node._stacked() is not None:
             return False
+        if not node._grows:
+            return False  # what is below is stored in its own way
         size = node.batch_size
         ndim = len(size)
         known = ndim == 0
