@@ -331,16 +331,22 @@ class Stream(io.RawIOBase):
 
 
 def test_checksums_behind_the_content_are_refreshed_too(tmp_path: Path) -> None:
-    TensorDict({"a": torch.zeros(4, dtype=torch.uint8), "b": torch.ones(2)}).memmap(tmp_path / "save")
+    td = TensorDict({"b": torch.ones(2), "n": {"a": torch.zeros(4, dtype=torch.uint8)}})
+    td.memmap(tmp_path / "save")
     packed = tmp_path / "streamed.tdz"
     with open(packed, "wb") as file, zipfile.ZipFile(Stream(file), "w") as archive:  # type: ignore[arg-type]
-        for path in sorted((tmp_path / "save").iterdir()):
-            archive.write(path, path.name, zipfile.ZIP_DEFLATED if path.name == "b.memmap" else None)
-    TensorDict.load_memmap(packed, mode="r+")["a"].fill_(7)
-    assert [problem.file for problem in td_memmap.verify(packed).problems] == ["a.memmap"]
+        for path in sorted(filter(Path.is_file, (tmp_path / "save").rglob("*"))):
+            name = path.relative_to(tmp_path / "save").as_posix()
+            archive.write(path, name, zipfile.ZIP_DEFLATED if name == "b.memmap" else None)
+    with pytest.raises(
+        PermissionError, match="cannot write into the entry 'b.memmap' of an archive: it is compressed"
+    ):
+        TensorDict.load_memmap(packed, mode="r+")
+    TensorDict.load_memmap(packed, mode="r+", subpath="n")["a"].fill_(7)
+    assert [problem.file for problem in td_memmap.verify(packed).problems] == ["n/a.memmap"]
     td_memmap.refresh_archive_checksums(packed)
     assert td_memmap.verify(packed).ok
-    assert TensorDict.load_memmap(packed)["a"].tolist() == [7] * 4
+    assert TensorDict.load_memmap(packed)["n", "a"].tolist() == [7] * 4
 
 
 def test_archives_of_other_tools_without_the_metadata_of_a_level(nest: Any, tmp_path: Path) -> None:
@@ -364,8 +370,15 @@ def test_a_leaf_may_start_anywhere(shift: int, tmp_path: Path, same: Any) -> Non
         archive.writestr("x" * (shift + 1), "")
         for file in (tmp_path / "save").iterdir():
             archive.write(file, file.name)
-    for mode in (None, "r", "r+"):
+    for mode in (None, "r"):
         same(TensorDict.load_memmap(tmp_path / "other.zip", mode=mode), td)
+    starts = {info.filename: info.header_offset + 30 + len(info.filename) for info in archive.infolist()}
+    if starts["a.memmap"] % 8 == starts["b.memmap"] % 16 == 0:
+        same(TensorDict.load_memmap(tmp_path / "other.zip", mode="r+"), td)
+    else:
+        # What is copied to where its dtype may start would not reach the file.
+        with pytest.raises(PermissionError, match=r"it starts at byte \d+, which is no place for"):
+            TensorDict.load_memmap(tmp_path / "other.zip", mode="r+")
 
 
 @pytest.mark.parametrize("more", [-1, 1])

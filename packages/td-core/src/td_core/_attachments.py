@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ._collection import Core
 
-__all__ = ["Attachment", "attachments"]
+__all__ = ["Attachment", "Keeper", "attachments"]
 
 
 class Attachment:
@@ -51,11 +52,39 @@ class Attachment:
     def files(self, node: Core) -> str | None:
         """Return the folder whose files hold the leaves of ``node`` as they are."""
 
-    def changed(self, node: Core) -> None:
-        """Take notice that a value of ``node``, not a leaf, was written in place."""
 
-    def current(self, node: Core) -> Core | None:
-        """Return a node with the values that another process wrote to ``node`` in place; None where there are none."""
+class Keeper:
+    """Where a sibling keeps the values of a node beside its memory; all nodes that show these values share it.
+
+    >>> Keeper().current(None) is None
+    True
+    """
+
+    __slots__ = ()
+
+    def current(self, node: Core, *, writes: bool = False) -> Core | None:
+        """Return a node with the values that another process wrote meanwhile; None where ``node`` has them.
+
+        One who is to write values needs those of others in any case, which would be overwritten.
+        """
+
+    def check(self, node: Core, values: Sequence[Any]) -> None:
+        """Raise where these values cannot be written there, for ``node``."""
+
+    def alone(self, node: Core) -> AbstractContextManager[Any]:
+        """Keep others from writing meanwhile."""
+        return nullcontext()
+
+    def write(self, node: Core) -> None:
+        """Write the values of ``node``."""
+
+    def of_each(self) -> Keeper:
+        """Return what keeps one value for each element in the place of the one for the whole batch."""
+        return self
+
+    def of_part(self) -> Keeper:
+        """Return what keeps the value of a part of the batch that a node of one value stands for."""
+        return self
 
 
 def attachments(node: Core) -> Sequence[Attachment]:

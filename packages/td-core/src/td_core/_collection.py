@@ -205,6 +205,13 @@ class Core(ABC):
     def _reveal_dim(self, dim: int) -> None:  # noqa: B027
         """Take note of the place where the batch dim comes back that vmap took last."""
 
+    def _keeper(self) -> Any:
+        """Return what keeps the values of this node beside its memory; None where nothing does."""
+        return None
+
+    def _keep(self, keeper: Any) -> None:  # noqa: B027 -- most kinds have no values
+        """Let a :class:`Keeper` keep the values of this node."""
+
     def _holds_same(self, other: Any) -> bool:
         """Tell whether another node surely holds the same values, for kinds that hold values."""
         return False

@@ -39,6 +39,7 @@ def rebuild_collection(
     values: list[Any],
     classes: dict[int, type],
     attributes: dict[int, dict[str, Any]] | None = None,
+    keepers: dict[int, Any] | None = None,
 ) -> Any:
     """Return the collection that :meth:`Pickling.__reduce_ex__` took apart.
 
@@ -46,7 +47,10 @@ def rebuild_collection(
     those of the nodes below; those of the first are given to it when it is there, for they may refer to it.
     """
     leaves = leaves.tensors if isinstance(leaves, Leaves) else leaves
-    return arrived(decode(Encoded(nodes, leaves, values, classes, attributes or {})), nodes, leaves)
+    made = decode_all(Encoded(nodes, leaves, values, classes, attributes or {}), {})
+    for position, keeper in (keepers or {}).items():
+        made[position]._keep(keeper)
+    return arrived(made[0], nodes, leaves)
 
 
 def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
@@ -58,7 +62,10 @@ def take_apart(node: Core, protocol: int) -> tuple[Any, ...]:
     leaves = Leaves(encoded.leaves) if protocol > 2 else _apart(encoded.leaves)
     encoded.attributes.pop(0, None)
     encoded.classes = portable(encoded.classes)
-    return _state(encoded, leaves)
+    keepers = {i: each._keeper() for i, each in enumerate(encoded.objects)}
+    kept = {i: keeper for i, keeper in keepers.items() if keeper is not None}
+    parts = encoded.nodes, leaves, encoded.values, encoded.classes
+    return (*parts, encoded.attributes, kept) if kept else _state(encoded, leaves)
 
 
 def _state(encoded: Encoded, leaves: Any) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ an extra block ``td`` of zeros in its header moves it there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import struct
 import time
@@ -30,7 +31,7 @@ from ._commit import Staging
 from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._like import fitting, loading
-from ._load import Loading, Reader, misfits, on_one_version
+from ._load import Loading, Node, Reader, misfits, on_one_version
 from ._mapping import elements_in, map_memory
 from ._meta import find, has_level, manifest_text
 from ._new_file import NewFile
@@ -40,6 +41,7 @@ from ._plan import Plan
 from ._progress import Progress, reporter
 from ._save import Options, planned
 from ._shapes import element_count, shaped, without_elements
+from ._tensor import Place
 
 _ALIGNMENT = 64
 _PAD_BLOCK = 0x6474  # the bytes "td"
@@ -205,10 +207,10 @@ def _refuse_others(plan: Plan, path: str, options: Options) -> None:
     """Raise FileTakenError for an archive that cannot be filled in the place of one of the plan."""
     try:
         with ArchiveTree(path) as tree:
-            _, same = fitting(_ArchiveReader(tree, loading(options)), plan, path)
             packed = [
                 info.filename for info in tree.files.values() if info.compress_type != zipfile.ZIP_STORED
             ]
+            same = packed or fitting(_ArchiveReader(tree, loading(options)), plan, path)[1]
     except FormatError as error:
         raise FileTakenError(f"cannot create the archive {path}: {error}; remove it first") from error
     if not same or packed:
@@ -496,6 +498,7 @@ class _ArchiveReader(Reader):
     """Load from one mapping of the whole archive."""
 
     _whole: Any = None
+    _place: Place | None = None
 
     def _check_mappings(self, count: int) -> None:
         """Allow any number of leaves: they are views on one mapping."""
@@ -511,7 +514,10 @@ class _ArchiveReader(Reader):
         if info is None or info.file_size < nbytes:
             found, wanted = None if info is None else info.file_size, f"at least {nbytes} bytes"
             raise FormatError(f"{self.tree.show(parts, name)}: the size is {found}, expected {wanted}")
+        writes = self.options.mode == "r+"
         if info.compress_type != zipfile.ZIP_STORED:
+            if writes:
+                raise self._unwritable(info, "it is compressed")
             # It grows with what is really there, whatever size the archive announces.
             content = bytearray()
             for piece in self.tree.contents(info):
@@ -519,11 +525,45 @@ class _ArchiveReader(Reader):
             return shaped(torch.frombuffer(content, dtype=dtype, count=nbytes // dtype.itemsize), shape)
         start = self.tree.offset(info)
         if self._whole is None:
-            self._whole = self.tree.map_whole(shared=self.options.mode == "r+")
+            self._whole = self.tree.map_whole(shared=writes)
         # Each has a storage of its own: what is done to a strided nested tensor, torch does to its whole storage.
         if start % dtype.itemsize == 0:
-            return shaped(elements_in(self._whole, dtype, nbytes // dtype.itemsize, None, start), shape)
+            return shaped(
+                elements_in(self._whole, dtype, nbytes // dtype.itemsize, self._source(writes), start), shape
+            )
+        if writes:
+            raise self._unwritable(info, f"it starts at byte {start}, which is no place for {dtype}")
         return shaped(elements_in(self._whole, torch.uint8, nbytes, None, start).clone().view(dtype), shape)
+
+    def _source(self, writes: bool) -> Place | None:
+        """Return where another process finds the whole archive, if what is written reaches it."""
+        if not writes:
+            return None
+        if self._place is None:
+            found = _fs.status(self.tree.path)
+            identity = None if found is None else _fs.identity(found)
+            self._place = Place(torch.Size(), self.tree.path, mode="r+", identity=identity)
+        return self._place
+
+    def _unwritable(self, info: zipfile.ZipInfo, why: str) -> PermissionError:
+        return PermissionError(
+            errno.EACCES,
+            f"cannot write into the entry {info.filename!r} of an archive: {why}; unpack_memmap() it, or load it without "
+            "mode='r+'",
+            self.tree.path,
+        )
+
+    def _keeps_values(self) -> bool:
+        return self.options.keeper is not None and self.options.mode == "r+" and self.device.type == "cpu"
+
+    def keeper(self, node: Node) -> Any:
+        path = self.tree.show(node.parts)
+        why = (
+            f"cannot write the values of {path}: an archive is written in place, and their place has the size that they "
+            "have now; unpack_memmap() it, and load the directory"
+        )
+        make: Any = self.options.keeper
+        return make(path, refused=why)
 
 
 def load_archive(path: str, options: Loading, subpath: NestedKey | None) -> Any:

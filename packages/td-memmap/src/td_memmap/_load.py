@@ -60,6 +60,8 @@ class Loading:
     #: The class that the call names, and whether entries that it declares and the save lacks get their defaults.
     named: type | None = None
     complete: bool = True
+    #: Makes what keeps the values of a node in its directory; None where nothing does.
+    keeper: Callable[..., Any] | None = None
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class Node:
         members: the members, by name, likewise; None for most nodes, which have none.
         values: the Python values; None for most nodes.
         parent: the node above.
+        outer: batch size of the level above, where the values say that they have one of their own; else None.
     """
 
     parts: Parts
@@ -108,6 +111,8 @@ class Node:
             else:
                 cls, owner = None if owner is None else owner._class_at(below.name), None
         return cls
+
+    outer: torch.Size | None = None
 
 
 def load_directory(prefix: str, options: Loading, subpath: NestedKey | None = None) -> Any:
@@ -191,7 +196,7 @@ class Reader:
         self.options = options
         self.nodes: list[Node] = []
         self.linked: dict[tuple[int, int], torch.UntypedStorage] = {}
-        self.guessed = False
+        self.guessed = self.keeps = False
         self.device = options.device or _CPU
         self._device_name = str(self.device)
         # A mode that makes tensors of its own is FakeTensorMode.
@@ -209,6 +214,7 @@ class Reader:
                 node.entries[key] = leaf(node, key, entry)
         if not imagine and (self.device != _CPU or self.options.progress is not False):
             self._move()
+        self.keeps = not imagine and self._keeps_values()
         # Children first.
         for node in reversed(self.nodes):
             try:
@@ -333,7 +339,7 @@ class Reader:
                 values[name] = join_at((value["plain"], value.get("types")), partial(str, at))
         if "batch_size" in sidecar:
             level.batch_size = check_shape(sidecar["batch_size"], at, "batch_size")
-            node.above = level.batch_size
+            node.outer, node.above = node.above, level.batch_size
             level.meta = {**level.meta, "batch_size": sidecar["batch_size"]}
         # An entry that is loaded alone is without the batch size of its level, which they are for.
         if "names" in sidecar and (node.key or "batch_size" in sidecar):
@@ -568,12 +574,30 @@ class Reader:
             if level.kind is None:
                 return _views.rebuild(meta, members)
             unflatten = level.kind.unflatten if level.general else level.kind.layouts[FORMAT].unflatten
-            return check_node(unflatten(record))
+            built: Any = check_node(unflatten(record))
+            if self.keeps and built._opaque:
+                built._keep(self.keeper(node))
+            return built
         except MissingPluginError:
             raise
         except _MISFITS as error:
             what = f"{error} is missing" if type(error) is KeyError else error
             raise FormatError(f"{self._at(node)} cannot be put together: {what}") from error
+
+    def _keeps_values(self) -> bool:
+        """Tell whether what is written to values reaches the save: where what is written to leaves does."""
+        if self.options.keeper is None or self.options.mode == "r" or self.device != _CPU:
+            return False
+        leaves = (leaf for node in self.nodes for leaf in node.entries.values())
+        places = [leaf._place for leaf in leaves if isinstance(leaf, MemoryMappedTensor)]
+        return not places or any(place.shared for place in places)
+
+    def keeper(self, node: Node) -> Any:
+        """Return what keeps the values of a node in the save."""
+        options: Any = self.options
+        above, tree = node.above if node.outer is None else node.outer, self.tree
+        folder = _fs.identity(_fs.status_of(tree.fd(node.parts)))
+        return options.keeper(tree.show(node.parts), above, options.allow_pickle, folder=folder)
 
     def _check_nested(self, node: Node) -> None:
         size = node.level.batch_size

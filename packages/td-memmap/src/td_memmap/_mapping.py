@@ -121,6 +121,14 @@ def elements_in(memory: _Mapping, dtype: torch.dtype, count: int, source: Any, s
     return result
 
 
+def source_of(tensor: Tensor) -> Any:
+    """Return the source of the mapped memory that a tensor shows; None where it shows other memory, or none."""
+    try:
+        return getattr(tensor.untyped_storage(), "source", None)
+    except RuntimeError:
+        return None  # inside a transform, and of tensors without memory of their own
+
+
 def elements_of(
     fd: int, dtype: torch.dtype, nbytes: int, place: Any, linked: dict[Any, torch.UntypedStorage] | None
 ) -> Tensor:

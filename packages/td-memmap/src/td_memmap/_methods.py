@@ -45,7 +45,8 @@ def memmap(
 
     Args:
         data: the collection.
-        prefix: directory of the save; None uses an anonymous file that vanishes with the result.
+        prefix: directory of the save; None uses an anonymous file that vanishes with the result. What was loaded, and has
+            the leaves and values of its save, stays that save.
         copy_existing: copy leaves that are mapped from another place, instead of raising.
         num_threads: how many threads write; 0 writes in the calling thread.
         return_early: with threads, return a :class:`TensorDictFuture` at once, and write the collection as it is now in
@@ -174,7 +175,8 @@ def load_memmap(
         out: a collection to load into: its entries become those of the save, and it loses any others.
         robust_key: whether keys were encoded as file names; None means True.
         subpath: load the sub-collection under this key alone: a nested key, or ``"a/b"``.
-        mode: None maps shared and writable where the file is; ``"r"`` copies on write; ``"r+"`` is shared or raises.
+        mode: None maps shared and writable where the file is, of an archive privately; ``"r"`` copies on write; ``"r+"``
+            is shared or raises. Values that are written in place reach the save where leaves do.
         num_threads: how many threads copy to ``device``; 0 copies in the calling thread. Files are mapped there too.
         allow_pickle: unpickle values of the save that were pickled; None means False.
         verify: compare every file with its recorded size and hash first.
@@ -185,9 +187,9 @@ def load_memmap(
         FileNotFoundError: nothing is saved there.
         FormatError: what is there is damaged, or no save.
         StructureError: what is there does not fit the class on which this is called.
-        ValueError: nothing is saved under ``subpath``, or there is no such ``mode``.
+        ValueError: nothing is saved under ``subpath``, there is no such ``mode``, or ``"r+"`` and another ``device``.
         MissingPluginError: a package that is not installed wrote a part of it.
-        PermissionError: mode ``"r+"``, and a file is not writable.
+        PermissionError: mode ``"r+"``, and a file is not writable, or is compressed in an archive.
 
     >>> _ = TensorDict({"a": torch.arange(3)}).memmap("save")
     >>> TensorDict.load_memmap("save")["a"]
@@ -223,9 +225,14 @@ def load_as(
     from . import _fs
     from ._load import Loading, check_target, drop_others, load_directory
     from ._tensor import check_mode
+    from ._value_file import ValueFile
 
     check_mode(mode)
     check_target(out)
+    if mode == "r+" and device is not None and torch.device(device).type not in ("cpu", "meta"):
+        raise ValueError(
+            f"mode='r+' maps the files, so that writes reach them, and device={str(device)!r} copies the leaves; choose one"
+        )
     options = Loading(
         device=None if device is None else torch.device(device),
         non_blocking=non_blocking,
@@ -237,6 +244,7 @@ def load_as(
         progress=progress,
         named=type(out) if out is not None else cls,
         complete=complete,
+        keeper=ValueFile,
     )
     path = _fs.absolute(prefix)
     if verify:
@@ -459,7 +467,12 @@ def _mapping(data: Any, prefix: str | Path | None, options: Options) -> Callable
         return lambda: data
     tree = data if options.inplace else snapshot(data)
     if saved is None:
-        return lambda: save_anonymous(tree, options)
+        from ._origin import origin
+
+        loaded_from = None if options.like else origin(tree)
+        if loaded_from is None:
+            return lambda: save_anonymous(tree, options)
+        return lambda: attach(tree, loaded_from)
     root, as_saved = directory(data, saved), saved.describes(data)
     return lambda: attach(tree, Saved(root, saved.robust_key, saved.allow_pickle), as_saved=as_saved)
 

@@ -25,6 +25,7 @@ from ._commit import Staging
 from ._errors import FileTakenError
 from ._fs import Parts, Tree
 from ._limits import check_mappings
+from ._mapping import source_of
 from ._meta import manifest_text
 from ._pieces import pieces, write_pieces
 from ._plan import LeafFile, Plan, collect, make_plan, take_apart
@@ -68,6 +69,7 @@ def save_directory(tree: Core, prefix: str, options: Options) -> Callable[[], An
     plan, tree = planned(tree, options)
     check_mappings(sum(1 for file in plan.leaves if file.nbytes), f"save at {prefix} and map the result")
     _refuse_other_places(plan, prefix, options)
+    _refuse_archived(plan, options)
     if not options.existsok and _fs.status(os.path.join(prefix, _names.META)) is not None:
         raise FileTakenError(f"a save exists at {prefix}; pass existsok=True to replace it")
     return lambda: _Writer(plan, prefix, options).run(tree)
@@ -118,6 +120,19 @@ def _refuse_other_places(plan: Plan, prefix: str, options: Options) -> None:
         raise FileTakenError(
             f"cannot save {show_path(file.key)} to {target}: it is stored in {here}; pass copy_existing=True to copy it"
         )
+
+
+def _refuse_archived(plan: Plan, options: Options) -> None:
+    """Raise FileTakenError where a collection that writes into an archive would be mapped to other files, in place."""
+    for file in plan.leaves if options.inplace and not options.copy_existing else ():
+        if type(file.tensor) is MemoryMappedTensor or file.tensor.is_nested or not file.nbytes:
+            continue
+        place = source_of(file.tensor)
+        if isinstance(place, Place) and place.mode == "r+":
+            raise FileTakenError(
+                f"cannot map {show_path(file.key)} to another file in place: what is written to it reaches {place.filename}, "
+                "and would not any more; pass copy_existing=True to copy it"
+            )
 
 
 class _Writer:
@@ -323,6 +338,7 @@ def save_anonymous(tree: Core, options: Options) -> Any:
     """
     like = options.like
     plan = collect(tree, content=not like)
+    _refuse_archived(plan, options)
     files: dict[LeafFile, MemoryMappedTensor] = {}
     offsets: dict[LeafFile, int] = {}
     end = 0

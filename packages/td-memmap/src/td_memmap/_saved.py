@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,14 +15,13 @@ from td_core._attachments import Attachment
 from td_core._collection import ATTACHED, Core
 from td_core._lazy_names import set_module
 from td_core._locking import lock
-from td_core.errors import CodecError, StructureError
 
 from . import _fs, _names
 from ._fs import Tree
-from ._load import Loading, load_directory
-from ._meta import LIMIT, At, find, read_level
-from ._plan import plan_values, take_apart
+from ._meta import find
+from ._plan import take_apart
 from ._tensor import MemoryMappedTensor, is_in_its_file
+from ._value_file import ValueFile
 
 #: Where a mapped collection keeps its :class:`Saved`.
 ATTACHMENT = "memmap"
@@ -41,7 +40,6 @@ class Saved(Attachment):
         shared: whether values are read from the save each time it changes.
         above: batch size of the level above.
         form: batch size and names of the node in the save; None where they are not known.
-        seen: the file that they were read from last, under ``"file"``.
     """
 
     path: str | None
@@ -50,7 +48,6 @@ class Saved(Attachment):
     shared: bool = False
     above: torch.Size = torch.Size()
     form: Any = None
-    seen: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def files(self, node: Core) -> str | None:
         """Return the directory of a node, unless that now differs from the save, or another save has taken its place."""
@@ -70,51 +67,6 @@ class Saved(Attachment):
                 return False
             todo.extend(each._nested())
         return True
-
-    def changed(self, node: Core) -> None:
-        """Write the values of a node to its save, those that describe them last, in one step.
-
-        Raises:
-            CodecError: a value cannot be stored; the save is as before.
-            StructureError: something else is saved there by now.
-        """
-        if self.path is None:
-            return
-        try:
-            texts: dict[str, Any] = plan_values(node, self.above, allow_pickle=self.allow_pickle)
-        except CodecError as error:
-            raise CodecError(f"cannot write what is saved at {self.path}: {error}") from error
-        with Tree.at_path(self.path) as tree:
-            at = At(tree.show((), _names.META), ())
-            there = read_level(
-                tree.read((), _names.META, LIMIT), at, self.above, robust_key=self.robust_key, strict=False
-            )
-            if there.kind is None or not getattr(there.kind.type, "_opaque", False):
-                raise StructureError(
-                    f"cannot write a {type(node).__name__}: {self.path} holds something else by now; load it again, or call "
-                    "memmap_refresh_() on the collection that holds this"
-                )
-            meta = texts.pop(_names.META)
-            for name, content in texts.items():
-                tree.replace((), name, content)
-            tree.replace((), _names.META, meta)
-            for name in _names.SIDECARS:
-                if name not in texts:
-                    tree.remove((), name)
-
-    def current(self, node: Core) -> Core | None:
-        """Read the values of a node again, if their file was replaced since the last time."""
-        if not self.shared or self.path is None:
-            return None
-        found = _fs.status(os.path.join(self.path, _names.META))
-        file = None if found is None else (found.st_ino, found.st_mtime_ns)
-        if file is None or file == self.seen.get("file"):
-            return None
-        loaded: Core = load_directory(self.path, Loading(allow_pickle=self.allow_pickle))
-        # What could not be read, or is nothing that the node can take, is no better the next time.
-        if type(loaded) is type(node):
-            self.seen["file"] = file
-        return loaded
 
     def pickled(self, node: Core, protocol: int) -> tuple[Any, ...]:
         """Return a mapped collection for pickle: it is mapped to the same files where it is unpickled."""
@@ -177,6 +129,10 @@ def attach(result: Any, saved: Saved, *, as_saved: bool = True) -> Any:
                 path, robust_key, allow_pickle, shared, above, _form(node) if as_saved else None
             ),
         }
+        if node._opaque and path is not None:
+            found = _fs.status(path)
+            folder = None if found is None else _fs.identity(found)
+            node._keep(ValueFile(path, above, allow_pickle, shared, folder))
         if inner is node and not node._opaque and next(node._nested(), None) is None:
             continue  # most levels: there is nothing below
         record = take_apart(node)

@@ -508,7 +508,7 @@ def _share_memory(storage: FileStorage) -> Any:
     source = storage.source
     if isinstance(source, Place):
         if source.shared and _fs.leads_to(source.filename, source.identity):
-            return remap_storage, (source.filename, storage.nbytes())
+            return remap_storage, (source.filename, storage.nbytes(), storage.start)
     elif source is not None and (file := source()) is not None:
         return remap_anonymous_storage, (file, storage.start, storage.nbytes())
     copy = storage.clone()
@@ -522,10 +522,10 @@ _COPIES: WeakKeyDictionary[Any, list[torch.UntypedStorage]] = WeakKeyDictionary(
 
 
 @set_module("td_memmap.memmap_pickles")
-def remap_storage(filename: str, nbytes: int) -> torch.UntypedStorage:
-    """Return the storage of a file, mapped by its path."""
-    memory: Tensor = MemoryMappedTensor.from_filename(filename, torch.uint8, (nbytes,))
-    return memory.untyped_storage()
+def remap_storage(filename: str, nbytes: int, start: int = 0) -> torch.UntypedStorage:
+    """Return the storage of so many bytes of a file, mapped by its path."""
+    memory = MemoryMappedTensor.from_filename(filename, torch.uint8, (start + nbytes,)).untyped_storage()
+    return memory[start:] if start else memory  # type: ignore[no-any-return]
 
 
 ForkingPickler.register(FileStorage, _share_memory)

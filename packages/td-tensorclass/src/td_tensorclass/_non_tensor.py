@@ -217,8 +217,11 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         node = self._made(plan.resized(self._batch_size), self._device, plan.renamed(self._names))
         root = self if self._root is None else self._root
         # Of one value for a whole batch, there is nothing that a part of the batch could write to; one of a stack is whole.
-        if (not root._batch_size or type(root) is not type(self)) and plan.shares:
-            node._show(self, (0,))
+        if plan.shares:
+            if not root._batch_size or type(root) is not type(self):
+                node._show(self, (0,))
+            else:
+                node._stay_part_of(self)
         return node
 
     def _explode(self: SelfT, plan: Any) -> tuple[SelfT, ...]:
@@ -227,7 +230,17 @@ class NonTensorDataBase(ValueNode, TensorCollection):
             return stack._explode(plan)  # type: ignore[no-any-return]
         tail = self._batch_size[plan.n :]
         names = plan.renamed(self._names)
-        return tuple(self._made(torch.Size(lead + tail), self._device, names) for lead in plan.leads)
+        parts = tuple(self._made(torch.Size(lead + tail), self._device, names) for lead in plan.leads)
+        if self._cells[2] is not None and plan.shares:
+            for part in parts:
+                part._stay_part_of(self)
+        return parts
+
+    def _stay_part_of(self, other: NonTensorDataBase) -> None:
+        """Take notice that this is the value of a part of another node, which may be kept elsewhere as a whole."""
+        keeper = other._cells[2]
+        if keeper is not None:
+            self._cells[2] = keeper.of_part()
 
     def _values_for(self, size: torch.Size) -> list[Any]:
         return [self._value] * size.numel()
@@ -243,6 +256,15 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def _expanded(self) -> Any:
         return self._stack.from_nontensordata(self)
 
+    def _check_written_at(self, index: Any, value: Any) -> None:
+        keeper = self._cells[2]
+        if keeper is None or (isinstance(value, NonTensorDataBase) and same_value(value._value, self._value)):
+            return
+        super()._check_written_at(index, value)
+        whole = type(index) is tuple and not index and isinstance(value, NonTensorDataBase)
+        if isinstance(self._root, NonTensorDataBase) and not whole and self._batch_size.numel() != 1:
+            keeper.of_part().check(self, ())
+
     def _written_at(self, index: Any, value: Any) -> Any:
         if isinstance(value, NonTensorDataBase) and same_value(value._value, self._value):
             return self
@@ -252,7 +274,8 @@ class NonTensorDataBase(ValueNode, TensorCollection):
             # One value for each element that is this one everywhere changes nothing.
             if isinstance(value, self._stack) and self._expanded()._holds_same(value):
                 return self
-        shown = self._shown_stack()
+        self._check_written_at(index, value)
+        keeper, shown = self._cells[2], self._shown_stack()
         stack = self._expanded() if shown is None else shown
         if shown is None and self._root is not None and self._batch_size.numel() == 1:
             # One value is shown in two places, and stays one.
@@ -261,13 +284,15 @@ class NonTensorDataBase(ValueNode, TensorCollection):
         # It takes the place of this node in a collection that may be locked, or mapped to files.
         stack._locked, stack._lock_parents = self._locked, self._lock_parents
         stack._attachments = self._attachments
+        if keeper is not None and shown is None:
+            stack._keep(keeper.of_each())
         stack._assign(index, value)
         return stack
 
     def _replace_value(self: SelfT, value: Any) -> SelfT:
         """Store another value, here and where siblings keep it."""
         places = self._places or (0,)
-        self._settled()._store(self._cells, places, [value] * len(places))
+        self._owner()._store(self._cells, places, [value] * len(places))
         return self
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:

@@ -457,7 +457,7 @@ class NonTensorStack(ValueNode, TensorDictBase):
 
     def _assign(self, index: Any, value: Any, *, non_blocking: bool = False) -> None:
         ((places, size),) = self._arranged(plan_index(index, self._batch_size))
-        root, mine, joints = self._settled(), self._places, self._joints
+        root, mine, joints = self._owner(), self._places, self._joints
         at = places if mine is None else taken(mine, places)
         new = spread(value, torch.Size(size))
         if joints is not None:  # siblings read them where they keep the values

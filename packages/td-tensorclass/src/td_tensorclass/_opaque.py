@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from td_core import LinkedList
-from td_core._attachments import attachments
+from td_core._attachments import Keeper
 from td_core._collection import Child, Core, keeps_memory, show_path
 from td_core._locking import refuse_if_locked
 from td_core._names import Names, fit_names
@@ -102,8 +102,9 @@ class ValueNode(OpaqueNode):
     #: The class of one value for each element: its module, which needs this one, puts it here.
     _stack: ClassVar[Any]
 
-    #: The list of the values, and whether a write made it for these cells alone. Views share the cells, copies the list: a
-    #: write puts another list into the cells, and those that follow write into that one until it is shared too.
+    #: The list of the values, whether a write made it for these cells alone, and what keeps them beside it. Views share the
+    #: cells, copies the list: a write puts another list into the cells, and those that follow write into that one until it
+    #: is shared too.
     _cells: list[Any]
     #: Of a view: where its values stand in the cells, and whose they are.
     _places: Sequence[int] | None
@@ -113,13 +114,14 @@ class ValueNode(OpaqueNode):
 
     @property
     def _values(self) -> list[Any]:
-        values, places = self._settled()._read(self._cells), self._places
+        values, places = self._owner()._read(self._cells), self._places
         return values if places is None else taken(values, places)  # type: ignore[return-value]
 
     @property
     def _value(self) -> Any:
-        if self._root is None and self._attachments is None:
-            return self._cells[0][0]  # what is read most is no view, and nobody else writes it
+        cells = self._cells
+        if self._root is None and cells[2] is None:
+            return cells[0][0]  # what is read most is no view, and nobody else writes it
         return self._values[0]
 
     @property
@@ -129,40 +131,67 @@ class ValueNode(OpaqueNode):
             self._cells[1] = False
         return self._values
 
-    def _settled(self) -> ValueNode:
-        """Return the node that this is a view of, or itself; a view that a sibling keeps has cells of its own."""
-        if self._root is not None and self._attachments is not None:
-            values = self._root._read(self._cells)
-            self._own(list(taken(values, self._places or ())))
+    def _owner(self) -> ValueNode:
+        """Return the node that this is a view of, or itself."""
         return self if self._root is None else self._root
 
-    def _read(self, cells: list[Any]) -> list[Any]:
+    def _read(self, cells: list[Any], *, writes: bool = False) -> list[Any]:
         """Return what is in cells: of this node, and written by another process meanwhile, or older ones."""
-        if self._attachments is not None:
-            found: list[Any] = latest(self)._cells[0]
-            if len(found) == len(self._cells[0]):
-                self._cells[:] = found, False
+        if cells[2] is not None:
+            found: list[Any] = latest(self, cells[2], writes=writes)._cells[0]
+            if len(found) == len(cells[0]):
+                cells[:2] = found, False
         values: list[Any] = cells[0]
         return values
 
     def _own(self, values: list[Any]) -> None:
         """Store values in cells that no other node has."""
-        self._cells = [values, False]
+        self._cells = [values, False, None]
         self._places = self._root = None
 
+    def _keeper(self) -> Keeper | None:
+        keeper: Keeper | None = self._cells[2]
+        if keeper is None or self._is_whole():
+            return keeper
+        return keeper.of_part()
+
+    def _is_whole(self) -> bool:
+        """Tell whether this node shows all values of its cells, in order, as the node does that they are kept for."""
+        root, places = self._root, self._places
+        if root is None or places is None:
+            return True
+        return type(root) is type(self) and list(places) == list(range(len(self._cells[0])))
+
+    def _keep(self, keeper: Keeper | None) -> None:
+        if self._root is not None:
+            self._own(list(self._values))
+        self._cells[2] = keeper
+
+    def _check_written_at(self, index: Any, value: Any) -> None:
+        keeper = self._cells[2]
+        if keeper is not None:
+            values = value._values_for(value.batch_size) if isinstance(value, ValueNode) else [value]
+            keeper.check(self, values)
+            self._owner()._read(self._cells, writes=True)
+
     def _store(self, cells: list[Any], places: Sequence[int], new: Sequence[Any]) -> None:
-        """Write values into cells: of this node, and to where siblings keep them, or older ones."""
-        old, own = self._read(cells), cells[1] and self._attachments is None
-        values = old if own else old.copy()
-        # What is written may be the list itself, in another order.
-        for place, value in zip(places, list(new) if new is old else new, strict=True):
-            values[place] = value
-        if own:
+        """Write values into cells: of this node, and to where a sibling keeps them, or older ones."""
+        keeper = cells[2]
+        if keeper is not None:
+            with keeper.alone(self):
+                self._store_kept(keeper, cells, places, new)
             return
-        cells[:] = values, self._attachments is None
+        values = _written(cells[0], places, new, cells[1])
+        cells[:2] = values, True
+
+    def _store_kept(
+        self, keeper: Keeper, cells: list[Any], places: Sequence[int], new: Sequence[Any]
+    ) -> None:
+        old = self._read(cells, writes=True)
+        cells[:2] = _written(old, places, new, False), False
         try:
-            for attachment in attachments(self) if cells is self._cells else ():
-                attachment.changed(self)
+            if cells is self._cells:
+                keeper.write(self)
         except BaseException:
             cells[0] = old
             raise
@@ -393,23 +422,32 @@ class ValueNode(OpaqueNode):
         return self._rebuild(iter(()))
 
 
-def latest(node: Any) -> Any:
+def _written(values: list[Any], places: Sequence[int], new: Sequence[Any], own: bool) -> list[Any]:
+    """Return values with new ones at some places; the list itself, which is changed, where it is ``own``."""
+    result = values if own else values.copy()
+    # What is written may be the list itself, in another order.
+    for place, value in zip(places, list(new) if new is values else new, strict=True):
+        result[place] = value
+    return result
+
+
+def latest(node: Any, keeper: Keeper, *, writes: bool = False) -> Any:
     """Return a node with the values that other processes wrote to it meanwhile: mostly the node itself.
 
     Raises:
-        StructureError: one value for the batch became one for each element, in another process.
+        StructureError: one value for the batch became one for each element, in another process; or, for one who
+            ``writes``, there are more or fewer by now.
     """
-    for attachment in attachments(node):
-        found: Any = attachment.current(node)
-        if found is None:
-            continue
-        if type(found) is not type(node):
-            raise StructureError(
-                f"another process replaced this {type(node).__name__} by a {type(found).__name__}: call "
-                "memmap_refresh_() on the collection"
-            )
-        return found
-    return node
+    found: Any = keeper.current(node, writes=writes)
+    if found is None:
+        return node
+    same = type(found) is type(node)
+    if not same or (writes and len(found._cells[0]) != len(node._cells[0])):
+        raise StructureError(
+            f"this {type(node).__name__} was replaced where it is saved, by a {type(found).__name__}"
+            f"{' of another size' if same else ''}: call memmap_refresh_() on the collection, or load it again"
+        )
+    return found
 
 
 def nested(values: list[Any], size: Sequence[int], made: Callable[..., Any] = list) -> Any:

@@ -134,6 +134,8 @@ class State(Core):
             steps, levels = _compare(self, root, strict, assign)
         targets: list[Tensor] = []
         values: list[Tensor] = []
+        # Values that are kept in files may be refused, which is said before a leaf is written.
+        steps.sort(key=lambda step: isinstance(step[2], Tensor) or step[1] not in step[0]._children())
         for node, key, value in steps:
             held = None if assign or not isinstance(value, Tensor) else _stored_leaf(node, key)
             if held is None:
@@ -415,7 +417,7 @@ def _stored_leaf(node: Core, key: str) -> Tensor | None:
 def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
     if isinstance(value, tuple):
         held, given = node._children().get(key), value[0]
-        if node._locked and held is not None:
+        if held is not None and (node._locked or _is_kept(held)):
             node.set_(key, _as_value(given, node, held, assign))  # type: ignore[attr-defined]
         elif held is not None or given is not None:
             node._set_path((key,), None if given is None else _as_value(given, node, held, assign))  # type: ignore[attr-defined]
@@ -424,7 +426,8 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
         built = _build(held, value, assign, node)
         if isinstance(held, Core) and len(held.batch_size) == len(built.batch_size):
             built._set_names(held._names)  # which a state dict does not say
-        if not assign and node._stacked() is not None and isinstance(held, Core) and held._opaque:
+        stacked = node._stacked() is not None and isinstance(held, Core) and held._opaque
+        if not assign and (stacked or _is_kept(held)):
             node._write_child(key, built)  # the members may each hold one value
         else:
             node._set_child(key, node._as_level(key, built))
@@ -435,6 +438,11 @@ def _apply(node: Core, key: str, value: Any, assign: bool) -> None:
     else:
         with torch.no_grad():
             node._write_child(key, value)
+
+
+def _is_kept(held: Any) -> bool:
+    """Tell whether an entry holds values that are kept in files too, which a write in place reaches."""
+    return isinstance(held, Core) and held._keeper() is not None
 
 
 def _new_leaf(value: Tensor, node: Core, assign: bool) -> Child:

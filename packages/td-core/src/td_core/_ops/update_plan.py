@@ -261,6 +261,8 @@ class UpdatePlan:
         if self.copies and has_lazy_stack(self.root):
             values = apart(targets, values)
             others = [(node, key, value._copied()) for node, key, value in others]
+        for node, key, value in others:
+            node._get_child(key)._check_written_at((), value)
         # What holds values says only now whether it takes them.
         for node, key, value in others:
             node._write_child(key, value, non_blocking=self.non_blocking)
