@@ -273,3 +273,11 @@ def test_a_write_below_parameters_in_a_collection_keeps_roles(write: Callable[[A
     assert td["p"] is params and all((leaf == 0).all() for leaf in params.values(True, True))
     assert {name for name, _ in params.named_parameters()} == {"w", "n.b", "n.m.c", "n.m.new"}
     assert [name for name, _ in params.named_buffers()] == ["n.mean"]
+
+
+def test_one_parameter_takes_the_place_of_both() -> None:
+    model, given = Model(), nn.Parameter(torch.zeros(2))
+    with TensorDict({"mean": given, "weight": given, "cache": given}).to_module(model):
+        assert model.weight is given and model.mean is model.cache is not given
+        (model.mean + model.weight).sum().backward()
+    assert given.grad.tolist() == [2, 2]

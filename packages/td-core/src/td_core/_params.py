@@ -557,7 +557,7 @@ def _adopted(value: Any, held: Any, converts: bool) -> Any:
     places = {path: leaf for path, _, leaf in _places(held)} if isinstance(held, Core) else {}
     made = {
         id(leaf): adopt(leaf, places.get(path), converts)
-        for path, _, leaf in _places(value)
+        for path, _, leaf in (_places(value) if places else ())
         if path in places
     }
 

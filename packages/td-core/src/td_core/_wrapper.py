@@ -86,7 +86,7 @@ class Wrapper(TensorCollection):
         return self._tensordict._get_child(key)
 
     def _get_writable(self, key: str) -> Child:
-        return self._tensordict._get_writable(key)  # type: ignore[no-any-return]
+        return self._tensordict._get_writable(key)
 
     def _stand_in(self, key: str) -> Child:
         return self._tensordict._stand_in(key)

@@ -53,13 +53,6 @@ def _plain(leaf: Tensor) -> Tensor:
         return leaf.as_subclass(Tensor)
 
 
-def _slot(owner: Any, slots: Any, held: Any) -> str:
-    """Return the letter for what stands in a slot; see :data:`Move`."""
-    if isinstance(owner, Core):
-        return "p" if is_registered(held) else "B"
-    return "p" if slots is owner._parameters else "b" if slots is owner._buffers else ""
-
-
 def _without_entries(owner: Any) -> Any:
     """Return a level for what the slots of a module or collection hold; a value, which has none, is its own."""
     if isinstance(owner, Core) and owner._opaque:
@@ -131,9 +124,9 @@ def _fit(value: Any, held: Any, slot: str, wrap: bool, made: dict[Any, Tensor]) 
         held: what the slot holds now.
         slot: see :data:`Move`.
         wrap: whether a parameter stays one.
-        made: what was made of leaves before, by their ids, and last in the place of a parameter, by its id in a tuple.
+        made: what was made of leaves before, by their ids and slots, and last in the place of a parameter, by its id.
     """
-    found = made.get(id(value))
+    found = made.get((id(value), slot))
     if found is not None:
         return found
     if slot == "p":
@@ -148,14 +141,14 @@ def _fit(value: Any, held: Any, slot: str, wrap: bool, made: dict[Any, Tensor]) 
             if tied is not None and same_memory(tied, value):
                 return tied
             trained = held.requires_grad and is_differentiable(value)
-            made[(id(held),)] = fitted = nn.Parameter(value.detach(), requires_grad=trained)
+            made[id(held)] = fitted = nn.Parameter(value.detach(), requires_grad=trained)
     elif slot and (is_parameter(value) or (slot == "B" and wrap and not is_buffer(value))):
         fitted = unwrap_parameter(value)
         if slot == "B" and not torch.compiler.is_compiling():
             mark_buffer(fitted, is_persistent(held))
     else:
         return value
-    made[id(value)] = fitted
+    made[id(value), slot] = fitted
     return fitted
 
 
@@ -458,7 +451,8 @@ class Modules(Core):
                 made: dict[Any, Tensor] = {}
                 wrap = eager and preserve_module_state
                 for slots, key, value, held, slot in moves:
-                    slots[key] = _fit(value, held, slot, wrap, made)
+                    fits = slot == "p" and type(value) is nn.Parameter  # mostly
+                    slots[key] = value if fits else _fit(value, held, slot, wrap, made)
             if not return_swap:
                 return None
             if swap_dest is not None:
@@ -492,13 +486,14 @@ class Modules(Core):
                     "call to_module() with use_state_dict=True"
                 )
             parameters, buffers, modules = _slots(owner)
+            collection = isinstance(owner, Core)
             for key, child in dict(node._children()).items():
                 if not isinstance(child, Tensor) and child._shows_tensor:
                     child = _plain(child._leaves()[0])
                 if isinstance(child, Tensor):
                     slots: Any = parameters if key in parameters else buffers
                     held = slots.get(key)
-                    if (plain or held is None) and slots is parameters and not isinstance(owner, Core):
+                    if (plain or held is None) and slots is parameters and not collection:
                         slots, held = _place(owner, key, child, copy, plain, homes)
                     # What a collection holds may be a level or a value.
                     if held is None or (not isinstance(held, Tensor) and modules is parameters):
@@ -507,7 +502,11 @@ class Modules(Core):
                         )
                     if copy:
                         held = held.detach().clone()
-                    moves.append((slots, key, child, held, _slot(owner, slots, held)))
+                    if collection:
+                        slot = "p" if is_registered(held) else "B"
+                    else:
+                        slot = "p" if slots is parameters else "b" if slots is buffers else ""
+                    moves.append((slots, key, child, held, slot))
                     old._set_child(key, held)
                     continue
                 inner = modules.get(key)
