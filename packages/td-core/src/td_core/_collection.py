@@ -252,6 +252,10 @@ class Core(ABC):
         """Return what each member gets of a value that is written; only where ``_changes_values`` is true."""
         raise NotImplementedError
 
+    def _rows_for_members(self, value: Any) -> list[tuple[Any, Any]] | None:
+        """Return each member with its row of a list of tensors that do not stack; None where there are no such."""
+        return None
+
     def _like(self: SelfT, members: Sequence[Core]) -> SelfT:
         """Return a node of this kind around new members; only where ``_stacked`` gives some."""
         raise NotImplementedError

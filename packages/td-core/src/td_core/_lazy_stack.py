@@ -24,7 +24,7 @@ from ._names import Names, check_names
 from ._ops.batch_size import as_batch_size
 from ._ops.indexed_write import carry_out
 from ._ops.member_writes import check_new_members, member_parts, unbind_members
-from ._ops.uneven import nothing_of, transform_uneven, uneven_index
+from ._ops.uneven import nothing_of, rows_of_members, transform_uneven, uneven_index
 from ._ops.update_plan import UpdatePlan
 from ._plans import without
 from ._ragged import distinct_members, entry_in, in_form, ragged_error, refuse_hidden
@@ -407,6 +407,11 @@ class LazyStackedTensorDict(TensorDictBase):
         if self._hook_in is not None:
             value = self._hook_in(value)
         return unbind_members(value, self._stack_dim)
+
+    def _rows_for_members(self, value: Any) -> list[tuple[Any, Any]] | None:
+        members = self._members
+        rows = None if self._hook_in else rows_of_members(value, self._stack_dim, len(members))
+        return None if rows is None else list(zip(members, rows, strict=True))
 
     def _del_child(self, key: str) -> None:
         if key not in self._children():

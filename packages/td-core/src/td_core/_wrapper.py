@@ -139,6 +139,9 @@ class Wrapper(TensorCollection):
     def _transform(self, plan: Any) -> Any:
         return self._wrap(self._tensordict._transform(plan))
 
+    def _rows_for_members(self, value: Any) -> list[tuple[Any, Any]] | None:
+        return self._tensordict._rows_for_members(value)  # type: ignore[no-any-return]
+
     def _explode(self, plan: Any) -> Any:
         wrap = self._wrap
         return tuple([wrap(part) for part in self._tensordict._explode(plan)])

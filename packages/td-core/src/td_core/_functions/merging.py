@@ -23,8 +23,8 @@ def merge_tensordicts(
 
     Args:
         *tensordicts: two or more; the result is like the first one.
-        callback_exist: gets all the entries that stand under one key, in order, and returns the one to keep; or such a
-            callable for each key. Without one the first is kept.
+        callback_exist: gets the entries of a key that each and every collection has, in order, and returns the one to keep; or
+            such a callable for each key. Without one, and of what some of them lack, the first is kept.
 
     Raises:
         StructureError: fewer than two collections; or a key holds a leaf in one and a level in another.
@@ -62,7 +62,7 @@ def merge_tensordicts(
             result._set_path(path, level._with_children({}))
     for path, entries in found.items():
         call = callbacks.get(path) if isinstance(callbacks, dict) else callbacks
-        if len(entries) > 1 and call is not None:
+        if len(entries) == len(tensordicts) and call is not None:
             result._set_path(path, call(*entries))
         elif path not in result.keys(True):
             result._set_path(path, entries[0])

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from .._arrays import as_tensor
 from .._attachments import attachments
-from .._collection import Core, copy_of, data_of, dense, every_level, lazy_stack_of, once_each
+from .._collection import Core, copy_of, data_of, dense, every_level, has_lazy_stack, lazy_stack_of, once_each
 from .._devices import as_device
 from .._element_types import as_dtype
 from .._labels import relabel
@@ -298,7 +298,7 @@ class Casting(Moving):
             requires_grad: whether the leaves require gradients.
             layout: memory layout of the leaves.
             pin_memory: whether the leaves are in pinned memory.
-            empty_lazy: give a lazy stack of empty collections where this one is a lazy stack.
+            empty_lazy: give a lazy stack of empty collections where this one is a lazy stack, or a level of it is.
 
         >>> TensorDict({"a": torch.ones(2, 3)}, batch_size=[2]).new_zeros(4)["a"].shape
         torch.Size([4, 3])
@@ -465,14 +465,11 @@ def _new(
     new = as_ints(size[0] if len(size) == 1 else size)
     dtype = as_dtype(dtype)
     label = node.device if device is NO_DEFAULT else device if device is None else as_device(device)
-    stacked = node._stacked() if empty_lazy else None
-    if stacked is not None and new:
-        dim = min(stacked[1], len(new) - 1)
-        inner = torch.Size(new[:dim] + new[dim + 1 :])
-        # What the members have need not stack, and only its class matters.
-        levels = {key: node._stand_in(key) for key in list(node._children())}
-        members = [_without_leaves(levels, inner, label) for _ in range(new[dim])]
-        return lazy_stack_of(members, dim)  # type: ignore[return-value]
+    stacks: list[tuple[tuple[str, ...], Any]] = []
+    if empty_lazy:
+        if new and node._stacked() is not None:
+            return _empty_stack(node, torch.Size(new), label)  # type: ignore[no-any-return]
+        node, stacks = _apart_from_stacks(node)
     place = None if device is NO_DEFAULT else label
 
     def make(leaf: Tensor, shape: Shape) -> Tensor:
@@ -489,7 +486,44 @@ def _new(
     result = transformed(name, node, NewBatch(node.batch_size, new, make))
     if label != result.device:
         relabel(result, label)
+    for path, stack in stacks:
+        level: Any = result
+        for key in path[:-1]:
+            level = level._get_child(key)
+        size_there = level._get_child(path[-1]).batch_size
+        if size_there:
+            level._set_child(path[-1], _empty_stack(stack, size_there, label))
     return result
+
+
+def _apart_from_stacks(node: Any) -> tuple[Any, list[tuple[tuple[str, ...], Any]]]:
+    """Return a shallow copy with empty levels for the lazy stacks below, and these with their keys."""
+    stacks: list[tuple[tuple[str, ...], Any]] = []
+    if not has_lazy_stack(node):
+        return node, stacks
+    copy = node._shallow()
+    todo: list[tuple[tuple[str, ...], Any]] = [((), copy)]
+    while todo:
+        at, level = todo.pop()
+        for key, child in list(level._children().items()):
+            if isinstance(child, Tensor) or child._opaque:
+                continue
+            if child._stacked() is None:
+                todo.append(((*at, key), child))
+            else:
+                stacks.append(((*at, key), child))
+                level._set_child(key, dense({}, child.batch_size, child.device))
+    return copy, stacks
+
+
+def _empty_stack(stack: Any, size: torch.Size, device: torch.device | None) -> Any:
+    """Return a lazy stack of another size, of collections with the nested levels of the members and no leaf."""
+    members, dim = stack._stacked()
+    dim = min(dim, len(size) - 1)
+    inner = torch.Size(size[:dim] + size[dim + 1 :])
+    # What the members have need not stack, and only its class matters.
+    levels = {key: members[0]._stand_in(key) for key in list(stack._children())}
+    return lazy_stack_of([_without_leaves(levels, inner, device) for _ in range(size[dim])], dim)
 
 
 def _without_leaves(children: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None) -> Any:
@@ -500,6 +534,9 @@ def _without_leaves(children: Mapping[str, Any], batch_size: torch.Size, device:
         source, target = todo.pop()
         for key, child in source.items():
             if not isinstance(child, Tensor) and not child._opaque:
+                if child._stacked() is not None and batch_size:
+                    target._set_child(key, _empty_stack(child, batch_size, device))
+                    continue
                 level = dense({}, batch_size, device)
                 target._set_child(key, level)
                 todo.append(({below: child._stand_in(below) for below in list(child._children())}, level))

@@ -179,6 +179,8 @@ class Entries(Core):
             node: Any = self
             if self._locked:
                 refuse_if_locked(self, f"set {show_path((*at, key))}")
+            if type(value) in (list, tuple) and self._set_rows((key,), value, at, non_blocking):
+                return
             entry = self._coerced(value, (*at, key), non_blocking)
             if not isinstance(entry, Tensor):
                 refuse_cycle(node, entry, (*at, key))
@@ -202,12 +204,24 @@ class Entries(Core):
     def _set_new(self, path: tuple[str, ...], value: Any, at: tuple[str, ...], non_blocking: bool) -> None:
         """Store a checked value under a path of several keys, the first of which is new."""
         refuse_if_locked(self, f"set {show_path(at + path)}")
+        if type(value) in (list, tuple) and self._set_rows(path, value, at, non_blocking):
+            return
         entry = self._coerced(value, at + path, non_blocking)
         if not isinstance(entry, Tensor):
             refuse_cycle(self, entry, at + path)
         for part in reversed(path[1:]):
             entry = dense({part: entry}, self.batch_size, self.device, self._names)
         add_level(self, path[0], entry)
+
+    def _set_rows(self, path: tuple[str, ...], value: Any, at: tuple[str, ...], non_blocking: bool) -> bool:
+        """Store the rows of a list of tensors that do not stack in the members of a stack; False where it is none."""
+        rows = self._rows_for_members(value)
+        for member, row in rows or ():
+            refuse_if_locked(member, f"set {show_path(at + path)}")
+            member._coerced(row, at + path, non_blocking)  # all are checked before the first is stored
+        for member, row in rows or ():
+            member._set_path(path, row, at, non_blocking=non_blocking)
+        return rows is not None
 
     def _coerced(self, value: Any, path: tuple[str, ...], non_blocking: bool) -> Child:
         """Return ``value`` as an entry of this collection; a sub-collection takes its dim names."""
@@ -235,6 +249,9 @@ class Entries(Core):
             held = node._stand_in(last)
         except KeyError:
             raise missing_key(node, last, path[:-1]) from None
+        if type(item) in (list, tuple) and node._rows_for_members(item) is not None:
+            node.update_({last: item}, non_blocking=non_blocking)
+            return self
         value = coerce(item, node.batch_size, node.device, path, non_blocking=non_blocking)
         if isinstance(held, Tensor) != isinstance(value, Tensor):
             raise StructureError(

@@ -77,6 +77,7 @@ class LeafMapping(Core):
         Raises:
             KeyPathError: one of ``others`` lacks an entry, and there is no ``default``.
             BatchSizeError: a result does not start with the batch size, or ``out`` has not that which is given.
+            ValueError: there are both ``out`` and ``inplace``.
 
         >>> td = TensorDict({"a": 1, "b": {"c": 2}})
         >>> td.apply(lambda leaf: leaf + 1)["b", "c"]
@@ -171,6 +172,8 @@ class _Walk:
         for other in others:
             if not isinstance(other, Core):
                 raise TypeError(f"apply() goes through collections side by side; got {type(other).__name__}")
+        if self.inplace and out is not None:
+            raise ValueError("apply() writes into out= or, with inplace=True, into this collection; got both")
         if self.inplace:  # this collection keeps what it is, as a lazy stack its members
             if torch.compiler.is_compiling() or may_share_memory(root._leaves()):
                 self.changed = {}

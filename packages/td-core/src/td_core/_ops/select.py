@@ -45,12 +45,17 @@ class Selecting(Shaping):
 
         Raises:
             BatchSizeError: ``index`` has not one dim for each batch dim.
+            ValueError: there are both ``out`` and ``inplace``.
 
         >>> td = TensorDict({"a": torch.tensor([[1, 2], [3, 4]])}, [2, 2])
         >>> td.gather(1, torch.tensor([[0], [1]]))["a"]
         tensor([[1],
                 [4]])
         """
+        if out is not None and inplace:
+            raise ValueError(
+                "gather() writes into out= or, with inplace=True, into this collection; got both"
+            )
         result = self._transform(elements.gather_plan(self.batch_size, dim, index))
         if out is not None:
             return written(out, result.batch_size, result)  # type: ignore[no-any-return]

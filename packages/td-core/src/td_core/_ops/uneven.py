@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from .._coerce import WRAPPED
 from .._collection import Core
 from .._indexing import plan_index
 from .._plans import coordinates
@@ -99,3 +102,36 @@ def uneven_plans(stack: Any, index: Any) -> tuple[Any, dict[int, Any], Any]:
     if None in plans.values():
         raise StructureError(f"members of different batch sizes cannot be indexed together by {index!r}")
     return picks, {j: plan.plan for j, plan in plans.items()}, first.stack_dim
+
+
+def rows_of_members(value: Any, dim: int, count: int) -> list[Any] | None:
+    """Return the rows of a list for the members of a stack along ``dim``; None where they are not tensors of uneven shapes.
+
+    >>> rows_of_members([[torch.zeros(1), torch.zeros(2)], [torch.zeros(3), torch.zeros(4)]], 1, 2)[1][0].shape
+    torch.Size([2])
+    """
+    shapes = set()
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, (list, tuple)):
+            todo.extend(item)
+        elif isinstance(item, (Tensor, np.ndarray)) and type(item) not in WRAPPED:
+            shapes.add(tuple(item.shape))
+        else:
+            return None
+    rows = _along(value, dim) if len(shapes) > 1 else None
+    return rows if rows is not None and len(rows) == count else None
+
+
+def _along(value: Any, dim: int) -> list[Any] | None:
+    if isinstance(value, Tensor):
+        return list(value.unbind(dim)) if dim < value.ndim else None
+    if not isinstance(value, (list, tuple)):
+        return list(np.moveaxis(value, dim, 0)) if dim < value.ndim else None
+    if dim == 0:
+        return list(value)
+    columns: list[Any] = [_along(row, dim - 1) for row in value]
+    if any(column is None for column in columns):
+        return None
+    return [list(row) for row in zip(*columns)] if len({*map(len, columns)}) == 1 else None

@@ -124,6 +124,12 @@ class UpdatePlan:
     def _read_entry(self, node: Any, key: str, value: Any, below: Any, at: Path, size: torch.Size) -> Any:
         """List what is to be done with one entry, or return the level that it is to be merged into."""
         path = (*at, key)
+        if type(value) in (list, tuple):
+            rows = node._rows_for_members(value)
+            for member, row in rows or ():
+                self._read_entry(member, key, row, below, at, member.batch_size)
+            if rows is not None:
+                return None
         joins = True
         try:
             current = node._stand_in(key)
