@@ -146,7 +146,7 @@ def _is_level(entry: Any, lead: torch.Size) -> bool:
 
 
 def _entries(level: Any) -> Mapping[Any, Any]:
-    return level._children() if isinstance(level, Core) else level  # type: ignore[no-any-return]
+    return level._children() if isinstance(level, Core) else level
 
 
 def _target(stack: Any, path: Path) -> Any:
