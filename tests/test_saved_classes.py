@@ -17,6 +17,7 @@ import td_core
 from td_core import StructureError, TensorDict, lazy_stack
 from td_core._nodes import KINDS
 from td_core.errors import FormatError
+from td_distributed._collectives import Parcel, unpack
 from td_tensorclass import NonTensorData, NonTensorStack, TensorClass, TypedTensorDict
 
 X = torch.arange(3.0)
@@ -200,6 +201,24 @@ def test_load_of_a_level_takes_the_class_that_its_field_declares(tmp_path: Path)
         TensorDict.from_consolidated(tmp_path / "file"),
     ):
         assert isinstance(loaded["o"], old["Outer"]) and isinstance(loaded["o"].inner, Inner)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("name", ["tensorclass", "typed", "uneven stack", "plain"])
+def test_what_is_sent_becomes_the_class_that_the_receiver_names(name: str, apart: bool) -> None:
+    old, new = classes(), classes("_away")
+    make, cls, levels = SAVED[name]
+    data = make(old)
+    parcel = Parcel(lambda: data, torch.device("cpu"), apart=apart)
+    for each in old.values():
+        forget(each)
+    received = unpack([*parcel.front], parcel.data, 0, None, new[cls])
+    assert type(received) is new[cls]
+    member = received if received._stacked() is None else received[0]
+    assert type(member._get_child("inner")) is new["Inner"] and levels["inner"] == "Inner"
+    parcel = Parcel(lambda: TensorDict({"q": X}), torch.device("cpu"))
+    with pytest.raises(StructureError, match="what was sent, a TensorDict, is not a"):
+        unpack([*parcel.front], parcel.data, 0, None, new[cls])
 
 
 def test_load_prefers_the_named_class_to_another_of_the_stored_name(tmp_path: Path) -> None:

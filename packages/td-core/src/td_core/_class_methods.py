@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def of_class(
-    function: Callable[P, R], *, dense: bool = False, with_class: Callable[..., R] | None = None
+    function: Callable[P, R], *, dense: bool = False, with_class: Callable[..., Any] | None = None
 ) -> classmethod[Any, P, R]:
     """Return a classmethod that calls ``function`` without the class, with its signature and documentation.
 

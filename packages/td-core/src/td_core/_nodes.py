@@ -469,7 +469,7 @@ def _declared_classes(rows: Any, named: type | None) -> list[type | None]:
         for position, row in enumerate(rows):
             tag = row["kind"]
             kind = KINDS[tag] if type(tag) is str and tag in KINDS else None
-            owner = owners[position] or classes[position]
+            owner: Any = owners[position] or classes[position]
             if kind is not None:
                 own = find_subclass(kind.type, row["class"]) if "class" in row else kind.type
                 owner = named_class(own or kind.type) or owner
@@ -489,8 +489,8 @@ def named_class(cls: type | None) -> type | None:
     return cls if kind is not None and (kind.with_class or kind.type is not cls) else None
 
 
-def as_named(cls: type | None, saved: Any, where: str) -> Any:
-    """Return what was saved somewhere as an instance of the class that is named for it.
+def as_named(cls: type | None, saved: Any, what: str) -> Any:
+    """Return what was saved as an instance of the class that is named for it; ``what`` calls it so in messages.
 
     Raises:
         StructureError: it does not fit that class.
@@ -501,8 +501,9 @@ def as_named(cls: type | None, saved: Any, where: str) -> Any:
     try:
         return named._of_saved(saved)
     except (TensorDictError, TypeError, ValueError) as error:
-        what = f"what is saved at {where}, a {type(saved).__name__}, is not a {named.__name__}: {error}"
-        raise StructureError(what) from error
+        raise StructureError(
+            f"{what}, a {type(saved).__name__}, is not a {named.__name__}: {error}"
+        ) from error
 
 
 def check_node(node: Any) -> Any:

@@ -70,7 +70,7 @@ class Serializer(ABC):
         Raises:
             StructureError: it does not fit the class.
         """
-        return as_named(cls, self.load(path, **options), str(path))
+        return as_named(cls, self.load(path, **options), f"what is saved at {path}")
 
     @abstractmethod
     def detect(self, path: Path) -> bool:

@@ -14,7 +14,9 @@ keyed by position or key; ``"*"`` stands for every item of a list. The tag of a 
 
 from __future__ import annotations
 
+import json
 import reprlib
+from collections import Counter
 from collections.abc import Callable
 from numbers import Number
 from typing import Any
@@ -26,7 +28,7 @@ from ._missing import missing_writer
 from ._value_types import VALUES
 from .errors import CodecError, FormatError, MissingPluginError
 
-__all__ = ["MAX_DEPTH", "join", "join_at", "readable", "same_value", "split", "split_at"]
+__all__ = ["MAX_DEPTH", "join", "join_at", "parse_json", "readable", "same_value", "split", "split_at"]
 
 #: Deepest nesting of a value, each conversion to a simpler value counting as a level. Python's own json gives
 #: up at about a thousand levels, and a sidecar has two for each.
@@ -37,6 +39,31 @@ _LARGE = 1 << 12_000
 
 
 Path = tuple[Any, ...]  # linked: (path of the parent, key), so that going one level down costs nothing
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what JSON says.
+
+    Raises:
+        ValueError: it is not JSON, or says a key twice.
+
+    >>> parse_json('{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    ValueError: the key 'a' stands there twice
+    """
+    return _DECODER.decode(text if isinstance(text, str) else text.decode())
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r} stands there twice")
+    return result
+
+
+# json.loads() would make a decoder for each text.
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def split(value: Any) -> tuple[Any, Any]:

@@ -23,6 +23,7 @@ from td_core._nodes import KINDS, Encoded
 from td_core._ops.moving import Target, move
 from td_core._pickling import portable
 from td_core._torch_private import looks
+from td_core._values import parse_json
 from td_core.errors import StructureError
 
 from . import _file, _paths, _storage
@@ -167,7 +168,8 @@ class Consolidated(Attachment):
                     return None
                 spans.append(Span(piece.dtype, piece.shape, start, start + nbytes, 0))
             found.append(Leaf(tuple(spans), ragged))
-        return Layout(found, size)
+        # What shows a part of another leaf, or all of it in another way, has a place of its own where it goes.
+        return None if _storage.overlap(found) else Layout(found, size)
 
     def _elsewhere(self, node: Any, move: Any) -> Any:
         taken = self.taken(node)
@@ -268,8 +270,8 @@ def rebuild_consolidated(
     Raises:
         FormatError: a file of :func:`torch.save` is damaged.
     """
-    nodes, columns = json.loads(schema)
     if isinstance(storage, Leaves):
+        nodes, columns = json.loads(schema)
         (data,) = storage.tensors
         leaves = _storage.Views(data).leaves(_storage.from_columns(columns))
         encoded = Encoded(nodes, leaves, values, classes, attributes or {})
@@ -278,6 +280,7 @@ def rebuild_consolidated(
         # torch.load() calls this for a file that anyone may have written.
         (data,) = storage
         with _file.damaged("the pickle"):
+            nodes, columns = parse_json(schema)
             layout = _storage.from_columns(columns)
             _paths.check_tree(nodes, len(layout.leaves), len(values))
             result = _file.assembled(nodes, layout, values, data, classes, attributes)

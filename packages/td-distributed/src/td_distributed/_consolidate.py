@@ -42,6 +42,7 @@ def consolidate(
     share_memory: bool = False,
     pin_memory: bool = False,
     metadata: bool = False,
+    durable: bool = False,
 ) -> Any:
     """Return a copy whose leaves are views on one storage, locked; this collection is not changed.
 
@@ -61,8 +62,11 @@ def consolidate(
         pin_memory: put the storage in page-locked memory.
         metadata: append the structure to the storage in memory, as it stands in a file, so that the storage alone
             can be sent; :func:`from_buffer` reads it.
+        durable: with ``filename``, wait until the file and its name are on the disk, so that a loss of power leaves the old
+            file or the new one.
 
     Raises:
+        ValueError: ``durable`` without ``filename``.
         StructureError: a leaf has no dense form (sparse, strided nested, quantized, on the meta device), or ``filename``
             is given and ``device`` is the meta device; nothing was written.
         LockedError: with ``inplace``, this collection or one in it is locked; nothing was changed.
@@ -73,6 +77,8 @@ def consolidate(
     True
     """
     options = {name: given for name, given in locals().items() if name not in _NO_OPTIONS}
+    if durable and filename is None:
+        raise ValueError("durable=True needs a filename: without one nothing is saved")
     if return_early:
         wait_for({leaf.device for leaf in self._leaves()})
         pool = ThreadPoolExecutor(1)
@@ -98,7 +104,7 @@ def consolidate(
         wait_for(devices)
     if path is not None and where.type == "cpu" and not (use_buffer or share_memory or pin_memory):
         parts = _storage.payload(layout, encoded.leaves)
-        storage = _file.write(path, layout.nbytes, parts, trailer, num_threads)[:size]
+        storage = _file.write(path, layout.nbytes, parts, trailer, num_threads, durable)[:size]
         pieces = _storage.Views(storage).pieces(layout)
     else:
         storage = _allocate(size, where, share_memory, pin_memory)
@@ -116,7 +122,7 @@ def consolidate(
         if metadata:
             storage[layout.nbytes :] = vector(trailer)
         if path is not None:
-            _file.write(path, layout.nbytes, [(0, body)], trailer)
+            _file.write(path, layout.nbytes, [(0, body)], trailer, durable=durable)
     result = decode(replace(encoded, leaves=_storage.together(layout, pieces, encoded.leaves)))
     if device is not None:
         relabel(result, where)

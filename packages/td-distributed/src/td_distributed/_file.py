@@ -29,7 +29,7 @@ from td_core import Record
 from td_core._collection import show_path
 from td_core._labels import arrived, correct
 from td_core._nodes import KINDS, Encoded, as_named, decode_all, named_class
-from td_core._values import join_at, readable, split_at
+from td_core._values import join_at, parse_json, readable, split_at
 from td_core.errors import (
     BatchSizeError,
     CodecError,
@@ -106,9 +106,16 @@ def check_length(text: bytes, largest: int) -> None:
 
 
 def write(
-    path: Path, nbytes: int, parts: list[tuple[int, Tensor]], end: bytes, num_threads: int = 0
+    path: Path,
+    nbytes: int,
+    parts: list[tuple[int, Tensor]],
+    end: bytes,
+    num_threads: int = 0,
+    durable: bool = False,
 ) -> Tensor:
     """Write a file next to its place, then move it there: the old one stays whole until the new one is.
+
+    With ``durable`` its content is on the disk before, and its name after that.
 
     It has a storage of so many bytes, zeros where no part (first byte, bytes) is, and then ``end``, and the permissions of
     the old one. What was written is returned as :func:`map_file` gives it; another writer may have replaced the file since.
@@ -126,13 +133,29 @@ def write(
             else:
                 for part in whole:
                     _put(file, part)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         mapped = map_file(temporary)
         with suppress(FileNotFoundError):
             shutil.copymode(path, temporary)
         os.replace(temporary, path)
+        if durable:
+            _sync_directory(path.parent)
         return mapped
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the names in a directory durable; where a directory cannot be opened, the system does so itself."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _put(file: BinaryIO, part: tuple[int, Tensor]) -> None:
@@ -188,7 +211,7 @@ def parse(data: Tensor, name: str, cls: type | None = None) -> tuple[Any, Tensor
     storage = _whole(data)[: len(data) - 8 - length]
     text = bytes(bytes_of(data[len(data) - 8 - length : -8]))
     try:
-        structure = json.loads(text)
+        structure = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{name} is damaged: its structure is no JSON: {error}") from error
     if not isinstance(structure, dict):
@@ -201,7 +224,7 @@ def parse(data: Tensor, name: str, cls: type | None = None) -> tuple[Any, Tensor
             tree = _Reader(Views(storage), structure, cls).node(structure)
             _check_shapes(tree)
             correct(tree)
-    return as_named(cls, tree, name), storage
+    return as_named(cls, tree, f"what is saved at {name}"), storage
 
 
 @contextmanager
@@ -309,14 +332,14 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
     orders: dict[str, list[str]] = {}
     absent: dict[str, list[str]] = {}
     root: dict[str, Any] = {}
-    todo: list[tuple[Any, dict[str, Any], tuple[str, ...]]] = [(tree, root, ())]
+    todo: list[tuple[Any, dict[str, Any], tuple[str, ...], str]] = [(tree, root, (), "")]
     while todo:
-        node, level, path = todo.pop()
+        node, level, path, pointer = todo.pop()
         name, record = _record(node)
         if any(value is not None for value in record.values.values()):
             raise UnsayableError
         if record.values:
-            absent[_pointer(path)] = list(record.values)
+            absent[pointer] = list(record.values)
         level.update({"cls": name, "non_tensors": {}, "leaves": {}, "cls_metadata": record.meta})
         ranks = []
         for key, child in [*record.entries.items(), *record.members.items()]:
@@ -337,24 +360,24 @@ def _plain(tree: Any, encoded: Encoded, layout: Layout) -> dict[str, Any]:
                 device = None if child.device is None else str(child.device)
                 level["non_tensors"][key] = [value, list(child.batch_size), device]
                 if types is not None or below_name != "NonTensorData":
-                    kept[_pointer((*path, key))] = [below_name, types]
+                    kept[pointer + _step(key)] = [below_name, types]
             elif key in RESERVED:
                 raise UnsayableError
             else:
                 level[key] = {}
                 ranks.append(2)
-                todo.append((child, level[key], (*path, key)))
+                todo.append((child, level[key], (*path, key), pointer + _step(key)))
         if ranks != sorted(ranks):
             # Readers of this form list values first, then tensors, then levels.
-            orders[_pointer(path)] = [*record.entries, *record.members]
+            orders[pointer] = [*record.entries, *record.members]
     if kept or orders or absent:
         root["size"] = {"td": {"values": kept, "order": orders, **({"absent": absent} if absent else {})}}
     return root
 
 
-def _pointer(path: tuple[str, ...]) -> str:
-    """Return a key path as a JSON pointer (RFC 6901)."""
-    return "".join("/" + key.replace("~", "~0").replace("/", "~1") for key in path)
+def _step(key: str) -> str:
+    """Return what a key adds to a JSON pointer (RFC 6901)."""
+    return "/" + key.replace("~", "~0").replace("/", "~1")
 
 
 def _record(node: Any) -> tuple[str, Record]:
@@ -391,22 +414,22 @@ class _Reader:
 
     def node(self, level: dict[str, Any]) -> Any:
         """Return the node of the root level; built from the deepest up."""
-        order: list[tuple[dict[str, Any], tuple[str, ...], list[tuple[str, dict[str, Any]]]]] = []
-        todo: list[tuple[dict[str, Any], tuple[str, ...]]] = [(level, ())]
+        order: list[tuple[dict[str, Any], tuple[str, ...], str, list[tuple[str, dict[str, Any]]]]] = []
+        todo: list[tuple[dict[str, Any], tuple[str, ...], str]] = [(level, (), "")]
         while todo:
-            current, path = todo.pop()
+            current, path, pointer = todo.pop()
             below = _levels(current)
-            order.append((current, path, below))
-            todo += [(each, (*path, key)) for key, each in below]
+            order.append((current, path, pointer, below))
+            todo += [(each, (*path, key), pointer + _step(key)) for key, each in below]
         built: dict[int, Any] = {}
-        keys = [self._leaves(current, path) for current, path, _ in order]
+        keys = [self._leaves(current, path) for current, path, *_ in order]
         layout = Layout(self.leaves, len(self.views.storage))
         _storage.check(layout, layout.nbytes)
         made = iter(self.views.leaves(layout))
         leaves = [dict(zip(names, islice(made, len(names)))) for names in keys]
-        for (current, path, below), here in reversed(list(zip(order, leaves))):
+        for (current, path, pointer, below), here in reversed(list(zip(order, leaves))):
             levels = {key: built[id(each)] for key, each in below}
-            built[id(current)] = self._build(current, path, here, levels)
+            built[id(current)] = self._build(current, path, pointer, here, levels)
         return built[id(level)]
 
     def _leaves(self, level: dict[str, Any], path: tuple[str, ...]) -> list[str]:
@@ -414,12 +437,15 @@ class _Reader:
         parts: dict[str, dict[str, Any]] = {}
         for key, entry in level["leaves"].items():
             mark = next((mark for mark in MARKS if key.startswith(mark)), None) if key[:1] == "<" else None
-            if mark is None:
+            name = key if mark is None else key[len(mark) :]
+            role = "<NJT_VALUES>" if mark == "<NJT>" else mark
+            if name in found and (name not in parts or role is None or role in parts[name]):
+                raise FormatError(f"{show_path((*path, name))} stands there twice")
+            if role is None:
                 found[key] = Leaf((_span(*entry[:5]),))
             else:
-                name = key[len(mark) :]
                 found.setdefault(name, Leaf(()))
-                parts.setdefault(name, {})["<NJT_VALUES>" if mark == "<NJT>" else mark] = entry
+                parts.setdefault(name, {})[role] = entry
         for name, marks in parts.items():
             if not {"<NJT_VALUES>", "<NJT_OFFSETS>"} <= marks.keys():
                 raise FormatError(f"the jagged tensor {(*path, name)} lacks its values or offsets")
@@ -432,7 +458,12 @@ class _Reader:
         return list(found)
 
     def _build(
-        self, level: dict[str, Any], path: tuple[str, ...], leaves: dict[str, Tensor], levels: dict[str, Any]
+        self,
+        level: dict[str, Any],
+        path: tuple[str, ...],
+        pointer: str,
+        leaves: dict[str, Tensor],
+        levels: dict[str, Any],
     ) -> Any:
         name = level["cls"]
         kind = KINDS.named(FORMAT, name) or _by_last_name(name) or self._moved_to(path)
@@ -445,18 +476,19 @@ class _Reader:
         meta = dict(level["cls_metadata"])
         size = torch.Size(meta.get("batch_size", ()))
         values = {
-            key: self._value(entry, (*path, key)) for key, entry in level.get("non_tensors", {}).items()
+            key: self._value(entry, (*path, key), pointer + _step(key))
+            for key, entry in level.get("non_tensors", {}).items()
         }
         children = {**values, **leaves, **levels}
         if len(children) < len(values) + len(leaves) + len(levels):
             raise FormatError(f"{show_path(path)} says a key twice: {[*values, *leaves, *levels]}")
-        if self.orders and _pointer(path) in self.orders:
-            order = self.orders[_pointer(path)]
+        if pointer in self.orders:
+            order = self.orders[pointer]
             if sorted(order) != sorted(children):
                 raise FormatError(f"{order!r} is no order of the keys {list(children)}")
             children = {key: children[key] for key in order}
-        absent = self.absent.get(_pointer(path), ()) if self.absent else ()
-        record = Record(meta, children, children, dict.fromkeys(absent), size)
+        absent = dict.fromkeys(self.absent.get(pointer, ()))
+        record = Record(meta, children, children, absent, size)
         return kind.layouts[FORMAT].unflatten(record)
 
     def _moved_to(self, path: tuple[str, ...]) -> Any:
@@ -472,10 +504,10 @@ class _Reader:
         kind = None if cls is None else KINDS.of(cls)
         return kind if kind is not None and kind.with_class else None
 
-    def _value(self, entry: Any, path: tuple[str, ...]) -> Any:
+    def _value(self, entry: Any, path: tuple[str, ...], pointer: str) -> Any:
         # Releases 0.5 and 0.6 wrote no device.
         data, size, device = entry if len(entry) == 3 else (*entry, None)
-        name, types = self.kept.get(_pointer(path), ("NonTensorData", None))
+        name, types = self.kept.get(pointer, ("NonTensorData", None))
         kind = KINDS.named(FORMAT, name) if name in VALUES else None
         if kind is None:
             raise FormatError(

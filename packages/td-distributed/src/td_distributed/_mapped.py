@@ -17,6 +17,7 @@ import torch
 from td_core import TensorDict
 from td_core._attachments import attachments
 from td_core._nodes import named_class
+from td_core._values import parse_json
 from td_core.errors import FormatError
 
 from ._memory import bytes_of, room, vector
@@ -60,7 +61,7 @@ def answer(root: str | Path | None, peer: Any) -> None:
 def named(header: bytes) -> Any:
     """Return what a header names as a path; None if it announces bytes."""
     with contextlib.suppress(ValueError):
-        given = json.loads(header)
+        given = parse_json(header)
         return given.get("path") if isinstance(given, dict) else None
     return None
 

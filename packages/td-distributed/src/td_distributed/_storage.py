@@ -502,7 +502,6 @@ def check(layout: Layout, nbytes: int) -> None:
     Raises:
         FormatError: naming the leaf by position, what was found and what was expected.
     """
-    spans: list[tuple[int, int]] = []
     for i, leaf in enumerate(layout.leaves):
         for dtype, shape, start, stop, pad in leaf.spans:
             if min(shape, default=0) < 0:
@@ -515,14 +514,28 @@ def check(layout: Layout, nbytes: int) -> None:
                 )
             if start < 0 or stop > nbytes:
                 raise FormatError(f"leaf {i} lies at bytes {start} to {stop} of a storage of {nbytes}")
-            if size:
-                spans.append((start, stop - pad))
+    if found := overlap(layout.leaves):
+        raise FormatError("leaves overlap: bytes {} to {} and {} to {}".format(*found))
+
+
+def overlap(leaves: Iterable[Leaf]) -> tuple[int, int, int, int] | None:
+    """Return (start, stop, start, stop) of two pieces that share bytes, but not as one tensor under two keys does.
+
+    >>> overlap([Leaf((Span(torch.int64, (2,), 0, 16, 0),)), Leaf((Span(torch.int64, (2,), 8, 24, 0),))])
+    (0, 16, 8, 24)
+    """
+    spans = {
+        (span.start, span.stop - span.pad, span.dtype, tuple(span.shape))
+        for leaf in leaves
+        for span in leaf.spans
+        if span.stop - span.pad > span.start
+    }
     end, owner = 0, (0, 0)
-    for start, stop in sorted(set(spans)):
-        # The same bytes twice are tied leaves; bytes shared in part are damage.
+    for start, stop in sorted((start, stop) for start, stop, *_ in spans):
         if start < end:
-            raise FormatError(f"leaves overlap: bytes {owner[0]} to {owner[1]} and {start} to {stop}")
+            return *owner, start, stop
         end, owner = stop, (start, stop)
+    return None
 
 
 def _extremes(dim: int, values: Tensor, offsets: Tensor, *rest: Tensor) -> tuple[int | None, int | None]:

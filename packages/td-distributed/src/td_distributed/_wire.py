@@ -10,7 +10,6 @@ or looked up but registered node kinds.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from td_core import encode
 from td_core._nodes import Encoded, as_named
+from td_core._values import parse_json
 from td_core.errors import FormatError
 
 from . import _file, _paths, _storage
@@ -214,7 +214,7 @@ def incoming(header: bytes) -> Message:
         FormatError: the header is damaged.
     """
     with _file.damaged("the header of a message"):
-        given = json.loads(header)
+        given = parse_json(header)
         layout, nodes, values = _file.from_description(given)
         _storage.check(layout, layout.nbytes)
         return Message(header, layout, nodes, values, bool(given["together"]))
@@ -229,7 +229,7 @@ def assemble(message: Message, storage: Tensor, named: type | None = None) -> An
     with _file.damaged("a message"):
         values = _file.joined(message.values, message.nodes)
         tree = _file.assembled(message.nodes, message.layout, values, storage, named=named)
-    return as_named(named, tree, "the rank that sent it")
+    return as_named(named, tree, "what was sent")
 
 
 Outline = dict[_paths.Path, str]

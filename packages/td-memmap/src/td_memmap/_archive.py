@@ -175,10 +175,11 @@ class _Packing:
         return struct.pack("<HH", _PAD_BLOCK, size) + bytes(size)
 
 
-def _order(path: Parts) -> tuple[tuple[int, str], ...]:
+def _order(path: Parts) -> str:
     """Sort a directory's metadata first, then its files by name, then its directories."""
+    # One string, for paths that are long: no name has the character that ends each.
     *parts, name = path
-    return (*((2, part) for part in parts), (0, "") if name == _names.META else (1, name))
+    return "".join(f"2{part}\0" for part in parts) + ("0" if name == _names.META else f"1{name}")
 
 
 def save_archive(data: Core, path: str, options: Options) -> Callable[[], Any]:
@@ -270,7 +271,9 @@ def pack_memmap(
         mine = owned(tree)
         if (_names.META,) not in mine.files:
             raise FormatError(f"no save is at {prefix}: it has no {_names.META}")
-        sizes = {path: found.st_size for path in mine.files if (found := tree.stat_path(path)) is not None}
+        sizes = {
+            path: found.st_size for path in sorted(mine.files) if (found := tree.stat_path(path)) is not None
+        }
         # The sizes and times in it are those of the directory; an archive has checksums of its own.
         sizes.pop((_names.MANIFEST,), None)
         report = reporter(progress, sum(sizes.values()), "pack")
@@ -383,9 +386,7 @@ class ArchiveTree:
                 continue
             if path in self.files:
                 raise FormatError(f"{self.path}: the entry {name!r} is there twice")
-            for depth in range(1, len(path)):
-                self._listing.setdefault(path[: depth - 1], {})[path[depth - 1]] = True
-            self._listing.setdefault(path[:-1], {})[path[-1]] = False
+            self._list(path[:-1])[path[-1]] = False
             self.files[path] = info
         for path in self.files.keys() & self._listing.keys():
             raise FormatError(f"{self.path}: the entry {'/'.join(path)!r} is a file and a directory")
@@ -393,6 +394,19 @@ class ArchiveTree:
             raise FormatError(
                 f"{self.path} is no archive of a save: a zip file with a {_names.META} at its top is expected"
             )
+
+    def _list(self, parts: Parts) -> dict[str, bool]:
+        """Return the listing of a directory, which those above it list."""
+        listing = self._listing.get(parts)
+        if listing is None:
+            listing = self._listing[parts] = {}
+            known = False
+            while not known:
+                above = parts[:-1]
+                known = above in self._listing
+                self._listing.setdefault(above, {})[parts[-1]] = True
+                parts = above
+        return listing
 
     def __enter__(self) -> ArchiveTree:
         return self

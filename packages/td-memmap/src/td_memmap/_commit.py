@@ -101,7 +101,7 @@ class Staging:
             _fs.make_directories(parent)
             self._parent = Tree.at_path(parent)
         wanted = set(files)
-        self._directories = {path[:depth] for path in wanted for depth in range(1, len(path))}
+        self._directories = _names.leading(wanted)
         try:
             self._hold(2)
             if not self._begin_first():
@@ -375,7 +375,7 @@ class Staging:
         last = [path for path in mine.files if path[-1] in (_names.META, _names.MANIFEST, _names.SAVING)]
         # What only its owner may remove is litter, which the next save of that owner removes.
         with contextlib.suppress(PermissionError):
-            for path in (*mine.files.difference(last), *sorted(last, key=len, reverse=True)):
+            for path in (*sorted(mine.files.difference(last)), *sorted(last, key=len, reverse=True)):
                 old.remove_path(path)
             old.remove_empty(mine.directories)
         if not self._parent.remove_directory((doomed if clean else name,)) and clean:

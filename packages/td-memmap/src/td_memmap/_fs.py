@@ -234,18 +234,14 @@ class Tree:
 
     def fd(self, parts: Parts) -> int:
         """Return an open descriptor of a directory below, valid until the next call."""
-        if not parts:
-            return self.root
-        found = self._open.get(parts)
-        if found is not None:
-            return found
-        above = self._open.get(parts[:-1])
-        if above is None:
-            above = self.root
-            for depth in range(1, len(parts)):
-                found = self._open.get(parts[:depth])
-                above = self._step(above, parts[:depth]) if found is None else found
-        return self._step(above, parts)
+        # The deepest directory on the way that is open is most often the last one, or this one itself.
+        start = len(parts)
+        while start and parts[:start] not in self._open:
+            start -= 1
+        fd = self._open[parts[:start]] if start else self.root
+        for depth in range(start + 1, len(parts) + 1):
+            fd = self._step(fd, parts[:depth])
+        return fd
 
     def _step(self, fd: int, parts: Parts) -> int:
         try:
@@ -379,9 +375,11 @@ class Tree:
 
     def make_way(self, path: Parts) -> None:
         """Create the directories that lead to a path below, where missing."""
-        for depth in range(1, len(path)):
-            if self.stat_path(path[:depth]) is None:
-                self.make(path[:depth])
+        start = len(path) - 1
+        while start and self.stat_path(path[:start]) is None:
+            start -= 1
+        for depth in range(start + 1, len(path)):
+            self.make(path[:depth])
 
     def create(self, parts: Parts, name: str) -> int:
         """Create a file that must not be there yet, open for writing and mapping."""

@@ -127,7 +127,7 @@ def load_directory(prefix: str, options: Loading, subpath: NestedKey | None = No
     def load(tree: Tree) -> tuple[Any, bool]:
         reader = Reader(tree, options)
         if tree.stat((), _names.META) is None and tree.stat((), _names.OLD_META) is not None:
-            return as_named(options.named, load_legacy(reader), tree.path), True
+            return as_named(options.named, load_legacy(reader), f"what is saved at {tree.path}"), True
         # What is optional may be missing because the save was just replaced.
         return reader.load(), not reader.guessed
 
@@ -222,7 +222,7 @@ class Reader:
             except (FormatError, MissingPluginError):
                 if not self._left_out(node.place, node.name):
                     raise
-        return as_named(self.options.named, self.nodes[0].place[""], self.tree.path)
+        return as_named(self.options.named, self.nodes[0].place[""], f"what is saved at {self.tree.path}")
 
     def read(self, *, sizes: bool = True) -> None:
         """Read all metadata; with ``sizes``, check the file of every leaf too, which mapping does in any case."""

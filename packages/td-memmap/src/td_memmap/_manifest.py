@@ -122,6 +122,9 @@ def verify_tree(tree: Tree, manifest: Any, progress: Progress = False) -> Report
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict):
         raise FormatError(f"{where}: files is {files!r}, expected the size of every file")
+    version = manifest.get("format", 1)
+    if type(version) is not int or version != 1:
+        raise FormatError(f"{where}: format is {version!r}, expected 1: upgrade td-memmap")
     hashes = manifest.get("hashes", {})
     algorithm = manifest.get("algorithm")
     if not isinstance(hashes, dict):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
+from td_core import _values
 from td_core._collection import show_path
 from td_core._keys import unravel_key_to_tuple
 from td_core._missing import missing_package, missing_writer
@@ -38,6 +38,8 @@ _DEFINED = (
 _DENSE = re.compile(r"<class '[^']*\.TensorDict'>")
 #: What the metadata of a class without a shape of its own has, unless it wraps a collection.
 _MARKS = frozenset({"stack_dim", "_is_non_tensor", "_format_version", "index", "custom_op"})
+#: What describes a level that has a shape, or a view on one; later releases may add names that start with an underscore.
+_LEVEL = frozenset({"shape", "device", "custom_op", "inv_op", "custom_op_kwargs", "inv_op_kwargs"})
 _BELONGS_TO_LEVEL = ("_type", "_format_version", "_class")
 
 
@@ -156,7 +158,7 @@ def parse_json(content: bytes, where: str) -> Any:
     td_core.errors.FormatError: meta.json is no valid metadata: the key 'a' stands there twice
     """
     try:
-        return _DECODER.decode(content.decode())
+        return _values.parse_json(content)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{where} is no valid metadata: {error}") from error
 
@@ -177,18 +179,6 @@ def read_if_there(tree: Any, parts: Parts, name: str) -> bytes | None:
         return tree.read(parts, name, LIMIT)  # type: ignore[no-any-return]
     except FileNotFoundError:
         return None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key!r} stands there twice")
-    return result
-
-
-# json.loads() would make a decoder for each file.
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def recall(content: bytes, *, robust_key: bool, strict: bool) -> Level | None:
@@ -240,9 +230,11 @@ def read_level(
 def _version(obj: Any, at: At) -> int:
     if not isinstance(obj, dict):
         raise at.damaged("the metadata", obj, "an object")
-    version = obj.get("_format_version")
-    if type(version) is not int:
-        return 0
+    version = obj.get("_format_version", 0)
+    if type(version) is dict and isinstance(obj.get("shape"), list):
+        return 0  # an entry of that name
+    if type(version) is not int or version < 0:
+        raise at.damaged("_format_version", version, "a number")
     if version > VERSION:
         raise at.damaged("_format_version", version, f"at most {VERSION}: upgrade td-memmap")
     return version
@@ -356,6 +348,8 @@ def _mapping(level: Level, obj: dict[str, Any], at: At, robust_key: bool, strict
     likeliest = -1 if obj.get(_names.ROBUST_KEY) is False else 1
     for name, entry in obj.items():
         if type(entry) is not dict:
+            if strict and name not in _LEVEL and name[:1] != "_":
+                raise at.damaged("the entry", entry, "a leaf (shape, dtype) or a collection (type)", name)
             meta[name] = entry
         elif entry.get("type") is not None:
             nodes[name] = possible_names(name, robust_key)[::likeliest]

@@ -136,5 +136,20 @@ def inside(path: str) -> tuple[str, ...] | None:
     (('a', 'b'), None, None, None)
     """
     parts = tuple(path.split("/"))
-    bad = "\0" in path or not _DOTS.isdisjoint(parts) or not all(map(fits, parts))
+    # Most names are short and plain, and then the longest one tells of all.
+    short = path.isascii() and max(map(len, parts)) <= _LONGEST
+    bad = "\0" in path or not _DOTS.isdisjoint(parts) or not (short or all(map(fits, parts)))
     return None if bad else parts
+
+
+def leading(paths: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    """Return the directories that lead to some paths, without that of all of them.
+
+    >>> sorted(leading([("a", "b", "c"), ("a", "d")]))
+    [('a',), ('a', 'b')]
+    """
+    found: set[tuple[str, ...]] = set()
+    for path in paths:
+        while (path := path[:-1]) and path not in found:
+            found.add(path)
+    return found

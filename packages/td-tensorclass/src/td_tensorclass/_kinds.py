@@ -96,9 +96,11 @@ def _data_to_directory(node: NonTensorDataBase) -> Record:
 
 
 def _data_from_values(cls: type[NonTensorDataBase], record: Record) -> NonTensorDataBase:
-    # The format leaves out what is None, and takes the batch size of the level above.
+    # The formats take the batch size of the level above.
     values, size = record.values, record.batch_size
-    node = (record.cls or cls)(values.get("data"), values.get("_metadata"), batch_size=size)
+    if "data" not in values:
+        raise FormatError(f"a {cls.__name__} has no data")
+    node = (record.cls or cls)(values["data"], values.get("_metadata"), batch_size=size)
     return _place(node, {"names": record.meta.get("_names")})  # type: ignore[no-any-return]
 
 

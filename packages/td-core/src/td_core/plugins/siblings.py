@@ -377,6 +377,7 @@ class SiblingMethods:
         share_memory: bool = False,
         pin_memory: bool = False,
         metadata: bool = False,
+        durable: bool = False,
     ) -> Self:
         """Return a copy whose leaves are views on one storage; see :func:`td_distributed.consolidate`."""
 

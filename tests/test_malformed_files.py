@@ -1,0 +1,308 @@
+"""Files with a wrong piece of JSON: every format says which file and key, and gives nothing of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import td_memmap
+from td_core import TensorDict, lazy_stack
+from td_core.errors import FormatError, MissingPluginError
+from td_distributed import _wire, from_buffer, storage_of
+from td_tensorclass import MetaData, NonTensorData, NonTensorStack, TensorClass, UnbatchedTensor
+
+
+class Record(TensorClass):
+    """A class with a value."""
+
+    x: Tensor
+    s: str = "a"
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "plain": lambda: TensorDict({"a": torch.arange(3), "n": {"b": torch.ones(2)}, "s": "x"}),
+    "class": lambda: Record(x=torch.ones(2), batch_size=[2]),
+    "stack": lambda: lazy_stack([TensorDict({"a": torch.ones(1)}), TensorDict({"a": torch.ones(2)})]),
+    "general": lambda: TensorDict(
+        {
+            "s": NonTensorStack("a", "b"),
+            "shape": torch.ones(2),
+            "u": UnbatchedTensor(torch.ones(3)),
+            "t": NonTensorData((1, 2)),
+            "cls": {"a": torch.ones(2)},
+        },
+        batch_size=[2],
+    ),
+    "jagged": lambda: TensorDict(
+        {"j": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)}
+    ),
+}
+WRONG = [None, True, "x", [], [1], {}, -1, 1.5, float("nan"), 10**30]
+NO_VERSION = [None, True, False, "1", [], [1], {}, 1.5, float("nan"), -1]
+
+
+def paths(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    pairs = (
+        content.items()
+        if isinstance(content, dict)
+        else enumerate(content)
+        if isinstance(content, list)
+        else ()
+    )
+    for key, value in pairs:
+        yield from paths(value, (*path, key))
+
+
+def changed(content: Any, path: tuple[Any, ...], value: Any = ...) -> Any:
+    """Return content with another value at a path, or without it."""
+    if not path:
+        return value
+    root = place = copy.deepcopy(content)
+    for key in path[:-1]:
+        place = place[key]
+    if value is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return root
+
+
+def changes(content: Any) -> Iterator[Any]:
+    for path in paths(content):
+        for value in WRONG:
+            yield changed(content, path, value)
+        if path:
+            yield changed(content, path)
+
+
+def check(load: Callable[[], Any], place: Path) -> None:
+    """Load, which gives a collection that can be used, or an error that names the file."""
+    try:
+        loaded = load()
+    except MissingPluginError:
+        return
+    except FormatError as error:
+        assert str(place) in str(error)
+        return
+    repr(loaded)
+
+
+def split_file(path: Path) -> tuple[bytes, bytes]:
+    content = path.read_bytes()
+    length = int.from_bytes(content[-8:], "little")
+    return content[: -8 - length], content[-8 - length : -8]
+
+
+def write_file(path: Path, storage: bytes, structure: Any) -> None:
+    text = structure if isinstance(structure, bytes) else json.dumps(structure).encode()
+    text += b" " * (-(len(storage) + len(text) + 8) % 16)
+    path.write_bytes(storage + text + len(text).to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES.keys())
+def test_load_of_any_changed_metadata_names_the_file(make: Any, tmp_path: Path) -> None:
+    make().memmap(path := tmp_path / "save")
+    for meta in [each for each in path.rglob("*.json") if each.name != "%manifest.json"]:
+        text = meta.read_text()
+        for content in changes(json.loads(text)):
+            meta.write_text(json.dumps(content))
+            check(lambda: TensorDict.load_memmap(path), path)
+        meta.write_text(text)
+
+
+@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES.keys())
+def test_load_of_any_changed_structure_names_the_file(make: Any, tmp_path: Path) -> None:
+    make().consolidate(path := tmp_path / "file")
+    storage, structure = split_file(path)
+    for content in changes(json.loads(structure)):
+        write_file(path, storage, content)
+        check(lambda: TensorDict.from_consolidated(path), path)
+
+
+def directory(data: Any, path: Path, file: str, content: bytes) -> Path:
+    data.memmap(path)
+    (path / file).write_bytes(content)
+    return path
+
+
+def archive(data: Any, path: Path, file: str, content: bytes) -> Path:
+    directory(data, path.with_name("files"), file, content)
+    with zipfile.ZipFile(path, "w") as packed:
+        for each in path.with_name("files").rglob("*"):
+            packed.write(each, each.relative_to(path.with_name("files")))
+    return path
+
+
+def meta_of(data: Any, path: Path, file: str) -> Any:
+    data.memmap(path.with_name("template"))
+    return json.loads((path.with_name("template") / file).read_text())
+
+
+LEVELS = [("plain", "meta.json"), ("plain", "n/meta.json"), ("stack", "meta.json"), ("stack", "0/meta.json")]
+LEVELS += [("general", "meta.json"), ("class", "_tensordict/meta.json"), ("general", "s/meta.json")]
+
+
+@pytest.mark.parametrize("write", [directory, archive])
+@pytest.mark.parametrize("version", NO_VERSION, ids=repr)
+@pytest.mark.parametrize(("source", "file"), LEVELS)
+def test_load_of_a_version_that_is_not_a_number(
+    source: str, file: str, version: Any, write: Any, tmp_path: Path
+) -> None:
+    data, path = SOURCES[source](), tmp_path / "save"
+    content = {**meta_of(data, path, file), "_format_version": version}
+    place = write(data, path, file, json.dumps(content).encode())
+    with pytest.raises(FormatError, match=f"save/{file}: .*(_format_version is|the entry is)"):
+        TensorDict.load_memmap(place)
+
+
+@pytest.mark.parametrize("version", [None, True, "1", [], 1.5, 2], ids=repr)
+def test_verify_of_a_manifest_of_another_version(version: Any, tmp_path: Path) -> None:
+    TensorDict({"a": 1}).memmap(path := tmp_path / "save")
+    manifest = json.loads((path / "%manifest.json").read_text())
+    (path / "%manifest.json").write_text(json.dumps({**manifest, "format": version}))
+    with pytest.raises(FormatError, match="%manifest.json: format is .*, expected 1"):
+        td_memmap.verify(path)
+
+
+@pytest.mark.parametrize("write", [directory, archive])
+@pytest.mark.parametrize("entry", [None, [], [1], "x", 3, True], ids=repr)
+@pytest.mark.parametrize(
+    ("source", "file", "key"),
+    [
+        ("plain", "meta.json", "a"),
+        ("plain", "n/meta.json", "b"),
+        ("class", "_tensordict/meta.json", "x"),
+        ("stack", "1/meta.json", "a"),
+    ],
+)
+def test_load_of_an_entry_that_is_no_object(
+    source: str, file: str, key: str, entry: Any, write: Any, tmp_path: Path
+) -> None:
+    data, path = SOURCES[source](), tmp_path / "save"
+    content = {**meta_of(data, path, file), key: entry}
+    place = write(data, path, file, json.dumps(content).encode())
+    with pytest.raises(FormatError, match=f"save/{file}: key .*{key}'.*: the entry is .*, expected a leaf"):
+        TensorDict.load_memmap(place)
+
+
+@pytest.mark.parametrize("write", [directory, archive])
+@pytest.mark.parametrize("value", [NonTensorData("x"), MetaData("x"), NonTensorData((1, 2))], ids=repr)
+def test_load_of_a_value_without_its_data(value: Any, write: Any, tmp_path: Path) -> None:
+    data, path = TensorDict({"s": value}), tmp_path / "save"
+    content = meta_of(data, path, "s/meta.json")
+    del content["data"]
+    place = write(data, path, "s/meta.json", json.dumps(content).encode())
+    with pytest.raises(
+        FormatError, match="save/s/meta.json: key 's' cannot be put together: a .* has no data"
+    ):
+        TensorDict.load_memmap(place)
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_load_state_dict_of_a_value_without_its_data(flatten: bool) -> None:
+    data = TensorDict({"s": NonTensorData("x"), "a": torch.ones(2)})
+    state = data.state_dict(flatten=flatten)
+    metadata = state._metadata["s"] if flatten else state["s"]._metadata[""]
+    metadata["_non_tensor"] = OrderedDict({"_is_non_tensor": True})
+    with pytest.raises(FormatError, match="a NonTensorData has no data"):
+        data.load_state_dict(state)
+    assert data["s"] == "x"
+
+
+DUPLICATES = {
+    "leaf": (b'"a": [', b'"a": ["torch.int64", [3], 0, 24, 0], "a": ['),
+    "level": (b'"n": {', b'"n": {}, "n": {'),
+    "leaves": (b'"leaves": {', b'"leaves": {}, "leaves": {'),
+    "class": (b'"cls": ', b'"cls": "TensorDict", "cls": '),
+}
+
+
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize(("old", "new"), DUPLICATES.values(), ids=DUPLICATES.keys())
+def test_from_consolidated_of_a_key_that_stands_twice(
+    old: bytes, new: bytes, memory: bool, tmp_path: Path
+) -> None:
+    SOURCES["plain"]().consolidate(path := tmp_path / "file")
+    storage, structure = split_file(path)
+    assert old in structure
+    write_file(path, storage, structure.replace(old, new, 1))
+    content = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+    with pytest.raises(FormatError, match="the key '.*' stands there twice"):
+        from_buffer(content) if memory else TensorDict.from_consolidated(path)
+
+
+@pytest.mark.parametrize("name", ["nodes", "leaves", "values", "together"])
+def test_receive_of_a_header_with_a_key_that_stands_twice(name: str) -> None:
+    header = _wire.outgoing(SOURCES["plain"](), True)[0].header
+    old = f'"{name}":'.encode()
+    assert old in header
+    with pytest.raises(
+        FormatError, match=f"the header of a message is damaged: .*the key '{name}' stands there twice"
+    ):
+        _wire.incoming(header.replace(old, old + b"[]," + old, 1))
+
+
+def test_receive_of_leaves_that_overlap() -> None:
+    header = json.loads(_wire.outgoing(SOURCES["plain"](), True)[0].header)
+    starts = header["leaves"][3]
+    starts[1] = starts[0] + 8
+    with pytest.raises(FormatError, match="the header of a message is damaged: leaves overlap: bytes"):
+        _wire.incoming(json.dumps(header).encode())
+
+
+OVERLAPS = {
+    "shifted": ["torch.int64", [2], 8, 24, 0],
+    "inside": ["torch.int64", [1], 8, 16, 0],
+    "other dtype": ["torch.float64", [3], 0, 24, 0],
+    "other shape": ["torch.int64", [3, 1], 0, 24, 0],
+    "other size": ["torch.int32", [6], 0, 24, 0],
+}
+
+
+@pytest.mark.parametrize("entry", OVERLAPS.values(), ids=OVERLAPS.keys())
+@pytest.mark.parametrize("level", [False, True])
+def test_from_consolidated_of_leaves_that_overlap(entry: Any, level: bool, tmp_path: Path) -> None:
+    SOURCES["plain"]().consolidate(path := tmp_path / "file")
+    storage, text = split_file(path)
+    structure = json.loads(text)
+    (structure["n"] if level else structure)["leaves"]["z"] = entry
+    write_file(path, storage, structure)
+    with pytest.raises(FormatError, match="file is damaged: leaves overlap: bytes"):
+        TensorDict.from_consolidated(path)
+
+
+def test_from_consolidated_of_a_jagged_leaf_beside_a_plain_one_of_its_name(tmp_path: Path) -> None:
+    SOURCES["jagged"]().consolidate(path := tmp_path / "file")
+    storage, text = split_file(path)
+    for key in ("j", "<NJT>j"):
+        structure = json.loads(text)
+        structure["leaves"][key] = ["torch.int64", [0], 0, 0, 0]
+        write_file(path, storage, structure)
+        with pytest.raises(FormatError, match="key 'j' stands there twice"):
+            TensorDict.from_consolidated(path)
+
+
+def test_consolidated_tied_leaves_stay_one_tensor(tmp_path: Path) -> None:
+    weight = torch.arange(3.0)
+    TensorDict({"a": weight, "n": {"b": weight}}).consolidate(tmp_path / "file")
+    loaded = TensorDict.from_consolidated(tmp_path / "file")
+    assert loaded["a"].data_ptr() == loaded["n", "b"].data_ptr() and loaded["a"].tolist() == [0, 1, 2]
+
+
+def test_storage_of_a_view_on_a_leaf_is_made_anew() -> None:
+    one = TensorDict({"a": torch.arange(4)}).consolidate()
+    other = one.clone(False).unlock_()
+    other["b"] = other["a"].view(2, 2)
+    storage = storage_of(other.consolidate(metadata=True))
+    loaded = from_buffer(storage)
+    assert loaded["b"].tolist() == [[0, 1], [2, 3]] and loaded["a"].tolist() == [0, 1, 2, 3]
