@@ -23,11 +23,12 @@ from ._checksum import digest_of
 from ._commit import Staging, alone
 from ._errors import AppendError
 from ._fs import Parts, Tree
-from ._load import Loading, Node, Reader, look
+from ._load import Loading, Node, Reader
 from ._manifest import file_pieces, read_manifest, verify_tree
 from ._meta import LeafEntry, has_level, is_view, manifest_text, parse_json, read_if_there, read_json
 from ._pieces import write_pieces
 from ._plan import LeafFile, Plan, make_plan, take_apart
+from ._read_node import read_node
 
 #: Where a leaf of the save is, its new rows, and how many bytes it has.
 _Grown = tuple[Parts, LeafFile, int]
@@ -76,7 +77,7 @@ def _refuse_lone_levels(path: str) -> None:
     with contextlib.suppress(OSError, FormatError), Tree.at_path(above) as tree:
         if not has_level(tree):
             return
-        _, level, _, below = look(tree, ())
+        _, level, _, below = read_node(tree, ())
         if (name,) not in below.values() or (level.sized and not level.batch_size):
             return
         if level.sized or name != _names.INNER:

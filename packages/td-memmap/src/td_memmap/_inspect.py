@@ -13,8 +13,9 @@ from . import _fs, _names
 from ._archive import ArchiveTree
 from ._fs import Parts
 from ._listing import printable, show_size
-from ._load import look, on_one_version
+from ._load import on_one_version
 from ._plan import VERSION
+from ._read_node import read_node
 
 
 @set_module("td_memmap")
@@ -127,7 +128,7 @@ def _inspect(files: Any, name: str) -> Tree:
 
 
 def _one(files: Any, parts: Parts, key: str) -> tuple[Tree, dict[str, Parts]]:
-    meta, level, listing, below = look(files, parts)
+    meta, level, listing, below = read_node(files, parts)
     provider = meta.get("provider")
     node = Tree(key, _kind(meta), provider=None if provider is None else str(provider))
     node.pickled = [name for name in (_names.PICKLE, _names.STACK_PICKLE) if name in listing]

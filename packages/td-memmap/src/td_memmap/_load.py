@@ -33,9 +33,10 @@ from ._errors import PickleRefusedError
 from ._fs import Parts, Tree
 from ._legacy import load_legacy
 from ._limits import check_mappings
-from ._meta import LIMIT, At, LeafEntry, Level, check_shape, describe, find, read_json, read_level, recall
+from ._meta import LIMIT, At, LeafEntry, Level, check_shape, find, read_json, read_level, recall
 from ._plan import FORMAT, KeyPath
 from ._progress import Progress, reporter
+from ._read_node import list_members, list_subdirectories, read_node
 from ._shapes import element_count, without_elements
 from ._tensor import MemoryMappedTensor, Place, map_file, plain
 
@@ -296,7 +297,7 @@ class Reader:
         elif level.version == 0 and not level.nodes:
             # Releases 0.3 wrote collections without an entry.
             self.guessed = True
-            for name in unlisted(self.tree, parts):
+            for name in list_subdirectories(self.tree, parts):
                 level.nodes[name] = (name,)
                 level.keys.append(name)
         node.entries = dict.fromkeys(level.keys)
@@ -319,7 +320,7 @@ class Reader:
         self.guessed = True
         listing = tree.entries(node.parts)
         if level.members is None:
-            level.members = members_of(listing, self._at(node))
+            level.members = list_members(listing, self._at(node))
         values = node.values = dict(level.values)
         if _names.VALUES in listing:
             self._typed(node, values, read_json(tree, node.parts, _names.VALUES))
@@ -610,63 +611,6 @@ class Reader:
                 raise self._at(node).damaged("the batch size", list(entry.batch_size), wanted, key)
 
 
-def unlisted(tree: Any, parts: Parts) -> list[str]:
-    """Return the directories that hold collections, sorted."""
-    return [
-        name
-        for name, is_directory in sorted(tree.entries(parts).items())
-        if is_directory and tree.stat((*parts, name), _names.META) is not None
-    ]
-
-
-def members_of(listing: dict[str, bool], at: At) -> list[str]:
-    """Return the directories that hold members: ``_tensordict``, ``_source``, or 0, 1, 2... without a gap."""
-    named = [name for name in (_names.INNER, _names.SOURCE) if listing.get(name)]
-    numbers = sorted(
-        int(name)
-        for name, is_directory in listing.items()
-        if is_directory and name.isascii() and name.isdigit() and len(name) < 10
-    )
-    for expected, number in enumerate(numbers):
-        if number != expected:
-            raise at.damaged("the members", numbers[:20], f"a member {expected}: its directory is missing")
-    return [*named, *map(str, numbers)]
-
-
-def look(files: Any, parts: Parts) -> tuple[dict[str, Any], Level, dict[str, bool], dict[str, Parts]]:
-    """Return the metadata of a node as it stands there and checked, the names beside it, and the nodes below.
-
-    No class is needed for it, and nothing is unpickled.
-
-    Raises:
-        FileNotFoundError: the root has no metadata.
-        FormatError: the metadata is damaged.
-    """
-    at = At(files.show(parts, _names.META), parts)
-    try:
-        meta = read_json(files, parts, _names.META)
-    except FileNotFoundError:
-        if files.stat(parts, _names.OLD_META) is not None:
-            raise FormatError(
-                f"{files.path} was written by a release before 0.3, whose metadata is pickled; load it and save it again"
-            ) from None
-        if not parts:
-            raise
-        raise FormatError(f"{at.file} is missing") from None
-    level = describe(meta, at, torch.Size(), robust_key=True, strict=False)
-    listing = files.entries(parts)
-    if not level.sized and not level.general:
-        level.members = level.members or members_of(listing, at)
-    below = {}
-    for name, names in level.nodes.items():
-        below[name] = (*parts, next((each for each in names if each in listing), names[0]))
-    below.update({name: (*parts, name) for name in level.members or ()})
-    if level.sized and level.version == 0 and not level.nodes:
-        for name in unlisted(files, parts):
-            below[name] = (*parts, name)
-    return meta, level, listing, below
-
-
 def misfits(tree: Any) -> tuple[int, list[tuple[Parts, LeafEntry, FormatError]]]:
     """Check a save by its metadata alone; no class is needed for it, and nothing is unpickled.
 
@@ -682,7 +626,7 @@ def misfits(tree: Any) -> tuple[int, list[tuple[Parts, LeafEntry, FormatError]]]
     todo: list[tuple[Parts, KeyPath, torch.Size]] = [((), (), torch.Size())]
     while todo:
         parts, path, above = todo.pop()
-        _, level, _, below = look(tree, parts)
+        _, level, _, below = read_node(tree, parts)
         size = level.batch_size if level.sized else above
         if size[: len(above)] != above:
             at = At(tree.show(parts, _names.META), path)
