@@ -123,6 +123,15 @@ class Core(ABC):
         """Return what a function made as what the classmethod of its name returns; kinds with dense entries override it."""
         return result
 
+    def _as_value(self, value: Any) -> Any:
+        """Return what another collection holds where this node stands in its own; for kinds that hold values, a node of them."""
+        return value
+
+    def _as_entry(self, key: str, value: Any) -> Any:
+        """Return a value as this node would hold it under a key."""
+        own = self._children().get(key)
+        return own._as_value(value) if isinstance(own, Core) and own._opaque else value
+
     def _of_level(self, level: Core) -> Core:
         """Return a level as one of the kind of this collection, with what that declares and the level lacks."""
         return self._with_children(

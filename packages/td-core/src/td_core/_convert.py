@@ -89,13 +89,13 @@ class Converting(Core):
     ) -> Any:
         """Return a mapping as a collection whose levels are of the kinds that this one has under the same keys.
 
-        Arguments as for :meth:`from_dict`.
+        Arguments as for :meth:`from_dict`. What this one holds as a value, or declares as one, stays a value.
 
         >>> TensorDict({"a": 1}).from_dict_instance({"a": 2})["a"]
         tensor(2)
         """
         result = source.from_dict(
-            input_dict,
+            _with_values(input_dict, self),
             auto_batch_size=auto_batch_size,
             batch_size=batch_size,
             device=device,
@@ -339,6 +339,23 @@ class Converting(Core):
                     out[key] = dense(below, child.batch_size, child.device, child._names)
                     todo.append((child, below))
         return root
+
+
+def _with_values(mapping: Mapping[Any, Any], like: Core) -> dict[Any, Any]:
+    """Return a nested mapping in which stand the nodes that a collection would make of the values under its keys."""
+    root: dict[Any, Any] = {}
+    todo = [(mapping, like, root)]
+    while todo:
+        source, node, out = todo.pop()
+        children = node._children()
+        for key, value in source.items():
+            child = children.get(key)
+            if isinstance(value, Mapping) and isinstance(child, Core) and not child._opaque:
+                out[key] = {}
+                todo.append((value, child, out[key]))
+            else:
+                out[key] = node._as_entry(key, value) if isinstance(key, str) else value
+    return root
 
 
 @lru_cache(maxsize=256)

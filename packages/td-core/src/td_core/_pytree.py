@@ -173,8 +173,9 @@ def batch_size_of(children: list[Any], sizes: tuple[Any, ...]) -> torch.Size:
                     batch_size = _common(batch_size, shape)
     if empty:
         leaf = None if isinstance(source, torch.Size) else _leaf_of(children[source[0]])
-        told = isinstance(leaf, Tensor) and not torch.compiler.is_compiling()
-        hidden = mapped_dim(leaf) if told else None
+        hidden = None
+        if isinstance(leaf, Tensor) and not torch.compiler.is_compiling():
+            hidden = mapped_dim(leaf)
         for position, tail in empty:
             if isinstance(children[position], Core):
                 _resize(children[position], torch.Size((*batch_size, *tail)), hidden)

@@ -38,6 +38,8 @@ def declare(cls: Any, root: Any, given: Mapping[str, Any], frame: Any) -> None:
         cls._cast_filter = staticmethod(options.cast_filter)
     cls._has_post_init = hasattr(cls, "__post_init__")
     cls._inits_results = cls._has_post_init and not options.skip_post_init_on_rebuild and not schema.init_vars
+    # As for a dataclass, fields that are frozen are not assigned.
+    cls._sets_fields = cls.__setattr__ is not root.__setattr__ and not options.frozen
     cls._finishes = options.frozen or cls._inits_results
     for name in schema.names:
         setattr(cls, name, _reader(name))

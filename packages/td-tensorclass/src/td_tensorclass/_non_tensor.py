@@ -190,6 +190,9 @@ class NonTensorDataBase(ValueNode, TensorCollection):
     def _unwrap(self) -> Any:
         return self._value
 
+    def _as_value(self, value: Any) -> Any:
+        return type(self)(value) if type(value) is type(self._value) else value
+
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         return self._made(self._batch_size, self._device, self._names)
 

@@ -398,6 +398,14 @@ class NonTensorStack(ValueNode, TensorDictBase):
             node._show(part, range(len(values)))
         return node
 
+    def _as_value(self, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        try:
+            return self.from_list(value, len(self._values_size))
+        except BatchSizeError:
+            return value
+
     def _rebuild(self: SelfT, leaves: Iterator[Tensor]) -> SelfT:
         node = self._of(self._kept_values, self._values_size, self._device, self._names)
         node._batch_size, node._joints, node._hidden = self._batch_size, self._joints, self._hidden

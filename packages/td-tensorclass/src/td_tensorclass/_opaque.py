@@ -261,7 +261,8 @@ class ValueNode(OpaqueNode):
         if tail:
             stack = made._of(values, torch.Size((*size, *tail)), self._device)
             stack._hidden, stack._batch_size, stack._names = len(tail), size, names
-            stack._emerges = next(item._emerges for item in items if item._hidden)
+            nodes: Sequence[Any] = items
+            stack._emerges = next(node._emerges for node in nodes if node._hidden)
             return stack
         return made._holding(values, size, self._device, names, joints(items, plan))
 
@@ -555,7 +556,7 @@ def joints(items: Sequence[Any], plan: Any) -> Joints | None:
         return tuple(sorted(made)), None
 
     def are_one(item: Any) -> list[bool]:
-        known = item._joints[1] if item._joints is not None else None
+        known: list[bool] | None = item._joints[1] if item._joints is not None else None
         if set(item._varying()) == shared and known is not None:
             return known
         return [set(item._varying()) == shared] * item.batch_size.numel()

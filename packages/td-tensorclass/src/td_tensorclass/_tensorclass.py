@@ -33,6 +33,7 @@ from td_core.typing import NO_DEFAULT, BatchSize, DeviceType, NestedKey, NoDefau
 from ._casts import collection_class, number_for_batch
 from ._declaration import declare
 from ._non_tensor import NonTensorData
+from ._opaque import ValueNode
 from ._schema import OPTIONS, Options, Schema
 from ._typing import BatchSizeArgument, DeviceArgument, FieldsMeta, NamesArgument
 from ._unbatched import UnbatchedTensor
@@ -75,6 +76,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     _schema: ClassVar[Schema]
     _cast: ClassVar[Callable[[str, Any], Any]]
     _has_post_init: ClassVar[bool] = False
+    #: Whether the class has a ``__setattr__`` of its own, which a constructor calls for each field.
+    _sets_fields: ClassVar[bool] = False
     _inits_results: ClassVar[bool] = False
     #: Whether a result of an operation needs :meth:`_finish`.
     _finishes: ClassVar[bool] = False
@@ -138,7 +141,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
         )
         object.__setattr__(self, "_tensordict", td)
         ndim = len(size)
-        as_they_are = device is None and names is None and not self._declares
+        as_they_are = device is None and names is None and not self._declares and not self._sets_fields
         fitting: torch.Size | None = None
         for name in schema.names:
             value = kwargs[name]
@@ -152,7 +155,9 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
                     data[name] = value
                     fitting = shape
                     continue
-            if value is not None:
+            if self._sets_fields:
+                setattr(self, name, value)
+            elif value is not None:
                 self._store(td, name, value)
         if lock or schema.options.frozen:
             lock_nodes(td)
@@ -354,6 +359,13 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
             }
         return cls._of_dense(TensorDict.from_dict(input_dict, **kwargs), absent)  # type: ignore[no-any-return]
 
+    def _as_entry(self, key: str, value: Any) -> Any:
+        found, options = super()._as_entry(key, value), self._schema.options
+        if found is not value or value is None or isinstance(value, (Tensor, Core, Mapping)):
+            return found
+        # What the options say of values holds for those of a mapping, too.
+        return self._declared(key, value) if options.autocast or options.nocast else value
+
     def _of_level(self, level: Any) -> Any:
         made = super()._of_level(level)
         return self._wrap(self._completed(made._tensordict, ())) if isinstance(made, type(self)) else made
@@ -447,7 +459,8 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     def _join(self: SelfT, items: Sequence[Core], plan: Any, path: tuple[str, ...] = ()) -> SelfT:
         if plan.alike:
             self._check_joinable(items, path)
-        return self._wrap(self._tensordict._join([item._inner() for item in items], plan, path))
+        inner = _with_none([item._inner() for item in items])
+        return self._wrap(inner[0]._join(inner, plan, path))
 
     def _joinable(self, first: Core, plan: Any, path: tuple[str, ...]) -> dict[str, Child]:
         if plan.alike:
@@ -651,6 +664,22 @@ def _keys_anywhere(td: Core) -> set[str]:
     if stacked is None:
         return {*td._children()}
     return {key for member in stacked[0] for key in _keys_anywhere(member)}
+
+
+def _with_none(items: list[Any]) -> list[Any]:
+    """Return collections in which None is the value of those that lack an entry which is a value in all others."""
+    children = [item._children() for item in items]
+    if all(each.keys() == children[0].keys() for each in children):
+        return items
+    for key in {key: None for each in children for key in each}:
+        held = [each[key] for each in children if key in each]
+        if len(held) == len(items) or not all(isinstance(entry, ValueNode) for entry in held):
+            continue
+        for i, each in enumerate(children):
+            if key not in each:
+                items[i] = items[i]._shallow()
+                items[i]._set_child(key, NonTensorData(None, batch_size=items[i].batch_size))
+    return items
 
 
 def _not_joined(one: Core, other: Core, path: tuple[str, ...]) -> StructureError:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from abc import ABCMeta
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_hints
 
 from torch import Tensor
@@ -16,9 +18,13 @@ from td_core.typing import BatchSize, DeviceType
 
 from ._annotations import annotations_of
 from ._casts import collection_class
+from ._schema import ALLOWED, RESERVED
 from ._typing import BatchSizeArgument, DeviceArgument, NamesArgument, dataclass_transform
 
 SelfT = TypeVar("SelfT", bound="TypedTensorDict")
+
+#: The classes that options in brackets made.
+_bracketed: dict[tuple[Any, ...], type] = {}
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
@@ -37,13 +43,17 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
     :func:`dataclasses.field` takes it: that, fresh each time, is what the attribute gives where the entry is missing. Other
     keys may be added later.
 
+    The options are class arguments, or stand in brackets: ``class Data(TypedTensorDict, frozen=True)``,
+    ``class Data(TypedTensorDict["frozen", "shadow"])``. Instances of a ``frozen`` class are locked and stay so, results of
+    operations on them are not; the keys of a ``shadow`` class may hide members of a TensorDict.
+
     Args:
         source: a mapping or collection of entries, to which ``kwargs`` are added.
         batch_size, device, names, lock: as for :class:`TensorDict`.
         **kwargs: the entries.
 
     Raises:
-        TypeError: a required key is missing, or an undeclared one is given.
+        TypeError: a required key is missing, or an undeclared one is given; or the class has an unknown option.
 
     >>> class Data(TypedTensorDict):
     ...     obs: Tensor
@@ -60,11 +70,18 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         names: NamesArgument = dataclasses.field(default=None)  # type: ignore[arg-type,override]
         lock: dataclasses.InitVar[bool] = dataclasses.field(default=False)
 
+    _frozen: ClassVar[bool] = False
+    _shadow: ClassVar[bool] = False
     __required_keys__: ClassVar[frozenset[str]] = frozenset()
     __optional_keys__: ClassVar[frozenset[str]] = frozenset()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
+    def __init_subclass__(
+        cls, *, frozen: bool | None = None, shadow: bool | None = None, **kwargs: Any
+    ) -> None:
+        _check_options(kwargs)
+        super().__init_subclass__()
+        cls._frozen = cls._frozen if frozen is None else frozen
+        cls._shadow = cls._shadow if shadow is None else shadow
         required, optional = set(cls.__required_keys__), set(cls.__optional_keys__)
         for name, hint in annotations_of(cls).items():
             # A qualifier of typing, or of typing_extensions; in words where the annotation is.
@@ -77,15 +94,31 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
             if isinstance(default, dataclasses.Field):
                 factory = None if default.default_factory is MISSING else default.default_factory
                 default = default.default
-            if name.startswith("_") or (hasattr(TensorDict, name) and name != "data"):
+            never = name.startswith("_") or name in RESERVED
+            if never or (hasattr(TensorDict, name) and name not in ALLOWED and not cls._shadow):
                 raise AttributeError(
                     f"{cls.__name__}: the key {name!r} would hide the {name!r} of a TensorDict; rename it"
+                    + ("" if never else ", or declare the class with shadow=True")
                 )
             needed = default is MISSING and factory is None and qualifier != "NotRequired"
             (required if needed else optional).add(name)
             (optional if needed else required).discard(name)
             setattr(cls, name, _accessor(name, default, factory))
         cls.__required_keys__, cls.__optional_keys__ = frozenset(required), frozenset(optional)
+
+    def __class_getitem__(cls, parameters: Any) -> Any:
+        """Return the class with options switched on by name; other parameters are those of a generic class."""
+        names = parameters if isinstance(parameters, tuple) else (parameters,)
+        if not all(isinstance(name, str) for name in names):
+            return GenericAlias(cls, parameters)
+        _check_options(names)
+        key = (cls, *names)
+        if key not in _bracketed:
+            title, options = f"{cls.__name__}_{'_'.join(names)}", dict.fromkeys(names, True)
+            _bracketed[key] = types.new_class(
+                title, (cls,), options, lambda body: body.update(__module__=cls.__module__)
+            )
+        return _bracketed[key]
 
     def __init__(
         self,
@@ -107,7 +140,24 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         given: Any = {} if source is None else source
         entries = {**dict(given.items()), **kwargs}
         self._require(entries)
-        super().__init__(entries, batch_size=batch_size, device=device, names=names, lock=lock)
+        super().__init__(
+            entries, batch_size=batch_size, device=device, names=names, lock=lock or self._frozen
+        )
+
+    def unlock_(self: SelfT) -> SelfT:
+        """Allow structural changes again; see :meth:`TensorCollection.unlock_`.
+
+        Raises:
+            FrozenInstanceError: the class is frozen.
+
+        >>> class Data(TypedTensorDict):
+        ...     obs: Tensor
+        >>> Data(obs=torch.zeros(2), lock=True).unlock_().is_locked
+        False
+        """
+        if self._frozen:
+            raise dataclasses.FrozenInstanceError(f"cannot unlock: {type(self).__name__} is frozen")
+        return super().unlock_()
 
     @classmethod
     def _require(cls, keys: Any) -> None:
@@ -130,7 +180,7 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         children = dict(tensordict._children())
         cls._require(children)
         made: SelfT = cls._make(children, tensordict.batch_size, tensordict.device, tensordict._names)
-        return made
+        return made.lock_() if cls._frozen else made
 
     @classmethod
     def _of_saved(cls, saved: Core) -> Core:
@@ -163,6 +213,15 @@ class TypedTensorDict(TensorDict, metaclass=_TypedMeta):
         return cls.from_tensordict(result) if made else result
 
 
+def _check_options(names: Iterable[str]) -> None:
+    unknown = [name for name in names if name not in ("frozen", "shadow")]
+    if unknown:
+        raise TypeError(
+            f"a TypedTensorDict has no option {', '.join(map(repr, unknown))}; options: ['frozen', 'shadow'], those of a "
+            "TensorClass convert values too"
+        )
+
+
 def _accessor(name: str, default: Any, factory: Callable[[], Any] | None) -> property:
     def read(self: Any) -> Any:
         try:
@@ -176,6 +235,10 @@ def _accessor(name: str, default: Any, factory: Callable[[], Any] | None) -> pro
         return entry if isinstance(entry, Tensor) else entry._unwrap()
 
     def write(self: Any, value: Any) -> None:
+        if self._frozen:
+            raise dataclasses.FrozenInstanceError(
+                f"cannot assign to {name!r}: {type(self).__name__} is frozen"
+            )
         self._set_path(name, value)
 
     return property(read, write, doc=f"The entry {name!r}.")
