@@ -20,7 +20,7 @@ from ._element_types import ScalarBeside, as_scalar
 from ._from_python import from_list
 from ._indexing import plan_index
 from ._locking import refuse_if_locked
-from ._names import Names, check_names
+from ._names import Names, names_of_stack, refuse_repeated
 from ._ops.batch_size import as_batch_size
 from ._ops.indexed_write import carry_out
 from ._ops.member_writes import check_new_members, member_parts, unbind_members
@@ -53,6 +53,7 @@ class LazyStackedTensorDict(TensorDictBase):
 
     Raises:
         BatchSizeError: the members' batch dims do not fit together.
+        DimNamesError: two dims would have one name, or ``names`` and ``stack_dim_name`` differ.
 
     >>> stack = LazyStackedTensorDict(TensorDict({"a": torch.zeros(2)}), TensorDict({"a": torch.ones(2)}))
     >>> stack["a"]
@@ -109,7 +110,9 @@ class LazyStackedTensorDict(TensorDictBase):
                 f"batch_size {list(given)} was given, the members make {list(self.batch_size)}"
             )
         if names is not None:
-            self._names = check_names(names, ndim + 1)
+            self._names = names_of_stack(names, ndim + 1, dim, stack_dim_name)
+        elif stack_dim_name is not None:
+            refuse_repeated(stack_dim_name, members)
 
     def _init(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .errors import DimNamesError, StructureError
@@ -37,6 +37,38 @@ def check_names(names: Sequence[str | None] | str | None, ndim: int) -> Names | 
     return result if given else None
 
 
+def names_of_stack(names: Sequence[str | None], ndim: int, dim: int, name: str | None) -> Names | None:
+    """Return the names of a lazy stack, checked, whose stack dim may have been given a name besides.
+
+    Raises:
+        DimNamesError: see :func:`check_names`; or the name of the stack dim is another one.
+    """
+    result = check_names(names, ndim)
+    if name is not None and (result is None or result[dim] != name):
+        raise DimNamesError(f"stack_dim_name {name!r} is not the name of dim {dim} in {list(names)}")
+    return result
+
+
+def refuse_repeated(name: str | None, members: Iterable[Any]) -> None:
+    """Raise where a stack dim is to have the name of a dim of a member, or of a level below one.
+
+    Raises:
+        DimNamesError: it has, or the name is not a string.
+    """
+    if name is None:
+        return
+    check_names([name], 1)
+    todo = list(members)
+    while todo:
+        node = todo.pop()
+        if name in (node._names or ()):
+            raise DimNamesError(
+                f"the stack dim cannot be named {name!r}: a member, or a level below one, has the names "
+                f"{list(node._names)}, and dim names must be unique"
+            )
+        todo.extend(node._nested())
+
+
 def fit_names(names: Names | None, ndim: int) -> Names | None:
     """Return the names of as many dims: those of the first ones stay, new ones have none."""
     return None if names is None else check_names(names[:ndim] + (None,) * (ndim - len(names)), ndim)
@@ -60,6 +92,10 @@ def take_names(entry: Any, names: Names, path: str) -> Any:
                     "rename() it first"
                 )
     rest = (None,) * (len(entry.batch_size) - ndim) if mine is None else mine[ndim:]
+    if any(name is not None and name in names for name in rest):
+        raise StructureError(
+            f"cannot set {path}: its dim names {list(mine)} repeat those of its parent, {list(names)}; rename() it first"
+        )
     named = entry._shallow()
     named._set_names(names + rest)
     return named

@@ -13,6 +13,7 @@ from .._collection import Child, Core
 from .._indexing import plan_index
 from .._keys import unravel_key_to_tuple
 from .._locking import refuse_if_locked
+from .._names import refuse_repeated
 from .._plans import coordinates
 from .._shape_plans import unbind_plan
 from ..errors import BatchSizeError, CycleError, StructureError
@@ -202,5 +203,6 @@ def check_new_members(stack: Any, new: Sequence[Any]) -> None:
             raise BatchSizeError(
                 f"the members have batch size {list(first.batch_size)}, the new one has {list(item.batch_size)}"
             )
+        refuse_repeated(stack.stack_dim_name, [item])
         if any(node is stack for node in contained(item)):
             raise CycleError("cannot add a member: it contains the stack it is added to")
