@@ -97,6 +97,8 @@ class Coercers:
 
 _BUILTIN = frozenset({int, float, complex, str, bytes, list, tuple, dict, set, frozenset, type, type(None)})
 
+#: What a graph can make a tensor of.
+_PLAIN_NUMBERS = (bool, int, float, complex)
 NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 #: What becomes an entry without a coercer.
@@ -217,6 +219,8 @@ def _sequence(value: list[Any] | tuple[Any, ...]) -> Tensor | None:
     if value and isinstance(value[0], (str, bytes, dict, type(None), Core)):
         # No array of numbers starts like this, collections would be taken apart, and torch.compile cannot trace numpy's answer.
         return None
+    if torch.compiler.is_compiling() and value and all(type(item) in _PLAIN_NUMBERS for item in value):
+        return torch.tensor(value)  # which a graph can trace
     first: Any = value if isinstance(value, list) else None
     for _ in range(_MAX_DIMS):  # a list may contain itself
         if not isinstance(first, list) or not first:

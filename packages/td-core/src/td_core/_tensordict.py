@@ -337,7 +337,7 @@ class TensorDict(TensorDictBase):
         super()._set_path(key, value, at, non_blocking=non_blocking)
 
     def _collect(self, out: list[Tensor]) -> Walked:
-        level = self._dict.copy()
+        level = {**self._dict}
         if PLAIN.issuperset(map(type, level.values())):
             out += level.values()
             return level
@@ -356,7 +356,7 @@ class TensorDict(TensorDictBase):
                     child._collect(out)
             if not todo:
                 return tuple(levels) if others else levels
-            level = todo.pop().copy()
+            level = {**todo.pop()}
             levels.append(level)
 
     def _spread(self, value: Tensor, out: list[Tensor], scalar: ScalarBeside | None = None) -> None:
@@ -416,7 +416,7 @@ class TensorDict(TensorDictBase):
     ) -> Walked:
         if not isinstance(other, TensorDict):
             return super()._collect_both(other, mine, theirs, foreign)
-        level, level_other = self._dict.copy(), other._dict
+        level, level_other = {**self._dict}, other._dict
         if PLAIN.issuperset(map(type, level.values())):
             beside: list[Any] = list(map(level_other.get, level))
             if len(level) == len(level_other) and PLAIN.issuperset(map(type, beside)):
@@ -450,7 +450,7 @@ class TensorDict(TensorDictBase):
                 if not todo:
                     return levels
                 data, level_other = todo.pop()
-                level = data.copy()
+                level = {**data}
                 levels.append(level)
                 continue
             break
@@ -524,7 +524,7 @@ class TensorDict(TensorDictBase):
         # Slicing a Size and putting one together are among the dearest steps of a small operation.
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead else old[n:]
         names = None if self._names is None else plan.renamed(self._names)
-        level = self._dict.copy()
+        level = {**self._dict}
         root = _node(type(self), level, size, self._device, names)
         todo: list[dict[str, Child]] = []
         while True:
@@ -535,7 +535,7 @@ class TensorDict(TensorDictBase):
                     except (RuntimeError, ValueError) as error:
                         level[key] = of_components(plan, key, child, error)
                 elif type(child) is TensorDict:
-                    data = child._dict.copy()
+                    data = {**child._dict}
                     inner = child._batch_size
                     level[key] = _node(
                         TensorDict,
@@ -593,7 +593,7 @@ class TensorDict(TensorDictBase):
         old = self._batch_size
         size = torch.Size(lead) if n == len(old) else torch.Size((*lead, *old[n:])) if lead or n else old
         columns: list[dict[str, Child]] = [
-            one._dict.copy() if type(one) is TensorDict else one._joinable(self, plan, path) for one in items
+            {**one._dict} if type(one) is TensorDict else one._joinable(self, plan, path) for one in items
         ]
         # The copy of the first becomes the result, entry by entry.
         target = columns[0]
@@ -611,7 +611,7 @@ class TensorDict(TensorDictBase):
                             raise why_not_joined(values, (*at, key), error) from error
                         target[key] = chained
                 elif _DENSE.issuperset(map(type, values)):
-                    below = [value._dict.copy() for value in values]
+                    below = [{**value._dict} for value in values]
                     if not below[0]:  # else the leaves tell
                         refuse_uneven(values, n, (*at, key))
                     target[key] = _node(
@@ -637,7 +637,8 @@ class TensorDict(TensorDictBase):
 
 def _twin(node: SelfT) -> SelfT:
     """Return a new, unlocked node with the metadata and the entries of another, for a walk to replace one by one."""
-    return _node(type(node), node._dict.copy(), node._batch_size, node._device, node._names)
+    # Of what copy() gives, a graph remembers the old entries too, which then leave a region that is compiled once.
+    return _node(type(node), {**node._dict}, node._batch_size, node._device, node._names)
 
 
 _DENSE = frozenset({TensorDict})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Any, Literal, TypeVar, overload
 
+import torch
 from torch import Tensor, strided
 
 from .._coerce import coerce, nest
@@ -526,9 +527,15 @@ def refuse_cycle(target: Core, value: Core, path: tuple[str, ...]) -> None:
                 f"cannot set {show_path(path)}: the value contains the collection it is set into"
             )
     stacked = inner._stacked()
-    if stacked is not None and not {*map(id, below)}.isdisjoint(map(id, _members_below(inner))):
+    if stacked is not None and not value._opaque and _have_a_common_one(below, _members_below(inner)):
         for member, part in zip(stacked[0], value.unbind(stacked[1])):  # type: ignore[attr-defined]
             refuse_cycle(member, part, path)
+
+
+def _have_a_common_one(first: list[Core], second: list[Core]) -> bool:
+    if torch.compiler.is_compiling():  # a graph compares no ids
+        return any(a is b for a in first for b in second)
+    return not {*map(id, first)}.isdisjoint(map(id, second))
 
 
 def contained(value: Core) -> list[Core]:
