@@ -268,19 +268,23 @@ def pack_memmap(
     """
 
     def pack(tree: Tree) -> tuple[None, bool]:
-        mine = owned(tree)
-        if (_names.META,) not in mine.files:
-            raise FormatError(f"no save is at {prefix}: it has no {_names.META}")
-        sizes = {
-            path: found.st_size for path in sorted(mine.files) if (found := tree.stat_path(path)) is not None
-        }
-        # The sizes and times in it are those of the directory; an archive has checksums of its own.
-        sizes.pop((_names.MANIFEST,), None)
-        report = reporter(progress, sum(sizes.values()), "pack")
         tree.spare()
         with _packing(_fs.absolute(archive_path), compression, level=compresslevel) as packing:
+            mine = owned(tree)
+            if (_names.META,) not in mine.files:
+                exists = tree.stat_path((_names.META,)) is not None
+                why = f"its {_names.META} is not that of a save" if exists else f"it has no {_names.META}"
+                raise FormatError(f"no save is at {prefix}: {why}")
             for *_, error in misfits(tree)[1]:
                 raise error
+            sizes = {
+                path: found.st_size
+                for path in sorted(mine.files)
+                if (found := tree.stat_path(path)) is not None
+            }
+            # The sizes and times in it are those of the directory; an archive has checksums of its own.
+            sizes.pop((_names.MANIFEST,), None)
+            report = reporter(progress, sum(sizes.values()), "pack")
             for path in sorted(sizes, key=_order):
                 fd, status = tree.open(path[:-1], path[-1])
                 with _fs.closing(fd):
