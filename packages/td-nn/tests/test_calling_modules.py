@@ -492,6 +492,14 @@ def test_o2_entry_of_the_input_is_deleted_too():
     assert list(both().select_out_keys("z")(TensorDict(x=ONE), tensordict_out=out).keys()) == ["z"]
 
 
+def test_o2_input_key_and_other_entries_of_a_level_are_kept():
+    made = TensorDictModule(lambda x: (x + 1, x + 2), ["x"], ["x", ("n", "y")]).select_out_keys()
+    assert made(TensorDict(x=ONE))["x"] == 2
+    result = made(TensorDict({"x": ONE, "n": {"z": ONE}}))
+    assert set(result.keys(True, True)) == {"x", ("n", "z")}
+    assert list(made(TensorDict(x=ONE)).keys(True)) == ["x"]
+
+
 def test_o3_forward_returns_everything():
     assert list(both().select_out_keys("z").forward(TensorDict(x=ONE)).keys()) == ["x", "y", "z"]
 

@@ -93,7 +93,7 @@ def test_check_reports_what_is_wrong():
     assert str(report).splitlines()[0] == (
         "missing: seq[\"dec\"] reads 'hiden', which is not there; did you mean 'hidden'?"
     )
-    assert "overwritten: seq[\"dec\"] writes 'x', which the input wrote" in str(report)
+    assert "overwritten: seq[\"dec\"] writes 'x', which the input gives" in str(report)
 
 
 @pytest.mark.parametrize("keys", [None, ["x"], TensorDict(x=ONE)])

@@ -86,12 +86,17 @@ def test_s1_object_with_keys_that_is_no_module_is_refused():
         ([("x", ("n", "a")), ("n", "y")], ["x", "n"], [("n", "a"), "y"]),
         ([("x", ("n", "a")), (("n", "a", "b"), "y")], ["x"], [("n", "a"), "y"]),
         ([("x", "_"), ("_", "y")], ["x", "_"], ["_", "y"]),
+        ([("x", "y"), ("y", "x")], ["x"], ["y", "x"]),
     ],
 )
 @pytest.mark.filterwarnings("ignore:the key '_'")
 def test_s2_keys_come_from_the_members(pairs, in_keys, out_keys):
     seq = TensorDictSequential(*[add([reads], [writes]) for reads, writes in pairs])
     assert (seq.in_keys, seq.out_keys) == (in_keys, out_keys)
+
+
+def test_s2_key_that_a_member_reads_twice_is_read_once():
+    assert TensorDictSequential(add(["x", "x"], ["y"])).in_keys == ["x"]
 
 
 def test_s2_keys_are_computed_without_an_instance():
@@ -141,6 +146,13 @@ def test_s3_empty_keeps_batch_size_and_kind():
     result = chain(inplace="empty")(stack)
     assert (type(result), list(result.batch_size), set(result.keys())) == (type(stack), [2], {"h", "y"})
     assert list(stack.keys()) == ["x"]
+
+
+def test_s3_selection_is_stored_in_the_input_whatever_members_return():
+    seq = TensorDictSequential(add(["x"], ["h"]), add(["h"], ["y"], inplace=False), selected_out_keys=["y"])
+    td = TensorDict(x=ONE)
+    assert seq(td) is td
+    assert entries(td) == {"x": 1, "y": 3}
 
 
 def test_s3_outputs_dropped_on_the_way_are_left_out():

@@ -61,7 +61,7 @@ class FlowReport:
         lines = [
             *[f"missing: {path} reads {key!r}, which is not there{hint}" for path, key, hint in self.missing],
             *[f"unread: {path} writes {key!r}, which no later member reads" for path, key in self.unread],
-            *[f"overwritten: {path} writes {key!r}, which {by} wrote" for path, key, by in self.overwritten],
+            *[f"overwritten: {path} writes {key!r}, which {by} gives" for path, key, by in self.overwritten],
             *[f"undeclared: {path} does not say its keys" for path in self.undeclared],
         ]
         return (

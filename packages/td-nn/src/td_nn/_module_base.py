@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 
 from td_core import TensorCollection, TensorDict
 
-from ._module_keys import DeclaredKeys, Key, as_keys, declare_keys
+from ._module_keys import DeclaredKeys, Key, as_keys, declare_keys, remove_keys
 from ._portable import portable
 from ._sharded import show_results
 from .module_errors import SelectionError
@@ -245,7 +245,8 @@ def leave_out_unselected(
     if selected is None or not isinstance(result, TensorCollection):
         return
     if "tensordict" in kwargs or (args and isinstance(args[0], TensorCollection)):
-        result.exclude(*[key for key in module.out_keys_source if key not in selected], inplace=True)
+        kept = {*selected, *module.in_keys}  # what the module read is not its to remove
+        remove_keys(result, [key for key in module.out_keys_source if key not in kept])
 
 
 def _static(cls: type, name: str) -> Any:

@@ -88,12 +88,24 @@ def is_provided(key: Key, written: Collection[Key]) -> bool:
 
 def relates(one: Key, other: Key) -> bool:
     """Tell whether two keys are the same, or one is below the other."""
-    return is_provided(one, [other]) or is_provided(other, [one])
+    return bool(one == other) or is_provided(one, [other]) or is_provided(other, [one])
 
 
 def has_key(tensordict: TensorCollection, key: Key) -> bool:
     """Tell whether a collection has an entry at a key."""
     return bool(key in tensordict.keys(True))
+
+
+def remove_keys(tensordict: TensorCollection, keys: Iterable[Key]) -> None:
+    """Remove those of some entries that a collection has, in place, and the levels that this leaves empty."""
+    for key in keys:
+        if key == SINK or not has_key(tensordict, key):
+            continue
+        tensordict.del_(key)
+        level = () if type(key) is str else key[:-1]
+        while level and not tensordict[level].keys():
+            tensordict.del_(level)
+            level = level[:-1]
 
 
 class DeclaredKeys:

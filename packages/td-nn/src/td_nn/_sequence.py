@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -81,9 +81,9 @@ class TensorDictSequential(TensorDictModule[Any]):
         in_keys: list[Key] = []
         out_keys: dict[Key, None] = {}
         for module in modules:
-            in_keys += [
-                key for key in module.in_keys if key not in in_keys and not is_provided(key, out_keys)
-            ]
+            for key in module.in_keys:
+                if key not in in_keys and not is_provided(key, out_keys):
+                    in_keys.append(key)
             for key in module.out_keys:
                 out_keys.pop(key, None)
                 out_keys[key] = None
@@ -113,28 +113,29 @@ class TensorDictSequential(TensorDictModule[Any]):
             )
         selected = self._selected_out_keys
         if STATE.skip_existing is not False:
-            wanted = self._all_out_keys if selected is None else selected
-            if has_outputs(STATE.skip_existing, tensordict, self._all_in_keys, wanted):
+            kept = self._all_out_keys if selected is None else selected
+            if has_outputs(STATE.skip_existing, tensordict, self._all_in_keys, kept):
                 return tensordict
         inplace = self.inplace
-        if tensordict_out is None:
-            if inplace is None or (inplace is True and selected is None):
-                before = None if selected is None else set(tensordict.keys(True))
-                result = self._run(tensordict)
-                if before is not None:
-                    _keep(result, before, selected or ())
-                if inplace is None or result is tensordict:
-                    return result
-                tensordict_out = tensordict
-            else:
-                tensordict_out = (
-                    tensordict if inplace is True else tensordict.empty() if inplace else TensorDict()
-                )
-                result = self._run(tensordict.copy())
+        if tensordict_out is None and selected is None and inplace in (None, True):
+            result = self._run(tensordict)
+            if inplace is None or result is tensordict:
+                return result
         else:
             result = self._run(tensordict.copy())
         present = result.keys(True)
-        for key in self._all_out_keys if selected is None else selected:
+        wanted: Sequence[Key] = self._all_out_keys if selected is None else selected
+        if tensordict_out is None:
+            if inplace is None:  # what members wrote over the input is kept too
+                before = tensordict.keys(True)
+                wanted = [
+                    *wanted,
+                    *[key for key in result.keys(True, True) if key in before and key not in wanted],
+                ]
+            tensordict_out = (
+                tensordict.empty() if inplace == "empty" else TensorDict() if inplace is False else tensordict
+            )
+        for key in wanted:
             if key != SINK and key in present:
                 tensordict_out.set(key, result.get(key))
         return tensordict_out
@@ -487,9 +488,3 @@ def _as_member(module: Any) -> nn.Module:
 
 def _has_keys_declared(module: Any) -> bool:
     return bool(module.in_keys or module.out_keys)
-
-
-def _keep(result: TensorCollection, before: set[Key], selected: tuple[Key, ...]) -> None:
-    """Remove from a collection, in place, what is neither selected nor was there before."""
-    extra = [key for key in result.keys(True, True) if key not in before and not is_provided(key, selected)]
-    result.exclude(*extra, inplace=True)

@@ -13,17 +13,19 @@ from td_core import TensorCollection
 __all__ = ["show_results"]
 
 
-def show_results(cls: type) -> None:
+def show_results(cls: Any) -> None:
     """Let a class that ``fully_shard`` makes of a module's class show the tensors in the collections it returns."""
     if not any(base.__name__ == "FSDPModule" for base in cls.__bases__):
         return
 
+    inherited = cls.forward
+
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super(cls, self).forward(*args, **kwargs)  # type: ignore[misc]
+        result = inherited(self, *args, **kwargs)
         # A private name of torch: without it, torch has found another way to the tensors.
         register = getattr(self._get_fsdp_state(), "_register_pre_backward_hook", None)
         if register is not None and isinstance(result, TensorCollection):
             register(tuple(result.values(True, True)))
         return result
 
-    cls.forward = forward  # type: ignore[attr-defined]
+    cls.forward = forward
