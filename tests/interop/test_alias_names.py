@@ -10,21 +10,18 @@ from typing import Any
 import pytest
 
 MODULES = (
-    "", ".base", ".functional", ".memmap", ".nn", ".nn.params", ".tensorclass", ".tensordict", ".typedtensordict",
-    ".utils",
+    "", ".base", ".functional", ".memmap", ".nn", ".nn.common", ".nn.params", ".nn.sequence", ".nn.tensorclass_module",
+    ".tensorclass", ".tensordict", ".typedtensordict", ".utils",
 )  # fmt: skip
 
-#: Modules of neural networks, persistent stores, files of other formats, and tools that are not about tensors.
+#: Probabilistic modules and some others, persistent stores, files of other formats, and tools that are not about tensors.
 LEFT_OUT = {
-    "AddStateIndependentNormalScale", "CompositeDistribution", "CudaGraphModule", "EnsembleModule", "InteractionType",
+    "AddStateIndependentNormalScale", "CompositeDistribution", "CudaGraphModule", "EnsembleModule",
     "LazyStackedTensorDictStore", "NormalParamExtractor", "OneHotCategorical", "PersistentTensorDict",
-    "ProbabilisticTensorDictModule", "ProbabilisticTensorDictSequential", "TensorClassModuleBase",
-    "TensorClassModuleWrapper", "TensorDictModule", "TensorDictModuleBase", "TensorDictModuleWrapper",
-    "TensorDictSequential", "TensorDictStore", "TruncatedNormal", "WrapModule", "add_custom_mapping",
-    "as_tensordict_module", "biased_softplus", "composite_lp_aggregate", "dispatch", "from_arrow", "from_csv",
-    "from_h5", "from_json", "from_pandas", "from_parquet", "from_safetensors", "from_zarr", "interaction_type",
-    "inv_softplus", "logger", "mappings", "rand_one_hot", "set_composite_lp_aggregate", "set_interaction_type",
-    "set_skip_existing", "skip_existing", "timeit", "to_arrow", "to_safetensors",
+    "ProbabilisticTensorDictModule", "ProbabilisticTensorDictSequential", "TensorDictStore", "TruncatedNormal",
+    "add_custom_mapping", "biased_softplus", "composite_lp_aggregate", "from_arrow", "from_csv", "from_h5",
+    "from_json", "from_pandas", "from_parquet", "from_safetensors", "from_zarr", "inv_softplus", "logger",
+    "mappings", "rand_one_hot", "set_composite_lp_aggregate", "timeit", "to_arrow", "to_safetensors",
 }  # fmt: skip
 
 PUBLISHED = """
