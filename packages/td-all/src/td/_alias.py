@@ -60,7 +60,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "memmap": ("MemoryMappedTensor",),
     "nn": (
-        "InteractionType", "TensorClassModuleBase", "TensorClassModuleWrapper", "TensorDictModule",
+        "EnsembleModule", "InteractionType", "TensorClassModuleBase", "TensorClassModuleWrapper", "TensorDictModule",
         "TensorDictModuleBase", "TensorDictModuleWrapper", "TensorDictParams",
         "TensorDictSequential", "WrapModule", "as_tensordict_module", "dispatch", "interaction_type", "make_tensordict",
         "set_interaction_type", "set_skip_existing", "skip_existing",
@@ -69,6 +69,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "TensorDictModule", "TensorDictModuleBase", "TensorDictModuleWrapper", "WrapModule", "as_tensordict_module",
         "dispatch",
     ),
+    "nn.ensemble": ("EnsembleModule",),
     "nn.functional_modules": (),
     "nn.params": ("TensorDictParams",),
     "nn.probabilistic": ("InteractionType", "interaction_type", "set_interaction_type"),

@@ -27,6 +27,7 @@ from td_core._lazy_names import lazy_names as _lazy_names
 if TYPE_CHECKING:
     from ._data_flow import FlowReport
     from ._dispatch import dispatch
+    from ._ensemble import EnsembleModule
     from ._interaction import InteractionType, interaction_type, set_interaction_type
     from ._module import TensorDictModule, TensorDictModuleWrapper
     from ._module_base import TensorDictModuleBase
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 __version__ = _td_core.__version__
 
 __all__ = [
-    "FlowReport", "InteractionType", "MissingKeyError", "ModuleKeysError", "OutputError", "SelectionError",
+    "EnsembleModule", "FlowReport", "InteractionType", "MissingKeyError", "ModuleKeysError", "OutputError", "SelectionError",
     "TensorClassModuleBase", "TensorClassModuleWrapper", "TensorDictModule",
     "TensorDictModuleBase", "TensorDictModuleWrapper", "TensorDictSequential", "WrapModule",
     "__version__", "as_tensordict_module", "dispatch", "interaction_type", "set_interaction_type", "set_skip_existing",
@@ -51,6 +52,7 @@ __getattr__, __dir__ = _lazy_names(
     {
         "._data_flow": ("FlowReport",),
         "._dispatch": ("dispatch",),
+        "._ensemble": ("EnsembleModule",),
         "._interaction": ("InteractionType", "interaction_type", "set_interaction_type"),
         "._module": ("TensorDictModule", "TensorDictModuleWrapper"),
         "._module_base": ("TensorDictModuleBase",),

@@ -1,0 +1,290 @@
+"""EnsembleModule: copies of one module with parameters of their own, called together under ``vmap``."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from td_core import TensorCollection, TensorDict, TensorDictParams, from_modules
+
+from ._dispatch import dispatch
+from ._module_base import ResultT, TensorDictModuleBase, show_module
+
+__all__ = ["EnsembleModule"]
+
+Randomness = Literal["error", "same", "different"]
+
+#: Arguments of a module: the parameters and buffers of one copy, and the collection.
+Call = Callable[[Sequence[Tensor], Any], tuple[Any, dict[int, Tensor]]]
+
+
+class EnsembleModule(TensorDictModuleBase[ResultT]):
+    """Several copies of a module, each with its own parameters and buffers, called together under ``vmap``.
+
+    The parameters are reset in each copy, so the copies differ. A call returns a new collection, whose first batch dim is
+    that of the copies. Running statistics, such as those of ``BatchNorm``, are kept for each copy.
+
+    Args:
+        module: a module that reads and writes collections. It is not changed.
+        num_copies: the number of copies.
+        expand_input: give every copy the same input. False maps over the first dim of the input, which has one entry
+            per copy.
+        randomness: what random operations, such as those of ``Dropout``, do: raise an ``"error"``, give every copy the
+            ``"same"`` numbers, or ``"different"`` ones.
+
+    Attributes:
+        params_td: the stacked parameters and buffers, of batch size ``[num_copies]``.
+        module: the module without values: its parameters are on the meta device, and are not those of the ensemble.
+
+    Raises:
+        TypeError: ``module`` has no keys.
+        ValueError: ``num_copies`` is not a positive int, or ``randomness`` is another word.
+        StructureError: ``module`` has parameters without a shape, because it is lazy and was not called yet.
+
+    Warns:
+        UserWarning: parameters have the same values in each copy, because their module has no ``reset_parameters()``.
+
+    >>> from td_nn import TensorDictModule
+    >>> critic = TensorDictModule(torch.nn.Linear(3, 1), ["obs"], ["value"])
+    >>> critics = EnsembleModule(critic, num_copies=4)
+    >>> critics(TensorDict(obs=torch.ones(5, 3), batch_size=[5]))["value"].shape
+    torch.Size([4, 5, 1])
+    >>> critics(obs=torch.ones(5, 3)).std(0).shape
+    torch.Size([5, 1])
+    """
+
+    module: Any
+
+    def __init__(
+        self,
+        module: nn.Module,
+        num_copies: int,
+        expand_input: bool = True,
+        *,
+        randomness: Randomness = "error",
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module) or not self.is_tdmodule_compatible(module):
+            raise TypeError(
+                f"EnsembleModule takes a module with in_keys and out_keys; got a {type(module).__name__}. Wrap it: "
+                "TensorDictModule(module, in_keys, out_keys)"
+            )
+        if not isinstance(num_copies, int) or num_copies < 1:
+            raise ValueError(f"num_copies is a positive int; got {num_copies!r}")
+        if randomness not in ("error", "same", "different"):
+            raise ValueError(f"randomness is 'error', 'same' or 'different'; got {randomness!r}")
+        self.in_keys = module.in_keys
+        self.out_keys = module.out_keys
+        self.num_copies = num_copies
+        self.expand_input = expand_input
+        self.randomness = randomness
+        self.params_td = _stack_parameters(module, num_copies)
+        # Not a submodule: its parameters would be among those of the ensemble, and never get gradients.
+        self.__dict__["module"] = copy.deepcopy(module).to("meta")
+        self._slots = [_find_slot(self.module, key) for key in self.params_td.keys(True, True)]
+        self.reset_parameters()
+        self._warn_of_equal_copies()
+
+    @property
+    def _wrapped(self) -> Any:
+        return self.__dict__.get("module")
+
+    @dispatch(auto_batch_size=False)
+    def forward(
+        self, tensordict: TensorCollection, *, tensordict_out: TensorCollection | None = None, **kwargs: Any
+    ) -> Any:
+        """Call every copy and return a new collection that has the dim of the copies first.
+
+        Args:
+            tensordict: the inputs; it is not changed.
+            tensordict_out: a collection of batch size ``[num_copies, ...]`` that receives the outputs and is returned.
+            **kwargs: more arguments of the module, the same for every copy.
+
+        Raises:
+            ValueError: the copies take an input each, and the first dim does not have their number.
+            RuntimeError: a random operation was called, and ``randomness`` is ``"error"``.
+        """
+        leaves: list[Tensor] = list(self.params_td.values(True, True))
+        call = self._make_call(kwargs)
+        if not self.expand_input:
+            self._check_input(tensordict)
+        try:
+            if self.expand_input and leaves:
+                # The input is not an argument of vmap, which would flatten and expand it.
+                result, changed = torch.vmap(
+                    lambda each: call(each, tensordict.copy()), randomness=self.randomness
+                )(leaves)
+            else:
+                if self.expand_input:
+                    tensordict = tensordict.expand(self.num_copies, *tensordict.batch_size)
+                result, changed = torch.vmap(call, randomness=self.randomness)(leaves, tensordict)
+        except RuntimeError as error:
+            if self.randomness == "error" and "randomness" in str(error):
+                raise RuntimeError(
+                    f"a copy of {show_module(self)} calls a random operation, and randomness is 'error': give "
+                    "EnsembleModule randomness='different', or 'same' for the same numbers in every copy"
+                ) from error
+            raise
+        with torch.no_grad():
+            for position, value in changed.items():
+                leaves[position].copy_(value)
+        if tensordict_out is None:
+            return result
+        return tensordict_out.update(result.select(*self.out_keys_source))
+
+    def _make_call(self, kwargs: dict[str, Any]) -> Call:
+        """Return a function that calls the module with given parameters, and returns the buffers that it replaced."""
+        module, places = self.module, self._slots
+
+        def call(leaves: Sequence[Tensor], tensordict: Any) -> tuple[Any, dict[int, Tensor]]:
+            held = [_slots_of(owner, name)[name] for owner, name in places]
+            try:
+                for (owner, name), leaf in zip(places, leaves):
+                    _slots_of(owner, name)[name] = leaf
+                result = module(tensordict, **kwargs)
+                found = [_slots_of(owner, name)[name] for owner, name in places]
+            finally:
+                for (owner, name), value in zip(places, held):
+                    _slots_of(owner, name)[name] = value
+            changed = enumerate(zip(found, leaves))
+            return result, {position: new for position, (new, old) in changed if new is not old}
+
+        return call
+
+    def _check_input(self, tensordict: TensorCollection) -> None:
+        size = tensordict.batch_size
+        leading = [size[0]] if size else [leaf.shape[:1] for leaf in tensordict.values(True, True)]
+        if any(each not in (self.num_copies, (self.num_copies,)) for each in leading):
+            shown = f"batch size {list(size)}" if size else f"leaves of leading sizes {leading}"
+            raise ValueError(
+                f"{show_module(self)} has {self.num_copies} copies and expand_input=False, so the first dim of its input "
+                f"has an entry per copy; got {shown}"
+            )
+
+    def train(self, mode: bool = True) -> EnsembleModule[ResultT]:
+        """Set the mode of the copies, as of every module."""
+        if "module" in self.__dict__:
+            self.module.train(mode)
+        return super().train(mode)
+
+    def reset_parameters(self) -> None:
+        """Reset the parameters of every copy.
+
+        >>> from td_nn import TensorDictModule
+        >>> ensemble = EnsembleModule(TensorDictModule(torch.nn.Linear(2, 1), ["x"], ["y"]), 2)
+        >>> _ = ensemble.params_td.data.zero_()
+        >>> ensemble.reset_parameters()
+        >>> bool(ensemble.params_td["module", "weight"].any())
+        True
+        """
+        _reset(self.module, self.params_td.data)
+
+    def reset_parameters_recursive(self, parameters: TensorCollection | None = None) -> TensorDict | None:
+        """Reset the given parameters in place, each copy on its own.
+
+        Args:
+            parameters: values of the layout of ``params_td``, of any batch size.
+
+        Returns:
+            The given parameters as tensors that require gradients, on the same storage.
+
+        Raises:
+            ValueError: no parameters are given.
+
+        >>> from td_nn import TensorDictModule
+        >>> ensemble = EnsembleModule(TensorDictModule(torch.nn.Linear(2, 1), ["x"], ["y"]), 2)
+        >>> params = ensemble.params_td.data.expand(3, 2).clone()
+        >>> ensemble.reset_parameters_recursive(params)["module", "weight"].shape
+        torch.Size([3, 2, 1, 2])
+        """
+        if parameters is None:
+            raise ValueError(
+                "reset_parameters_recursive() of an EnsembleModule takes the parameters to reset; those of the ensemble "
+                "are reset by reset_parameters()"
+            )
+        _reset(self.module, parameters.data)
+        fresh = TensorDict(
+            {key: value.detach() for key, value in parameters.items(True, True)}, parameters.batch_size
+        )
+        needs_grad: TensorDict = fresh.apply(
+            lambda x: x.requires_grad_() if x.is_floating_point() or x.is_complex() else x
+        )
+        return needs_grad
+
+    def _warn_of_equal_copies(self) -> None:
+        """Warn of parameters that no module resets."""
+        equal = [
+            ".".join(key if isinstance(key, tuple) else (key,))
+            for key, leaf in self.params_td.items(True, True)
+            if isinstance(leaf, nn.Parameter)
+            and not leaf.is_meta
+            and not _is_reset(self.module, key)
+            and bool((leaf == leaf[:1]).all())
+        ]
+        if equal and self.num_copies > 1:
+            warnings.warn(
+                f"the {self.num_copies} copies of {show_module(self)} have equal values of {', '.join(equal)}, whose module "
+                "has no reset_parameters()",
+                stacklevel=3,
+            )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load a state, also one of tensordict, which has the parameters of the module that was copied too."""
+        for key in [key for key in state_dict if key.startswith(f"{prefix}module.")]:
+            del state_dict[key]
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __repr__(self) -> str:
+        return self._show(
+            f"module={self.module},\nparams_td={self.params_td},\nin_keys={self.in_keys},\nout_keys={self.out_keys}"
+        )
+
+
+def _stack_parameters(module: nn.Module, num_copies: int) -> TensorDictParams:
+    """Return parameters and buffers of a module, repeated along a new first dim; tied ones stay tied."""
+    own = TensorDict.from_module(module)
+    stacked = from_modules(*[module] * num_copies, lock=False)
+    seen: dict[int, Any] = {}
+    for key, leaf in own.items(True, True):
+        tied = seen.setdefault(id(leaf), stacked[key])
+        if tied is not stacked[key]:
+            stacked[key] = tied
+    return TensorDictParams(stacked, no_convert=True)
+
+
+def _find_slot(module: nn.Module, key: Any) -> tuple[nn.Module, str]:
+    """Return the submodule that has a parameter or buffer, and its name there."""
+    path = [key] if isinstance(key, str) else list(key)
+    while len(path) > 1 and not isinstance(module, TensorDictParams):
+        module = module.get_submodule(path.pop(0))
+    return module, ".".join(path)
+
+
+def _slots_of(owner: Any, name: str) -> Any:
+    """Return the parameters or the buffers of a module, whichever have the name."""
+    return owner._parameters if name in owner._parameters else owner._buffers
+
+
+def _is_reset(module: nn.Module, key: Any) -> bool:
+    """Return True if a submodule on the path to a parameter has ``reset_parameters``."""
+    path = [key] if isinstance(key, str) else list(key)
+    while not hasattr(type(module), "reset_parameters"):
+        if len(path) == 1 or isinstance(module, TensorDictParams):
+            return False
+        module = module.get_submodule(path.pop(0))
+    return True
+
+
+def _reset(module: nn.Module, values: Any) -> None:
+    """Reset values in place, at each index of their batch, by the submodules that have ``reset_parameters``."""
+    for index in itertools.product(*map(range, values.batch_size)):
+        with values[index].to_module(module):
+            for each in module.modules():
+                if hasattr(type(each), "reset_parameters"):
+                    each.reset_parameters()  # type: ignore[operator]
