@@ -287,6 +287,7 @@ def rebuild_consolidated(
     return attach(result, Consolidated(data))
 
 
+@set_module("td_distributed._attachment")
 def rebuild(*parts: Any) -> Any:
     """Rebuild a collection from a file of an earlier release, which names this function."""
     return rebuild_consolidated(*parts)

@@ -16,6 +16,7 @@ import torch
 
 from td_core._attachments import Keeper
 from td_core._collection import Core
+from td_core._lazy_names import set_module
 from td_core._values import split
 from td_core.errors import CodecError, StructureError
 
@@ -26,6 +27,7 @@ from ._meta import LIMIT, At, read_level
 from ._plan import plan_values
 
 
+@set_module("td_memmap.memmap_pickles")
 @dataclass(slots=True, eq=False)
 class ValueFile(Keeper):
     """The directory of a node of values in a save.

@@ -8,8 +8,9 @@ MemoryMappedTensor([1., 1.])
 from ._anonymous import receive_anonymous_file, remap_anonymous_storage
 from ._saved import remap_collection
 from ._tensor import map_elements, remap_anonymous_tensor, remap_storage, remap_tensor
+from ._value_file import ValueFile
 
 __all__ = [
-    "map_elements", "receive_anonymous_file", "remap_anonymous_storage", "remap_anonymous_tensor",
+    "ValueFile", "map_elements", "receive_anonymous_file", "remap_anonymous_storage", "remap_anonymous_tensor",
     "remap_collection", "remap_storage", "remap_tensor",
 ]  # fmt: skip

@@ -63,7 +63,7 @@ class TensorClass(Wrapper, metaclass=FieldsMeta):
     'unnamed'
     >>> points.colour
     Traceback (most recent call last):
-    td_tensorclass.errors.UnknownFieldError: Point has no field 'colour': existing keys: ['xy', 'label']
+    td_tensorclass.UnknownFieldError: Point has no field 'colour': existing keys: ['xy', 'label']
     """
 
     if TYPE_CHECKING:

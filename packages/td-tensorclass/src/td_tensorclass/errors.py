@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from td_core._lazy_names import set_module
 from td_core.errors import TensorDictError
 
 __all__ = ["UnknownFieldError"]
 
 
+@set_module("td_tensorclass")
 class UnknownFieldError(TensorDictError, AttributeError, TypeError, ValueError):
     """A tensorclass was given an attribute, an argument or a key that is none of its fields.
 
