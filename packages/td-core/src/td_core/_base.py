@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from types import FunctionType, GenericAlias
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from ._collection import Core
 from ._convert import Converting
@@ -95,15 +92,3 @@ class TensorDictBase(TensorCollection):
     """
 
     __slots__ = ()
-
-    if not TYPE_CHECKING:  # which know the attributes, and so find the misspelt ones
-
-        def __getattr__(self, name: str) -> Any:
-            """Explain which attribute is missing, and that entries have keys."""
-            if any(name in base.__dict__ for base in type(self).__mro__):
-                # A property or a declaration raised: asking again gives its own words.
-                return object.__getattribute__(self, name)
-            words = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if not torch.compiler.is_compiling() and not name.startswith("_"):
-                words += f"; entries are read and written by key: td[{json.dumps(name)}]"
-            raise AttributeError(words, name=name, obj=self)
