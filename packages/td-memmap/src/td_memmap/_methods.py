@@ -134,7 +134,7 @@ def memmap_like(
 
     The files take no space until they are written to; filling them on a full disk is an error of the operating
     system that Python cannot catch. Content of a save of the same structure at ``prefix`` is kept. The arguments
-    are those of :meth:`memmap`.
+    are those of :meth:`memmap`; ``copy_existing`` makes no difference, since no element is copied.
 
     Raises:
         FileTakenError: a save of another structure is at ``prefix``.

@@ -270,6 +270,8 @@ class Entries(Core):
     def setdefault(self, key: NestedKey, default: Any, inplace: bool = False) -> Any:
         """Return the entry ``key``, storing ``default`` first where it is missing.
 
+        ``inplace`` makes no difference, since there is nothing to copy into where an entry is missing.
+
         >>> TensorDict().setdefault("a", 1)
         tensor(1)
         """

@@ -1,0 +1,439 @@
+"""Every parameter of every public function and method changes what comes out, or raises; none is accepted and ignored.
+
+``calls.txt`` has one call a line: what is called, its arguments and, for its parameters, other values that have to change
+what comes out, each as the inside of ``dict(...)`` among the names of :func:`space`. ``args`` stands for arguments by position.
+``lazy.sum`` is a method of ``lazy``, ``sum`` one of ``td``, ``L.stack`` a function; what follows a blank tells calls of one
+name apart. A line of ``hidden.txt`` has a name and a parameter that has no effect a program can see, or a name that needs
+more than a call, and the reason; such a parameter is described in the docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import contextlib
+import dataclasses
+import inspect
+import io
+import json
+import os
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("td", reason="the table calls every package")
+
+import td as library
+import td_core
+from td_core._collection import Core
+
+HERE = Path(__file__).parent
+P = inspect.Parameter
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@dataclasses.dataclass
+class Point:
+    """A plain dataclass."""
+
+    x: torch.Tensor
+    name: str = "p"
+
+
+class Sample(library.TensorClass):
+    """A tensorclass with a value."""
+
+    a: torch.Tensor
+    name: str = "none"
+
+
+class Typed(library.TypedTensorDict):
+    """A typed collection."""
+
+    a: torch.Tensor
+
+
+def space(folder: Path) -> dict[str, Any]:
+    """Return the names that calls use, made anew."""
+    torch.manual_seed(0)
+    make = library.TensorDict
+    a = torch.arange(6.0).view(2, 3)
+    td = make({"a": a, "n": {"b": torch.arange(12.0).view(2, 3, 2) + 1}}, [2, 3], names=["x", "y"])
+    lazy = library.lazy_stack([make({"a": torch.arange(3.0) + i}, [3]) for i in range(2)])
+    uneven = library.lazy_stack([make({"a": torch.ones(i + 1), "k": torch.zeros(1)}) for i in range(2)])
+    grad = make({"a": torch.ones(2, requires_grad=True) * 2, "b": torch.ones(2, requires_grad=True) * 3})
+    values = make({"s": "x", "m": None, "t": torch.zeros(2), "n": {"u": "y"}}, [2])
+    weight, trained = torch.ones(3, requires_grad=True), make({"a": torch.ones(3, requires_grad=True)}, [3])
+    trained["a"].sum().backward()
+    return {
+        "T": make, "L": library, "torch": torch, "np": np, "nn": nn, "folder": folder, "Pair": Pair, "Point": Point,
+        "Sample": Sample, "Typed": Typed, "dataclasses": dataclasses,
+        "td": td, "lazy": lazy, "uneven": uneven, "grad": grad, "values": values,
+        "flat": make({"a": torch.arange(3.0), "b": torch.ones(3)}, [3]),
+        "one": make({"a": torch.tensor(1.0)}),
+        "mask": torch.tensor([[True, False, True], [False, True, False]]),
+        "module": nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.BatchNorm1d(2)),
+        "sample": Sample(a=torch.ones(2), batch_size=[2]),
+        "tied": make({"a": a, "b": a}),
+        "keyed": make({"a.b": torch.ones(2), "c": torch.ones(2)}, [2]),
+        "params": library.TensorDictParams(make({"a": torch.ones(2)})),
+        "bools": make({"a": torch.tensor([True, False]), "b": torch.tensor([True, True])}, [2]),
+        "wide": make({"a": torch.ones(3, 2), "b": torch.zeros(3, 2)}, [3]),
+        "reverse": make({"b": torch.ones(3), "a": torch.arange(3.0)}, [3]),
+        "locked": make({"a": torch.ones(3)}, [3]).lock_(),
+        "squares": make({"a": weight * weight}, [3]), "roots": make({"a": weight}, [3]), "trained": trained,
+        "hollow": make({"a": torch.ones(3), "e": {}}, [3]),
+        "needs": make({"a": torch.ones(3, requires_grad=True)}, [3]),
+        "loose": make({"a": torch.ones(2, 3), "n": make({"b": torch.ones(2, 3)}, [2])}, [2]),
+        "channels": make({"a": torch.ones(1, 3, 2, 2)}),
+        "deep": make({"a": torch.ones(2), "n": make({"b": torch.ones(2, 3)}, [2, 3])}, [2]),
+        "own": make({"0": {"weight": torch.ones(2, 2)}}),
+        "odd": make({"a/b": torch.ones(2)}),
+        "objects": make({"o": object}),
+        "like_saved": make({"a": torch.zeros(4), "n": {"b": torch.zeros(4)}}, [4]),
+        "like_pickled": make({"a": torch.zeros(2), "o": object}, [2]),
+        "leafy": make({"a": torch.ones((), requires_grad=True) * 2}),
+        "ints": make({"a": torch.ones(2, dtype=torch.int64)}),
+        "stepped": make({"a": torch.ones(1, 3).as_strided((1, 3), (7, 1))}, [1]),
+        "rough": library.lazy_stack([make({"a": torch.ones(i + 1)}) for i in range(2)]),
+        "unset": Sample(a=torch.ones(2), name=None, batch_size=[2]),
+    }  # fmt: skip
+
+
+def _save(path: Path, names: dict[str, Any]) -> Path:
+    names["T"]({"a": torch.arange(4.0), "n": {"b": torch.ones(4)}}, [4]).memmap(path, checksums=True)
+    return path
+
+
+def _save_changed(path: Path, names: dict[str, Any]) -> Path:
+    _save(path, names)
+    file = path / "a.memmap"
+    times = file.stat()
+    file.write_bytes(bytes(times.st_size))
+    os.utime(
+        file, ns=(times.st_atime_ns, times.st_mtime_ns)
+    )  # what is newer than its save was modified, not damaged
+    return path
+
+
+def _save_pickled(path: Path, names: dict[str, Any]) -> Path:
+    names["T"]({"a": torch.ones(2), "o": object}, [2]).memmap(path, allow_pickle=True)
+    return path
+
+
+def _save_coded(path: Path, names: dict[str, Any]) -> Path:
+    names["odd"].memmap(path)
+    return path
+
+
+def _save_packed(path: Path, names: dict[str, Any]) -> Path:
+    names["flat"].memmap(path.with_suffix(".tdz"), archive=True)
+    return path.with_suffix(".tdz")
+
+
+def _save_consolidated(path: Path, names: dict[str, Any]) -> Path:
+    names["flat"].consolidate(path)
+    return path
+
+
+#: Files that rows name, made where one does.
+SAVES: dict[str, Callable[[Path, dict[str, Any]], Path]] = {
+    "saved": _save,
+    "changed": _save_changed,
+    "pickled": _save_pickled,
+    "coded": _save_coded,
+    "packed": _save_packed,
+    "consolidated": _save_consolidated,
+}
+
+#: What a parameter of this name is given where no row says otherwise.
+USUAL = """
+    device='meta', dtype=torch.float64, names=['p', 'q'], batch_size=[2], inplace=True, lock=True, requires_grad=True,
+    cast_filter=lambda key, leaf: False, key_transform=lambda key: key + '_', keepdim=True, reduce=True, default=7.0,
+    is_leaf=lambda node: True, layout=torch.sparse_coo, auto_batch_size=True, batch_dims=1, sort=True, leaves_only=True,
+    include_nested=True, alpha=2, value=3.0, progress=3, allow_pickle=3
+"""
+
+
+SURFACE = json.loads((HERE / "surface.json").read_text())
+
+
+def read(name: str, count: int) -> list[tuple[str, ...]]:
+    """Return the lines of a table, each in so many parts."""
+    lines = (HERE / name).read_text().splitlines()
+    rows = [
+        tuple(part.strip() for part in f"{line} ".split("| "))
+        for line in lines
+        if line and not line.startswith("#")
+    ]
+    for row in rows:
+        assert len(row) == count, f"{name}: a line has {count} parts, not {row}"
+    return rows
+
+
+ROWS = read("calls.txt", 3)
+#: By name and parameter, "*" for all of either: why there is no effect to see, or no call.
+HIDDEN = {tuple(name.split()): reason for name, reason in read("hidden.txt", 2)}
+
+
+def public() -> dict[str, Callable[..., Any]]:
+    """Return the functions and methods of the surface that take parameters, by name."""
+    found = {}
+    for group in SURFACE:
+        owner: Any = None
+        if group["on"] == "collection":
+            owner = td_core.TensorDict
+        elif group["on"] == "module":
+            owner = pytest.importorskip(group["package"].replace("-", "_"))
+        for name, facts in group["names"].items() if owner is not None else ():
+            if facts["kind"] in ("method", "classmethod", "staticmethod", "function"):
+                member = (
+                    getattr(owner, name) if group["on"] == "module" else inspect.getattr_static(owner, name)
+                )
+                function = getattr(member, "__func__", member)
+                if inspect.isroutine(function):
+                    found[name if group["on"] == "collection" else f"L.{name}"] = function
+    return found
+
+
+PUBLIC = public()
+
+
+def parameters_of(name: str) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a public name without ``self``."""
+    parameters = list(inspect.signature(PUBLIC[name]).parameters.values())
+    return {each.name: each for each in (parameters if name.startswith("L.") else parameters[1:])}
+
+
+def name_of(row: str) -> str:
+    """Return the public name that a row calls."""
+    call = row.split()[0]
+    return call if call.startswith("L.") else call.rpartition(".")[2]
+
+
+class Shown:
+    """What a call left behind, as text: its result, what it printed, what it changed, and its files."""
+
+    def __init__(self, before: dict[str, Any], folder: Path) -> None:
+        self.known: dict[int, str] = {}
+        self.folder = folder
+        for key, value in before.items():
+            if isinstance(value, Core):
+                self.known[id(value)] = key
+                self.known |= {leaf.data_ptr(): key for leaf in value._leaves() if leaf.numel()}
+
+    def of(self, value: Any, depth: int = 0) -> Any:
+        """Return a description of a value; shared memory and known objects are part of it."""
+        if depth > 9:
+            return "..."
+        if isinstance(value, torch.Tensor):
+            return self._of_tensor(value)
+        if isinstance(value, Core):
+            head = [type(value).__name__, self.known.get(id(value)), value.is_locked, str(value.device)]
+            if value._opaque:
+                return [*head, list(value.batch_size), repr(value._unwrap())]
+            stacked = value._stacked()
+            if stacked is not None:
+                return [
+                    *head,
+                    value._names,
+                    stacked[1],
+                    [self.of(member, depth + 1) for member in stacked[0]],
+                ]
+            entries = {key: self.of(child, depth + 1) for key, child in value._children().items()}
+            return [*head, list(value.batch_size), value._names, list(entries), entries]
+        if isinstance(value, dict):
+            return {str(key): self.of(each, depth + 1) for key, each in value.items()}
+        if isinstance(value, torch.nn.Module):
+            return [
+                type(value).__name__,
+                self.of(dict(value.named_parameters())),
+                self.of(dict(value.named_buffers())),
+            ]
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return [type(value).__name__, *[self.of(each, depth + 1) for each in value]]
+        if isinstance(value, Iterator) or type(value).__name__.endswith(
+            ("View", "Keys", "Values", "Items", "keys", "values", "items")
+        ):
+            return ["iterator", *[self.of(each, depth + 1) for each in value]]
+        if value is None or isinstance(
+            value, (str, int, float, complex, bool, torch.dtype, torch.device, Path)
+        ):
+            return repr(value).replace(str(self.folder), "")
+        return [
+            type(value).__name__,
+            str(value).replace(str(self.folder), "") if " at 0x" not in str(value) else "",
+        ]
+
+    def _of_tensor(self, leaf: torch.Tensor) -> Any:
+        facts = [type(leaf).__name__, str(leaf.dtype), str(leaf.device), str(leaf.layout), leaf.requires_grad]
+        if leaf.layout is torch.strided and not leaf.is_nested:
+            facts += [
+                leaf.stride(),
+                leaf.is_shared(),
+                leaf.untyped_storage().nbytes(),
+                str(getattr(leaf, "_place", "")).count("mode='r'"),
+            ]
+        if leaf.is_meta or leaf.is_quantized:
+            return [*facts, list(leaf.shape)]
+        if leaf.is_nested:
+            return [*facts, [part.tolist() for part in leaf.unbind()]]
+        dense = leaf.detach().to_dense() if leaf.layout is not torch.strided else leaf.detach()
+        shared = self.known.get(leaf.data_ptr()) if leaf.layout is torch.strided and leaf.numel() else None
+        return [
+            *facts,
+            list(leaf.shape),
+            dense.tolist(),
+            shared,
+            None if not leaf.is_leaf else self.of(leaf.grad),
+        ]
+
+
+def outcome(row: str, base: str, changes: dict[str, Any] | str, folder: Path, only: str | None = None) -> Any:
+    """Return what a call leaves behind, or the class of its error; ``only`` names the one change to make."""
+    folder.mkdir(parents=True)
+    names = space(folder)
+    names |= {
+        name: save(folder / name, names)
+        for name, save in SAVES.items()
+        if f" {name}" in f" {row} {base}".replace("=", " ")
+    }
+    if row.startswith("mapped."):
+        names["mapped"] = names["flat"].memmap(folder / "mapped")
+    arguments = eval(f"dict({base})", names)
+    if only is not None:
+        every = changes if isinstance(changes, dict) else eval(f"dict({changes})", names)
+        arguments[only] = every[only]
+    call, parameters = row.split()[0], parameters_of(name_of(row))
+    target = call if "." in call else f"td.{call}"
+    positional = arguments.pop("args", ())
+    if positional:  # what stands before *args has to be given by position, too
+        before = list(parameters)[
+            : next(i for i, p in enumerate(parameters.values()) if p.kind is P.VAR_POSITIONAL)
+        ]
+        positional = (*[arguments.pop(name) for name in before if name in arguments], *positional)
+    by_name: dict[str, Any] = {}
+    for name, value in arguments.items():
+        parameter = parameters.get(name)
+        if parameter is not None and parameter.kind is P.VAR_KEYWORD:
+            by_name |= value
+        else:
+            by_name[name] = value
+    shown, printed = Shown(names, folder), io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        warnings.simplefilter("ignore")
+        try:
+            result = eval(target, names)(*positional, **by_name)
+            described = shown.of(result)
+        except Exception as error:
+            return ["raised", type(error).__name__, str(error)]
+    state = {
+        key: shown.of(value) for key, value in names.items() if isinstance(value, (Core, torch.nn.Module))
+    }
+    files = sorted(
+        (
+            str(path.relative_to(folder)),
+            zlib.crc32(path.read_bytes()) if path.suffix == ".memmap" else path.stat().st_size,
+        )
+        for path in folder.rglob("*")
+        if path.is_file()
+    )
+    handed = {
+        key: shown.of(value)
+        for key, value in by_name.items()
+        if key in ("out", "destination", "memo", "swap_dest")
+    }
+    return [described, state, handed, files, printed.getvalue()]
+
+
+def _without_row() -> list[tuple[str, str, str]]:
+    """Return a call for each name that needs no argument and that no row calls."""
+    called = {name_of(row) for row, *_ in ROWS}
+    return [
+        (name, "", "")
+        for name in PUBLIC
+        if name not in called
+        and (name, "*") not in HIDDEN
+        and all(
+            each.default is not P.empty or each.kind is P.VAR_KEYWORD for each in parameters_of(name).values()
+        )
+    ]
+
+
+def cases() -> Iterator[Any]:
+    """Return every row with each of its parameters that is given another value."""
+    usual = set(eval(f"dict({USUAL})", {"torch": torch}))
+    said: dict[str, set[str]] = {}
+    for row, base, changes in ROWS:
+        name = name_of(row)
+        own = set(_keys_of(changes))
+        said.setdefault(name, set()).update(_means(name, each) for each in own)
+        for parameter in own:
+            yield pytest.param(row, base, changes, parameter, id=f"{row}-{parameter}")
+    for row, base, _ in [*ROWS, *_without_row()]:
+        name = name_of(row)
+        said.setdefault(name, set())
+        for parameter in parameters_of(name):
+            if (
+                parameter in usual
+                and parameter not in said[name]
+                and (name, parameter) not in HIDDEN
+                and ("*", parameter) not in HIDDEN
+            ):
+                said[name].add(parameter)
+                yield pytest.param(row, base, USUAL, parameter, id=f"{row}-{parameter}")
+
+
+def _keys_of(arguments: str) -> list[str]:
+    """Return the names in the inside of a call, without evaluating it."""
+    call: Any = ast.parse(f"dict({arguments})", mode="eval").body
+    return [keyword.arg for keyword in call.keywords]
+
+
+def _means(name: str, given: str) -> str:
+    """Return the parameter of a public name that an argument of a row is for."""
+    if given != "args":
+        return given
+    return next((each.name for each in parameters_of(name).values() if each.kind is P.VAR_POSITIONAL), "?")
+
+
+CASES = list(cases())
+
+
+#: What the calls of rows leave behind, by row: they are made once for all the parameters.
+MADE: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(("row", "base", "changes", "parameter"), CASES)
+def test_parameter_changes_something_or_raises(
+    row: str, base: str, changes: str, parameter: str, tmp_path: Path
+) -> None:
+    if row not in MADE:
+        MADE[row] = outcome(row, base, "", tmp_path / "before")
+        assert MADE[row][0] != "raised", MADE[row]
+        assert MADE[row] == outcome(row, base, "", tmp_path / "again"), "two calls leave different things"
+    after = outcome(row, base, changes, tmp_path / "after", parameter)
+    assert after != MADE[row], f"{parameter} of {row} is accepted and ignored"
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if (name, "*") not in HIDDEN])
+def test_every_parameter_is_in_the_table(name: str) -> None:
+    covered = {_means(name, case.values[3]) for case in CASES if name_of(case.values[0]) == name}
+    hidden = {parameter for owner, parameter in HIDDEN if owner in (name, "*")}
+    lacking = set(parameters_of(name)) - covered - hidden
+    assert lacking == set(), f"{name}() has parameters without a row in calls.txt"
+
+
+@pytest.mark.parametrize(("name", "parameter"), [each for each in HIDDEN if "*" not in each])
+def test_parameter_without_effect_is_documented(name: str, parameter: str) -> None:
+    assert parameter in parameters_of(name)
+    said = inspect.getdoc(PUBLIC[name]) or ""
+    # Some say that their arguments are those of another method.
+    assert parameter in said or ":meth:" in said or ":func:" in said, HIDDEN[name, parameter]
