@@ -26,7 +26,7 @@ nox.options.sessions = ["lint", "typecheck", "build", "third_party", "interop", 
 ROOT = Path(__file__).parent
 CORE = "td-core"
 SIBLINGS = ("td-memmap", "td-tensorclass", "td-distributed")  # installed in every combination
-LATER: tuple[str, ...] = ()  # installed alone with td-core, and with everything
+LATER: tuple[str, ...] = ("td-nn",)  # installed alone with td-core, and with everything
 META = "td-all"
 EVERYTHING = (CORE, *SIBLINGS, *LATER, META)
 MODULES = {name: "td" if name == META else name.replace("-", "_") for name in EVERYTHING}
@@ -256,6 +256,7 @@ def bench(session: nox.Session) -> None:
     environment = Environment(session, EVERYTHING, extra=(REFERENCE,))
     for script in sorted(ROOT.glob("benchmarks/bench_*.py")):
         environment.run(script)
+    environment.run("benchmarks/nn.py")
     environment.run("benchmarks/ops.py", *session.posargs)
 
 

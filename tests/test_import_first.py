@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ("torch._dynamo", "torch.distributed", "torch.export", "numpy.testing")
 
 # torch itself loads some of these, so what counts is what comes on top.
@@ -57,6 +59,29 @@ print(TensorDictParams(TensorDict(a=torch.ones(2)))["a"].tolist())
 
 def test_importing_core_loads_nothing_heavy_that_torch_had_not() -> None:
     assert python(REPORT) == ""
+
+
+def test_importing_modules_loads_nothing_heavy_that_torch_had_not() -> None:
+    pytest.importorskip("td_nn")
+    report = REPORT.replace(
+        "import td_core", "import td_nn; [getattr(td_nn, name) for name in td_nn.__all__]"
+    )
+    assert python(report) == ""
+
+
+def test_calling_modules_imports_nothing_heavy() -> None:
+    pytest.importorskip("td_nn")
+    code = """
+import copy, pickle, sys, torch
+from td_core import TensorDict
+from td_nn import TensorDictModule, TensorDictSequential, set_skip_existing
+seq = TensorDictSequential(TensorDictModule(torch.nn.Linear(1, 1), ["x"], ["y"]), lambda td: td)
+with set_skip_existing(True):
+    seq(TensorDict(x=torch.ones(1))), seq(x=torch.ones(1))
+copy.deepcopy(seq.select_out_keys("y")), print(seq, file=sys.stderr), seq.check(), seq.graph()
+print(*[name for name in ("sympy", "torch._dynamo", "torch._inductor") if name in sys.modules])
+"""
+    assert python(code) == ""
 
 
 def test_operations_import_nothing_heavy() -> None:
