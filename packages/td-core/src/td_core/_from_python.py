@@ -16,6 +16,7 @@ from torch import Tensor
 from ._coerce import COERCERS, coerce, contains_itself, nest, struct_fields
 from ._collection import Core, dense
 from ._devices import as_device
+from ._element_types import as_dtype
 from ._names import check_names
 from ._ops.batch_size import as_batch_size
 from ._ops.joining import lazy_stack, maybe_dense_stack, stack
@@ -277,9 +278,9 @@ def from_schema(
             raise TypeError(f"key {key!r} of a schema is a pair of shape and dtype; got {entry!r}") from None
         if storage == "memmap":
             # Files are made sparse from the shape alone; nothing of this size is allocated here.
-            result.set(key, torch.zeros((), dtype=dtype).expand(full))
+            result.set(key, torch.zeros((), dtype=as_dtype(dtype)).expand(full))
         else:
-            result.set(key, torch.zeros(full, dtype=dtype, device=device))
+            result.set(key, torch.zeros(full, dtype=as_dtype(dtype), device=device))
     if storage == "memmap":
         return result.memmap_like(**kwargs)
     return result.share_memory_() if storage == "shared" else result

@@ -65,8 +65,8 @@ def add(
         CodecError: the content or its dtype cannot be stored.
     """
     path, robust_key = unravel_key_to_tuple(key), robust_key is not False
-    dtype = as_dtype(dtype)
-    check_dtype(dtype, path)
+    element: torch.dtype = as_dtype(dtype)
+    check_dtype(element, path)
     if content is not None:
         storable(content, path)
     node: Any = data
@@ -102,18 +102,18 @@ def add(
         node = _add_level(node, new)
     folder = _saved(node).path
     if folder is None:
-        leaf = MemoryMappedTensor._create(shape, dtype, None, content=content)
+        leaf = MemoryMappedTensor._create(shape, element, None, content=content)
     else:
         filename, nested = os.path.join(folder, files[0]), isinstance(shape, Tensor)
         listed = list(shape.shape if nested else shape)
-        entry = {"device": "cpu", "shape": listed, "dtype": str(dtype), "is_nested": nested}
+        entry = {"device": "cpu", "shape": listed, "dtype": str(element), "is_nested": nested}
         with _declaring(folder, name, stem, entry) as (_, there):
             if there is not None:
                 raise _added_meanwhile(folder, name)
             if nested:
                 sizes = os.path.join(folder, files[1])
                 MemoryMappedTensor.from_tensor(shape, filename=sizes, existsok=existsok)
-            leaf = MemoryMappedTensor._create(shape, dtype, filename, existsok=existsok, content=content)
+            leaf = MemoryMappedTensor._create(shape, element, filename, existsok=existsok, content=content)
     node._inner()._set_child(name, leaf)
     return leaf
 

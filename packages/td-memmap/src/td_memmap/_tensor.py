@@ -108,17 +108,17 @@ class MemoryMappedTensor(Tensor):
     ) -> Any:
         """Create a memory-mapped tensor; see the class."""
         _check_device(device)
-        dtype = as_dtype(dtype)
+        wanted: torch.dtype | None = as_dtype(dtype)
         if handler is not None:
-            return cls.from_handler(handler, dtype or torch.get_default_dtype(), shape, index)
+            return cls.from_handler(handler, wanted or torch.get_default_dtype(), shape, index)
         if isinstance(source, torch.UntypedStorage):
-            return cls.from_storage(source, shape=shape, dtype=dtype, index=index, filename=filename)
+            return cls.from_storage(source, shape=shape, dtype=wanted, index=index, filename=filename)
         if isinstance(source, torch.Size):
-            result = cls.zeros(source, dtype=dtype, filename=filename)
+            result = cls.zeros(source, dtype=wanted, filename=filename)
         else:
-            values = source if isinstance(source, Tensor) else as_tensor(source, dtype=dtype, device="cpu")
+            values = source if isinstance(source, Tensor) else as_tensor(source, dtype=wanted, device="cpu")
             result = cls.from_tensor(
-                values if dtype is None else values.to(dtype), filename=filename, shape=shape
+                values if wanted is None else values.to(wanted), filename=filename, shape=shape
             )
         return result if index is None else result[index]
 
@@ -252,13 +252,13 @@ class MemoryMappedTensor(Tensor):
         """
         check_mode(mode)
         path = _fs.absolute(filename)
-        shape, dtype = as_shape(shape), as_dtype(dtype)
+        shape, element = as_shape(shape), as_dtype(dtype)
         if not element_count(shape):
-            result = cls._on(without_elements(dtype, shape), Place(shape, path, mode=mode))
+            result = cls._on(without_elements(element, shape), Place(shape, path, mode=mode))
         else:
             fd, shared = _fs.in_mode(mode, _fs.open_path, path)
             with _fs.closing(fd):
-                result = map_file(fd, path, dtype, shape, mode, shared=shared)
+                result = map_file(fd, path, element, shape, mode, shared=shared)
         return result if index is None else result[index]
 
     @classmethod

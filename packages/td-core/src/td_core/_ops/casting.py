@@ -410,7 +410,7 @@ class Casting(Moving):
             goal = as_device(device)
         made = []
         for reference, value in zip(references, values, strict=True):
-            leaf = value.detach().to(goal or reference.device, dtype or reference.dtype, copy=True)
+            leaf = value.detach().to(goal or reference.device, as_dtype(dtype) or reference.dtype, copy=True)
             leaf = leaf.pin_memory() if pin_memory else leaf
             # What was detached requires none, and vmap allows nobody to say so.
             made.append(leaf.requires_grad_() if requires_grad else leaf)
