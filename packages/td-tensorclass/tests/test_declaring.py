@@ -1021,3 +1021,13 @@ def dataclass_again() -> Any:
 def pickle_like(td: Any) -> Any:
     rebuild, arguments = td.__reduce_ex__(4)[:2]
     return rebuild(*arguments)
+
+
+def test_declared_fields_lists_names_and_types() -> None:
+    class Pair(TensorClass):
+        a: Tensor
+        n: int = 0
+
+    assert Pair.declared_fields() == {"a": Tensor, "n": int}
+    assert Pair(torch.zeros(2)).declared_fields() == {"a": Tensor, "n": int}
+    assert TensorDict.declared_fields() is None

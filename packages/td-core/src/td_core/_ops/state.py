@@ -362,7 +362,8 @@ def _compare(
                 # An empty level is no key that is unexpected, but one that is added, unless that is asked of a locked node.
                 if grows if names else not (strict or node._locked):
                     steps.append((node, key, given))
-        steps.extend((node, key, (value,)) for key, value in values.items() if grows or key in entries)
+        held = entries if record is None else {*entries, *record.values}
+        steps.extend((node, key, (value,)) for key, value in values.items() if grows or key in held)
     keys = {"unexpected": unexpected, "missing": missing} if strict else {}
     problems = [*(f"{what} keys: {names}" for what, names in keys.items() if names), *wrong]
     if problems:
