@@ -272,6 +272,13 @@ def test_m10_module_is_registered_and_shown():
     )
 
 
+def test_m10_module_inside_is_shown_as_one():
+    seq = TensorDictSequential(TensorDictModule(nn.Identity(), ["x"], ["y"]))
+    assert "TensorDictSequential(\n" in repr(TensorDictModule(seq, ["x"], ["y"]))
+    assert "TensorDictSequential(\n" in repr(TensorDictModuleWrapper(seq))
+    assert "TensorDictSequential(\n" in repr(WrapModule(seq))
+
+
 def test_m10_module_may_be_replaced():
     made = TensorDictModule(nn.Identity(), ["x"], ["y"])
     made.module = nn.Flatten(0)

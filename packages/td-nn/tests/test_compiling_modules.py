@@ -214,6 +214,25 @@ def test_x6_skip_existing_compiles_once_per_mode(inside):
     torch.testing.assert_close(run, chain()(X)[1])
 
 
+@pytest.mark.parametrize("make", [two, lambda: TensorDictSequential(two())])
+def test_t11_selection_after_compilation_counts(make):
+    module = make()
+    compiled = torch.compile(lambda td: module(td), fullgraph=True, backend="eager")
+    assert list(compiled(td()).keys()) == ["x", "y", "z"]
+    module.select_out_keys("z")
+    assert list(compiled(td()).keys()) == ["x", "z"]
+    module.reset_out_keys()
+    assert list(compiled(td()).keys()) == ["x", "y", "z"]
+
+
+def test_t11_keys_that_are_assigned_after_compilation_count():
+    module = two()
+    compiled = torch.compile(lambda td: module(td), fullgraph=True, backend="eager")
+    assert compiled(td())["y"].equal(X + 1)
+    module.in_keys, module.out_keys = ["w"], ["p", "q"]
+    assert compiled(td(w=-X))["p"].equal(1 - X)
+
+
 def test_t11_interaction_type_is_switched_inside():
     def read(x):
         with set_interaction_type("mean"):

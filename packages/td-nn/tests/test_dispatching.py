@@ -126,6 +126,13 @@ class Size(TensorDictModuleBase):
         ((torch.ones(3), 2), ()),
         ((torch.ones(3, 4), TensorDict({}, [3])), (3,)),
         ((torch.ones(3),), (3,)),
+        (
+            (
+                torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged),
+                torch.ones(2, 5),
+            ),
+            (2,),
+        ),
     ],
 )
 def test_d5_batch_size_is_what_inputs_share(values, size):

@@ -237,6 +237,19 @@ def test_s5_members_are_added():
     assert by_name.extend({"f": lambda td: td})._names() == ["first", "enc", "dec", "last", "f"]
 
 
+@pytest.mark.parametrize("make", [chain, named])
+def test_s5_members_are_taken_out(make):
+    seq = make()
+    last = seq[1]
+    assert seq.pop() is last
+    assert (len(seq), seq.out_keys) == (1, ["h"])
+    with pytest.raises(IndexError, match="index 3 is out of range"):
+        seq.pop(3)
+    for name in ("clear", "update"):
+        with pytest.raises(AttributeError, match="use `del seq"):
+            getattr(seq, name)
+
+
 @pytest.mark.parametrize(
     ("edit", "said"),
     [

@@ -195,9 +195,7 @@ def give(result: Any, tensordict: TensorDict, out_keys: Sequence[Key], module: A
 
 def _shared_size(values: Any) -> torch.Size:
     """Return the leading dims that values share; those that are not tensors or collections have none."""
-    sizes = [
-        value.shape if isinstance(value, (Tensor, TensorCollection)) else torch.Size() for value in values
-    ]
+    sizes = [_size_of(value) for value in values]
     if not sizes:
         return torch.Size()
     shortest = min(map(len, sizes))
@@ -205,6 +203,14 @@ def _shared_size(values: Any) -> torch.Size:
         if any(size[dim] != sizes[0][dim] for size in sizes):
             return sizes[0][:dim]
     return sizes[0][:shortest]
+
+
+def _size_of(value: Any) -> torch.Size:
+    if not isinstance(value, (Tensor, TensorCollection)):
+        return NO_SIZE
+    if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:
+        return torch.Size([value.size(0)])  # it has no shape
+    return value.shape
 
 
 class _Signature(inspect.Signature):

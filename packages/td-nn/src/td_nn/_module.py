@@ -173,8 +173,11 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         in_keys, out_keys = self._all_in_keys, self._all_out_keys
         if not self._keeps_keys:
             in_keys, out_keys = tuple(self.in_keys), tuple(self.out_keys_source)
+        selected = (
+            self._selected_out_keys
+        )  # read at each call, for a graph is compiled again where it changes
         if STATE.skip_existing is not False:
-            wanted = out_keys if self._selected_out_keys is None else self._selected_out_keys
+            wanted = out_keys if selected is None else selected
             if has_outputs(STATE.skip_existing, tensordict, in_keys, wanted):
                 return tensordict
         get, get_kwargs = tensordict.get, self._get_kwargs
@@ -306,7 +309,7 @@ class TensorDictModule(TensorDictModuleBase[ResultT]):
         return getattr(self._wrapped, name)
 
     def __repr__(self) -> str:
-        return self._show(f"module={self._wrapped},\nin_keys={self.in_keys},\nout_keys={self.out_keys}")
+        return self._show(f"module={self._wrapped!r},\nin_keys={self.in_keys},\nout_keys={self.out_keys}")
 
 
 class TensorDictModuleWrapper(TensorDictModuleBase[ResultT]):
@@ -355,7 +358,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase[ResultT]):
         return getattr(self.td_module, name)
 
     def __repr__(self) -> str:
-        return self._show(f"td_module={self.td_module},\nin_keys={self.in_keys},\nout_keys={self.out_keys}")
+        return self._show(f"td_module={self.td_module!r},\nin_keys={self.in_keys},\nout_keys={self.out_keys}")
 
 
 def missing_keys(tensordict: TensorCollection, keys: tuple[Key, ...]) -> list[Key]:

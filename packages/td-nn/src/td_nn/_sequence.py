@@ -294,6 +294,24 @@ class TensorDictSequential(TensorDictModule[Any]):
         self._replace(self._pairs() + pairs)
         return self
 
+    def pop(self, index: Any = -1) -> Any:
+        """Remove a member by index or name and return it.
+
+        >>> TensorDictSequential({"a": TensorDictModule(abs, ["x"], ["y"])}).pop("a").out_keys
+        ['y']
+        """
+        pairs = self._pairs()
+        member = pairs.pop(self._place(index))[1]
+        self._replace(pairs)
+        return member
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("clear", "update"):  # of the container, which would leave the keys as they are
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}; use `del seq[:]`, `seq[name] = module` or extend()"
+            )
+        return super().__getattr__(name)
+
     def _pairs(self) -> list[tuple[str | None, Any]]:
         """Return the name, or None, and the module of each member."""
         names: Any = self.module if self._is_named else [None] * len(self)

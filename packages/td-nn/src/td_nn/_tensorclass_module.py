@@ -129,7 +129,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase[Any]):
         return tensordict_out
 
     def __repr__(self) -> str:
-        return self._show(f"tc_module={self.tc_module},\nin_keys={self.in_keys},\nout_keys={self.out_keys}")
+        return self._show(f"tc_module={self.tc_module!r},\nin_keys={self.in_keys},\nout_keys={self.out_keys}")
 
 
 def _fields(given: Any) -> dict[str, Any] | None:

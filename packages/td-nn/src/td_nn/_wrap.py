@@ -67,7 +67,7 @@ class WrapModule(TensorDictModuleBase[Any]):
         return result
 
     def __repr__(self) -> str:
-        func = f"func={self.func},\n" if isinstance(self.func, nn.Module) else ""
+        func = f"func={self.func!r},\n" if isinstance(self.func, nn.Module) else ""
         return self._show(f"{func}in_keys={self.in_keys},\nout_keys={self.out_keys}")
 
 
