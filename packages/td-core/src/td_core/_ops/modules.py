@@ -449,9 +449,9 @@ class Modules(Core):
             else:
                 _settle(homes)
                 made: dict[Any, Tensor] = {}
-                wrap = eager and preserve_module_state
+                wrap, parameter = eager and preserve_module_state, nn.Parameter
                 for slots, key, value, held, slot in moves:
-                    fits = slot == "p" and type(value) is nn.Parameter  # mostly
+                    fits = slot == "p" and type(value) is parameter  # mostly
                     slots[key] = value if fits else _fit(value, held, slot, wrap, made)
             if not return_swap:
                 return None
@@ -488,13 +488,19 @@ class Modules(Core):
             parameters, buffers, modules = _slots(owner)
             collection = isinstance(owner, Core)
             for key, child in dict(node._children()).items():
-                if not isinstance(child, Tensor) and child._shows_tensor:
-                    child = _plain(child._leaves()[0])
-                if isinstance(child, Tensor):
-                    slots: Any = parameters if key in parameters else buffers
+                is_tensor = isinstance(child, Tensor)
+                if not is_tensor and child._shows_tensor:
+                    child, is_tensor = _plain(child._leaves()[0]), True
+                if is_tensor:
+                    slots: Any = parameters
+                    slot = "p"
+                    if key not in parameters:
+                        slots = buffers
+                        slot = "b"
                     held = slots.get(key)
                     if (plain or held is None) and slots is parameters and not collection:
                         slots, held = _place(owner, key, child, copy, plain, homes)
+                        slot = "p" if slots is parameters else ""
                     # What a collection holds may be a level or a value.
                     if held is None or (not isinstance(held, Tensor) and modules is parameters):
                         raise KeyPathError(
@@ -504,8 +510,6 @@ class Modules(Core):
                         held = held.detach().clone()
                     if collection:
                         slot = "p" if is_registered(held) else "B"
-                    else:
-                        slot = "p" if slots is parameters else "b" if slots is buffers else ""
                     moves.append((slots, key, child, held, slot))
                     old._set_child(key, held)
                     continue
