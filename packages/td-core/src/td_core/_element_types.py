@@ -72,7 +72,7 @@ def as_scalar(leaf: Tensor, scalar: Tensor) -> Tensor:
     >>> as_scalar(torch.zeros(()), torch.tensor(0.5, dtype=torch.float64))
     tensor(0.5000)
     """
-    return scalar if leaf.ndim else cast_beside(leaf.dtype, scalar)
+    return scalar if leaf.ndim or leaf.dtype == scalar.dtype else cast_beside(leaf.dtype, scalar)
 
 
 def cast_beside(dtype: torch.dtype, scalar: Tensor) -> Tensor:

@@ -101,10 +101,7 @@ def combine(
     if not leaves:
         levels = node._collect(leaves)
     if type(operand) is list and not operand:
-        if type(levels) is dict or type(levels) is list:
-            operand = [other] * len(leaves)
-        else:  # there may be lazy stacks, which show what has no dims with some
-            node._spread(other, operand, as_it_is)
+        operand = _beside_each(node, other, leaves, levels)
     try:
         plain = walked and type(levels) is dict
         return node._with_leaves(foreach(this, leaves, operand, plain=plain), levels)
@@ -132,6 +129,7 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
         return other.item()
     if isinstance(other, NUMBERS):
         return other
+    leaves: list[Tensor]
     operand: list[Tensor] = []
     if isinstance(other, np.ndarray):
         other = _beside(node, other)
@@ -145,16 +143,27 @@ def operand_inplace(node: Any, name: str, other: Operand) -> Any:
                 f"cannot compute {name} in place: an operand of batch size {list(shape)} does not fit into {list(size)}"
             )
         if not is_tensor:
-            leaves: list[Tensor] = []
+            leaves = []
             other = expanded(other, node, size)
             operand = _operand_leaves(node, other, leaves)
             return aligned_pairs(node, other, leaves, operand, len(size))[1]
     if is_tensor and not shape:
-        node._spread(other, operand, as_it_is)
+        leaves = []
+        levels = node._collect(leaves)
+        operand = _beside_each(node, other, leaves, levels)
     elif is_tensor:
         node._spread(other, operand)
     else:
         operand = _operand_leaves(node, other, [])
+    return operand
+
+
+def _beside_each(node: Any, scalar: Tensor, leaves: list[Tensor], levels: Walked) -> list[Tensor]:
+    """Return what stands beside each leaf in place of a tensor without dims."""
+    if type(levels) is dict or type(levels) is list:
+        return [scalar] * len(leaves)
+    operand: list[Tensor] = []  # there may be lazy stacks, which show what has no dims with some
+    node._spread(scalar, operand, as_it_is)
     return operand
 
 
