@@ -60,7 +60,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "memmap": ("MemoryMappedTensor",),
     "nn": (
-        "EnsembleModule", "InteractionType", "TensorClassModuleBase", "TensorClassModuleWrapper", "TensorDictModule",
+        "CudaGraphModule", "EnsembleModule", "InteractionType", "TensorClassModuleBase", "TensorClassModuleWrapper",
+        "TensorDictModule",
         "TensorDictModuleBase", "TensorDictModuleWrapper", "TensorDictParams",
         "TensorDictSequential", "WrapModule", "as_tensordict_module", "dispatch", "interaction_type", "make_tensordict",
         "set_interaction_type", "set_skip_existing", "skip_existing",
@@ -69,6 +70,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "TensorDictModule", "TensorDictModuleBase", "TensorDictModuleWrapper", "WrapModule", "as_tensordict_module",
         "dispatch",
     ),
+    "nn.cudagraphs": ("CudaGraphModule",),
     "nn.ensemble": ("EnsembleModule",),
     "nn.functional_modules": (),
     "nn.params": ("TensorDictParams",),

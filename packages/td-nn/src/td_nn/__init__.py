@@ -25,6 +25,7 @@ import td_core as _td_core
 from td_core._lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    from ._cuda_graph import CudaGraphModule
     from ._data_flow import FlowReport
     from ._dispatch import dispatch
     from ._ensemble import EnsembleModule
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 __version__ = _td_core.__version__
 
 __all__ = [
-    "EnsembleModule", "FlowReport", "InteractionType", "MissingKeyError", "ModuleKeysError", "OutputError", "SelectionError",
+    "CudaGraphModule", "EnsembleModule", "FlowReport", "InteractionType", "MissingKeyError", "ModuleKeysError",
+    "OutputError", "SelectionError",
     "TensorClassModuleBase", "TensorClassModuleWrapper", "TensorDictModule",
     "TensorDictModuleBase", "TensorDictModuleWrapper", "TensorDictSequential", "WrapModule",
     "__version__", "as_tensordict_module", "dispatch", "interaction_type", "set_interaction_type", "set_skip_existing",
@@ -50,6 +52,7 @@ __all__ = [
 __getattr__, __dir__ = _lazy_names(
     __name__,
     {
+        "._cuda_graph": ("CudaGraphModule",),
         "._data_flow": ("FlowReport",),
         "._dispatch": ("dispatch",),
         "._ensemble": ("EnsembleModule",),

@@ -1,0 +1,145 @@
+"""The inputs of a CUDA graph: what of a call is copied for each replay, and what has to stay as it was captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as torch_pytree
+
+from td_core import TensorCollection
+
+from .module_errors import MissingKeyError
+
+__all__ = ["GraphInputs", "Place", "copy_inputs", "read_entries", "read_inputs"]
+
+#: Where an input is: the key path of an entry, or the position of a leaf among the other arguments.
+Place = tuple[str, ...] | int
+
+#: Stands for the batch size of the collection among the values.
+BATCH_SIZE = ("batch_size",)
+
+
+class GraphInputs(NamedTuple):
+    """The inputs of one call: its tensors, its other values, and how the arguments after a collection nest."""
+
+    tensors: dict[Place, Tensor]
+    values: dict[Any, Any]
+    spec: Any
+
+    def check_gradients(self, who: str) -> None:
+        """Raise RuntimeError if a tensor requires gradients."""
+        for place, tensor in self.tensors.items():
+            if tensor.requires_grad:
+                raise RuntimeError(
+                    f"{who} gives its inputs no gradients, and {_show(place)} requires them: detach it, or let the function "
+                    "refer to it instead of taking it as an input"
+                )
+
+    def check_against(self, captured: GraphInputs, who: str) -> None:
+        """Raise an error if these inputs differ from captured ones in more than the content of tensors."""
+        places, before = {*self.tensors, *self.values}, {*captured.tensors, *captured.values}
+        missing = [place for place in before - places if isinstance(place, tuple)]
+        if missing and BATCH_SIZE in places:
+            keys = [place[0] if len(place) == 1 else place for place in missing]
+            raise MissingKeyError(who, f"misses its input{'s' if len(keys) > 1 else ''} {keys}", keys)
+        if places != before or self.spec != captured.spec:
+            raise ValueError(
+                f"{who} was captured with {_show_all(before)}; got {_show_all(places)}, or arguments that nest in another way"
+            )
+        for place, tensor in self.tensors.items():
+            old = captured.tensors[place]
+            if tensor.shape != old.shape or tensor.dtype != old.dtype:
+                raise ValueError(
+                    f"{who} was captured with {_show(place)} of shape {list(old.shape)} and dtype {old.dtype}; "
+                    f"got {list(tensor.shape)} and {tensor.dtype}"
+                )
+        for place, value in self.values.items():
+            if not _is_equal(value, captured.values[place]):
+                raise ValueError(
+                    f"{who} was captured with {_show(place)} = {captured.values[place]!r}, which is a constant of the graph; "
+                    f"got {value!r}. Give it as a tensor, or make another CudaGraphModule"
+                )
+
+
+def read_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], in_keys: list[Any] | None) -> GraphInputs:
+    """Return the inputs of a call; of a collection that comes first, those at the keys, or all if there are none."""
+    tensors: dict[Place, Tensor] = {}
+    values: dict[Any, Any] = {}
+    others, spec = (args, kwargs), None
+    if args and isinstance(args[0], TensorCollection):
+        others = args[1:], kwargs
+        values[BATCH_SIZE] = args[0].batch_size
+        for place, value in read_entries(args[0], in_keys or args[0].keys()):
+            (tensors if isinstance(value, Tensor) else values)[place] = value
+    if others[0] or others[1]:
+        leaves, spec = torch_pytree.tree_flatten(others)
+        for position, leaf in enumerate(leaves):
+            (tensors if isinstance(leaf, Tensor) else values)[position] = leaf
+    return GraphInputs(tensors, values, spec)
+
+
+def read_entries(
+    tensordict: Any, keys: Iterable[Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield key path and value of the entries at some keys, and of those below them."""
+    for key in keys:
+        value = tensordict.get(key, None)
+        path = (*above, key) if isinstance(key, str) else (*above, *key)
+        if isinstance(value, TensorCollection):
+            value = tensordict[key]  # the value of a node that holds one
+        if isinstance(value, TensorCollection):
+            yield from read_entries(value, value.keys(), path)
+        elif value is not None:
+            yield path, value
+
+
+def copy_inputs(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    inputs: GraphInputs,
+    in_keys: list[Any] | None,
+    device: torch.device,
+) -> tuple[dict[Place, Tensor], tuple[Any, ...], dict[str, Any]]:
+    """Return copies of the tensors on a device, and arguments made of them."""
+    copies = {place: torch.empty_like(tensor, device=device) for place, tensor in inputs.tensors.items()}
+    for place, copied in copies.items():
+        copied.copy_(inputs.tensors[place])
+    first: tuple[Any, ...] = ()
+    if BATCH_SIZE in inputs.values:
+        given = args[0].select(*in_keys, strict=False) if in_keys else args[0]
+        made = given.copy().to(device)
+        for place, copied in copies.items():
+            if isinstance(place, tuple):
+                made.set(place, copied)
+        first = (made,)
+    if inputs.spec is None:
+        return copies, first, {}
+    count = inputs.spec.num_leaves
+    leaves = [copies[place] if place in copies else inputs.values[place] for place in range(count)]
+    others, kwargs = torch_pytree.tree_unflatten(leaves, inputs.spec)
+    return copies, (*first, *others), kwargs
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return True if two values are the same, or equal where that is True or False."""
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except (ValueError, RuntimeError):  # of arrays, for example
+        return False
+
+
+def _show(place: Any) -> str:
+    if place == BATCH_SIZE:
+        return "the batch size"
+    if isinstance(place, int):
+        return f"argument {place}"
+    return f"entry {place[0] if len(place) == 1 else place!r}"
+
+
+def _show_all(places: Iterable[Any]) -> str:
+    return ", ".join(sorted(_show(place) for place in places if place != BATCH_SIZE)) or "no inputs"
