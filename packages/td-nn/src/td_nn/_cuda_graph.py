@@ -254,9 +254,11 @@ def _deliver(results: _Results, args: tuple[Any, ...], kwargs: dict[str, Any], i
             if results.removed:
                 tensordict.exclude(*results.removed, inplace=True)
             return tensordict.update(results.written.clone())
-        found = torch_pytree.tree_map(
-            lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, results.result
-        )
+        found = results.result
+        if isinstance(found, (Tensor, TensorCollection)):
+            found = found.clone()
+        else:
+            found = torch_pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, found)
     target = kwargs.get("tensordict_out")
     return target.update(found) if isinstance(target, TensorCollection) else found
 

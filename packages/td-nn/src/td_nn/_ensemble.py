@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as torch_pytree
 
 from td_core import TensorCollection, TensorDict, TensorDictParams, from_modules
 
@@ -19,9 +20,6 @@ from ._module_base import ResultT, TensorDictModuleBase, show_module
 __all__ = ["EnsembleModule"]
 
 Randomness = Literal["error", "same", "different"]
-
-#: Arguments of a module: the parameters and buffers of one copy, and the collection.
-Call = Callable[[Sequence[Tensor], Any], tuple[Any, dict[int, Tensor]]]
 
 
 class EnsembleModule(TensorDictModuleBase[ResultT]):
@@ -111,19 +109,31 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
             RuntimeError: a random operation was called, and ``randomness`` is ``"error"``.
         """
         leaves: list[Tensor] = list(self.params_td.values(True, True))
-        call = self._make_call(kwargs)
+        entries: list[Any] = []
+        spec = None
         if not self.expand_input:
             self._check_input(tensordict)
-        try:
-            if self.expand_input and leaves:
-                # The input is not an argument of vmap, which would flatten and expand it.
-                result, changed = torch.vmap(
-                    lambda each: call(each, tensordict.copy()), randomness=self.randomness
-                )(leaves)
+            entries, spec = torch_pytree.tree_flatten(tensordict)
+        elif not leaves:
+            entries, spec = torch_pytree.tree_flatten(
+                tensordict.expand(self.num_copies, *tensordict.batch_size)
+            )
+        found: list[Any] = []
+
+        def call(*tensors: Tensor) -> tuple[Tensor, ...]:
+            each: Any = tensordict
+            if spec is None:
+                each = each.copy()
             else:
-                if self.expand_input:
-                    tensordict = tensordict.expand(self.num_copies, *tensordict.batch_size)
-                result, changed = torch.vmap(call, randomness=self.randomness)(leaves, tensordict)
+                each = torch_pytree.tree_unflatten(tensors[len(leaves) :], spec)
+            result, changed = self._call_copy(tensors[: len(leaves)], each, kwargs)
+            flat, result_spec = torch_pytree.tree_flatten(result)
+            found[:] = result_spec, list(changed)
+            return (*flat, *changed.values())
+
+        try:
+            # Given and returning tensors alone, vmap does not flatten and rebuild collections several times.
+            flat = list(torch.vmap(call, randomness=self.randomness)(*leaves, *entries))
         except RuntimeError as error:
             if self.randomness == "error" and "randomness" in str(error):
                 raise RuntimeError(
@@ -131,31 +141,32 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
                     "EnsembleModule randomness='different', or 'same' for the same numbers in every copy"
                 ) from error
             raise
+        result_spec, changed = found
+        count = len(flat) - len(changed)
         with torch.no_grad():
-            for position, value in changed.items():
+            for position, value in zip(changed, flat[count:]):
                 leaves[position].copy_(value)
+        result = torch_pytree.tree_unflatten(flat[:count], result_spec)
         if tensordict_out is None:
             return result
         return tensordict_out.update(result.select(*self.out_keys_source))
 
-    def _make_call(self, kwargs: dict[str, Any]) -> Call:
-        """Return a function that calls the module with given parameters, and returns the buffers that it replaced."""
-        module, places = self.module, self._slots
-
-        def call(leaves: Sequence[Tensor], tensordict: Any) -> tuple[Any, dict[int, Tensor]]:
-            held = [_slots_of(owner, name)[name] for owner, name in places]
-            try:
-                for (owner, name), leaf in zip(places, leaves):
-                    _slots_of(owner, name)[name] = leaf
-                result = module(tensordict, **kwargs)
-                found = [_slots_of(owner, name)[name] for owner, name in places]
-            finally:
-                for (owner, name), value in zip(places, held):
-                    _slots_of(owner, name)[name] = value
-            changed = enumerate(zip(found, leaves))
-            return result, {position: new for position, (new, old) in changed if new is not old}
-
-        return call
+    def _call_copy(
+        self, leaves: Sequence[Tensor], tensordict: Any, kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[int, Tensor]]:
+        """Call the module with the parameters of a copy. Return its result, and the buffers that it replaced."""
+        places = self._slots
+        held = [_slots_of(owner, name)[name] for owner, name in places]
+        try:
+            for (owner, name), leaf in zip(places, leaves):
+                _slots_of(owner, name)[name] = leaf
+            result = self.module(tensordict, **kwargs)
+            found = [_slots_of(owner, name)[name] for owner, name in places]
+        finally:
+            for (owner, name), value in zip(places, held):
+                _slots_of(owner, name)[name] = value
+        changed = enumerate(zip(found, leaves))
+        return result, {position: new for position, (new, old) in changed if new is not old}
 
     def _check_input(self, tensordict: TensorCollection) -> None:
         size = tensordict.batch_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,12 +22,23 @@ Place = tuple[str, ...] | int
 BATCH_SIZE = ("batch_size",)
 
 
+#: Types of arguments that hold no others, so that a call with no others is read without torch's pytrees, which are slow.
+LEAVES = (Tensor, int, float, str, type(None))
+
+
+class _Flat(NamedTuple):
+    """How arguments nest that do not: the number of positional ones, and the names of the others."""
+
+    positional: int
+    names: tuple[str, ...]
+
+
 class GraphInputs(NamedTuple):
     """The inputs of one call: its tensors, its other values, and how the arguments after a collection nest."""
 
     tensors: dict[Place, Tensor]
     values: dict[Any, Any]
-    spec: Any
+    spec: Any  # None if there are none
 
     def check_gradients(self, who: str) -> None:
         """Raise RuntimeError if a tensor requires gradients."""
@@ -40,15 +51,12 @@ class GraphInputs(NamedTuple):
 
     def check_against(self, captured: GraphInputs, who: str) -> None:
         """Raise an error if these inputs differ from captured ones in more than the content of tensors."""
-        places, before = {*self.tensors, *self.values}, {*captured.tensors, *captured.values}
-        missing = [place for place in before - places if isinstance(place, tuple)]
-        if missing and BATCH_SIZE in places:
-            keys = [place[0] if len(place) == 1 else place for place in missing]
-            raise MissingKeyError(who, f"misses its input{'s' if len(keys) > 1 else ''} {keys}", keys)
-        if places != before or self.spec != captured.spec:
-            raise ValueError(
-                f"{who} was captured with {_show_all(before)}; got {_show_all(places)}, or arguments that nest in another way"
-            )
+        if (
+            self.spec != captured.spec
+            or self.tensors.keys() != captured.tensors.keys()
+            or self.values.keys() != captured.values.keys()
+        ):
+            self._refuse_structure(captured, who)
         for place, tensor in self.tensors.items():
             old = captured.tensors[place]
             if tensor.shape != old.shape or tensor.dtype != old.dtype:
@@ -63,19 +71,33 @@ class GraphInputs(NamedTuple):
                     f"got {value!r}. Give it as a tensor, or make another CudaGraphModule"
                 )
 
+    def _refuse_structure(self, captured: GraphInputs, who: str) -> NoReturn:
+        places, before = {*self.tensors, *self.values}, {*captured.tensors, *captured.values}
+        missing = [place for place in before - places if isinstance(place, tuple)]
+        if missing and BATCH_SIZE in places:
+            keys = [place[0] if len(place) == 1 else place for place in missing]
+            raise MissingKeyError(who, f"misses its input{'s' if len(keys) > 1 else ''} {keys}", keys)
+        raise ValueError(
+            f"{who} was captured with {_show_all(before)}; got {_show_all(places)}, or arguments that nest in another way"
+        )
+
 
 def read_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], in_keys: list[Any] | None) -> GraphInputs:
     """Return the inputs of a call; of a collection that comes first, those at the keys, or all if there are none."""
     tensors: dict[Place, Tensor] = {}
     values: dict[Any, Any] = {}
-    others, spec = (args, kwargs), None
+    others: Any = (args, kwargs)
+    spec: Any = None
     if args and isinstance(args[0], TensorCollection):
         others = args[1:], kwargs
         values[BATCH_SIZE] = args[0].batch_size
         for place, value in read_entries(args[0], in_keys or args[0].keys()):
             (tensors if isinstance(value, Tensor) else values)[place] = value
     if others[0] or others[1]:
-        leaves, spec = torch_pytree.tree_flatten(others)
+        leaves = [*others[0], *others[1].values()]
+        spec = _Flat(len(others[0]), tuple(others[1]))
+        if not all(isinstance(leaf, LEAVES) for leaf in leaves):
+            leaves, spec = torch_pytree.tree_flatten(others)
         for position, leaf in enumerate(leaves):
             (tensors if isinstance(leaf, Tensor) else values)[position] = leaf
     return GraphInputs(tensors, values, spec)
@@ -117,8 +139,11 @@ def copy_inputs(
         first = (made,)
     if inputs.spec is None:
         return copies, first, {}
-    count = inputs.spec.num_leaves
-    leaves = [copies[place] if place in copies else inputs.values[place] for place in range(count)]
+    found = {**copies, **inputs.values}
+    leaves = [found[position] for position in sorted(place for place in found if isinstance(place, int))]
+    if isinstance(inputs.spec, _Flat):
+        count, names = inputs.spec
+        return copies, (*first, *leaves[:count]), dict(zip(names, leaves[count:]))
     others, kwargs = torch_pytree.tree_unflatten(leaves, inputs.spec)
     return copies, (*first, *others), kwargs
 
