@@ -68,8 +68,9 @@ class Sequence(NamedTuple):
 
     def build(self, nn: Any) -> Any:
         made = nn.TensorDictSequential(*[member.build(nn) for member in self.members], **self.options)
-        if self.selects:
-            made.select_out_keys(*[key for key in made.out_keys if key != "_"][: self.selects])
+        keys = [key for key in made.out_keys if key != "_"][: self.selects]
+        if keys:
+            made.select_out_keys(*keys)
         if self.edit == "slice":
             return made[:2]
         if self.edit == "delete":

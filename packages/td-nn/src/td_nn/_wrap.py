@@ -59,12 +59,12 @@ class WrapModule(TensorDictModuleBase[Any]):
 
     def forward(self, data: Any) -> Any:
         """Return what the function returns, or the updated input."""
+        if not self.inplace:
+            return self.func(data)
         result = self.func(data)
-        if self.inplace:
-            if result is not None and result is not data:
-                data.update(result)
-            return data
-        return result
+        if result is not None and result is not data:
+            data.update(result)
+        return data
 
     def __repr__(self) -> str:
         func = f"func={self.func!r},\n" if isinstance(self.func, nn.Module) else ""
