@@ -60,11 +60,11 @@ class TensorClassModuleBase(ABC, nn.Module, Generic[InputT, OutputT]):
         >>> from td_tensorclass import TensorClass
         >>> class Point(TensorClass):
         ...     xy: torch.Tensor
-        >>> class Norm(TensorClass):
-        ...     norm: torch.Tensor
-        >>> class Measure(TensorClassModuleBase[Point, Norm]):
+        >>> class Length(TensorClass):
+        ...     length: torch.Tensor
+        >>> class Measure(TensorClassModuleBase[Point, Length]):
         ...     def forward(self, x):
-        ...         return Norm(x.xy.norm(dim=-1), batch_size=x.batch_size)
+        ...         return Length(x.xy.norm(dim=-1), batch_size=x.batch_size)
         >>> Measure().as_td_module()(xy=torch.tensor([3.0, 4.0]))
         tensor(5.)
         """
