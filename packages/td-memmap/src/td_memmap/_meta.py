@@ -348,7 +348,8 @@ def _mapping(level: Level, obj: dict[str, Any], at: At, robust_key: bool, strict
     likeliest = -1 if obj.get(_names.ROBUST_KEY) is False else 1
     for name, entry in obj.items():
         if type(entry) is not dict:
-            if strict and name not in _LEVEL and name[:1] != "_":
+            # What says that it is a value has entries of other kinds, which are looked at where it is put together.
+            if strict and name not in _LEVEL and name[:1] != "_" and "_is_non_tensor" not in obj:
                 raise at.damaged("the entry", entry, "a leaf (shape, dtype) or a collection (type)", name)
             meta[name] = entry
         elif entry.get("type") is not None:
