@@ -234,11 +234,14 @@ class Tree:
 
     def fd(self, parts: Parts) -> int:
         """Return an open descriptor of a directory below, valid until the next call."""
-        # The deepest directory on the way that is open is most often the last one, or this one itself.
-        start = len(parts)
-        while start and parts[:start] not in self._open:
-            start -= 1
-        fd = self._open[parts[:start]] if start else self.root
+        start, fd = len(parts), self._open.get(parts) if parts else self.root
+        if fd is None:
+            start, fd = start - 1, self._open.get(parts[:-1])
+        if fd is None:
+            # From the deepest directory on the way that is open.
+            above = (each for each in self._open if parts[: len(each)] == each)
+            start = max(map(len, above), default=0)
+            fd = self._open[parts[:start]] if start else self.root
         for depth in range(start + 1, len(parts) + 1):
             fd = self._step(fd, parts[:depth])
         return fd
