@@ -26,26 +26,38 @@ from td_core._lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from ._cuda_graph import CudaGraphModule
+    from ._aggregate import composite_lp_aggregate, set_composite_lp_aggregate
+    from ._composite import CompositeDistribution
     from ._data_flow import FlowReport
+    from ._delta import Delta
     from ._dispatch import dispatch
     from ._ensemble import EnsembleModule
+    from ._extractors import AddStateIndependentNormalScale, NormalParamExtractor
     from ._interaction import InteractionType, interaction_type, set_interaction_type
+    from ._mappings import add_custom_mapping, biased_softplus, expln, inv_softplus, mappings
     from ._module import TensorDictModule, TensorDictModuleWrapper
     from ._module_base import TensorDictModuleBase
+    from ._one_hot import OneHotCategorical, rand_one_hot
+    from ._prob_sequence import ProbabilisticTensorDictSequential
+    from ._probabilistic import ProbabilisticTensorDictModule
     from ._sequence import TensorDictSequential
     from ._switches import set_skip_existing, skip_existing
     from ._tensorclass_module import TensorClassModuleBase, TensorClassModuleWrapper
+    from ._truncated_normal import TruncatedNormal, TruncatedStandardNormal
     from ._wrap import WrapModule, as_tensordict_module
     from .module_errors import MissingKeyError, ModuleKeysError, OutputError, SelectionError
 
 __version__ = _td_core.__version__
 
 __all__ = [
-    "CudaGraphModule", "EnsembleModule", "FlowReport", "InteractionType", "MissingKeyError", "ModuleKeysError",
-    "OutputError", "SelectionError",
-    "TensorClassModuleBase", "TensorClassModuleWrapper", "TensorDictModule",
-    "TensorDictModuleBase", "TensorDictModuleWrapper", "TensorDictSequential", "WrapModule",
-    "__version__", "as_tensordict_module", "dispatch", "interaction_type", "set_interaction_type", "set_skip_existing",
+    "AddStateIndependentNormalScale", "CompositeDistribution", "CudaGraphModule", "Delta", "EnsembleModule",
+    "FlowReport", "InteractionType", "MissingKeyError", "ModuleKeysError", "NormalParamExtractor",
+    "OneHotCategorical", "OutputError", "ProbabilisticTensorDictModule", "ProbabilisticTensorDictSequential",
+    "SelectionError", "TensorClassModuleBase", "TensorClassModuleWrapper", "TensorDictModule",
+    "TensorDictModuleBase", "TensorDictModuleWrapper", "TensorDictSequential", "TruncatedNormal",
+    "TruncatedStandardNormal", "WrapModule", "__version__", "add_custom_mapping", "as_tensordict_module",
+    "biased_softplus", "composite_lp_aggregate", "dispatch", "expln", "interaction_type", "inv_softplus",
+    "mappings", "rand_one_hot", "set_composite_lp_aggregate", "set_interaction_type", "set_skip_existing",
     "skip_existing",
 ]  # fmt: skip
 
@@ -53,6 +65,15 @@ __getattr__, __dir__ = _lazy_names(
     __name__,
     {
         "._cuda_graph": ("CudaGraphModule",),
+        "._aggregate": ("composite_lp_aggregate", "set_composite_lp_aggregate"),
+        "._composite": ("CompositeDistribution",),
+        "._delta": ("Delta",),
+        "._extractors": ("AddStateIndependentNormalScale", "NormalParamExtractor"),
+        "._mappings": ("add_custom_mapping", "biased_softplus", "expln", "inv_softplus", "mappings"),
+        "._one_hot": ("OneHotCategorical", "rand_one_hot"),
+        "._prob_sequence": ("ProbabilisticTensorDictSequential",),
+        "._probabilistic": ("ProbabilisticTensorDictModule",),
+        "._truncated_normal": ("TruncatedNormal", "TruncatedStandardNormal"),
         "._data_flow": ("FlowReport",),
         "._dispatch": ("dispatch",),
         "._ensemble": ("EnsembleModule",),

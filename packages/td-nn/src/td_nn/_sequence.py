@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import nn
@@ -111,6 +111,12 @@ class TensorDictSequential(TensorDictModule[Any]):
             raise RuntimeError(
                 f"{type(self).__name__} takes its inputs {self.in_keys} by keyword, and tensordict_out; got {list(kwargs)}"
             )
+        return self._store_results(tensordict, tensordict_out, self._run)
+
+    def _store_results(
+        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None, run: Callable[[Any], Any]
+    ) -> Any:
+        """Run the members by a function, and store what they write as the options say."""
         selected = self._selected_out_keys
         if STATE.skip_existing is not False:
             kept = self._all_out_keys if selected is None else selected
@@ -118,11 +124,11 @@ class TensorDictSequential(TensorDictModule[Any]):
                 return tensordict
         inplace = self.inplace
         if tensordict_out is None and selected is None and inplace in (None, True):
-            result = self._run(tensordict)
+            result = run(tensordict)
             if inplace is None or result is tensordict:
                 return result
         else:
-            result = self._run(tensordict.copy())
+            result = run(tensordict.copy())
         present = result.keys(True)
         wanted: Sequence[Key] = self._all_out_keys if selected is None else selected
         if tensordict_out is None:
@@ -164,10 +170,8 @@ class TensorDictSequential(TensorDictModule[Any]):
             try:
                 if has_keys(tensordict, module.in_keys):
                     tensordict = module(tensordict)
-                elif isinstance(tensordict, LazyStackedTensorDict):
-                    for part in tensordict.tensordicts:
-                        if has_keys(part, module.in_keys):
-                            module(part)
+                else:
+                    run_on_members(module, tensordict)
             except Exception as error:
                 self._locate(error, place)
                 raise
@@ -457,6 +461,14 @@ class TensorDictSequential(TensorDictModule[Any]):
 
     def __str__(self) -> str:
         return show_flow(self)
+
+
+def run_on_members(module: Any, tensordict: TensorCollection) -> None:
+    """Run a module on those members of a lazy stack that have its inputs; a no-op on other collections."""
+    if isinstance(tensordict, LazyStackedTensorDict):
+        for member in tensordict.tensordicts:
+            if has_keys(member, module.in_keys):
+                module(member)
 
 
 def has_keys(tensordict: TensorCollection, keys: Iterable[Key]) -> bool:

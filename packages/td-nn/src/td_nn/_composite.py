@@ -1,0 +1,503 @@
+"""CompositeDistribution: independent distributions at the keys of a collection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributions as dist
+
+from td_core import TensorCollection, TensorDict, unravel_key
+
+from ._aggregate import composite_lp_aggregate
+from ._distribution_values import deterministic_value, rsample
+from ._module import missing_keys, show_missing
+from ._module_keys import Key
+from .module_errors import MissingKeyError, ModuleKeysError
+
+__all__ = ["CompositeDistribution", "add_suffix", "rename_components", "sum_scores"]
+
+NO_SHAPE = torch.Size()
+
+
+def add_suffix(key: Key, suffix: str) -> Key:
+    """Append to the last element of a key.
+
+    >>> add_suffix("a", "_log_prob"), add_suffix(("n", "a"), "_log_prob")
+    ('a_log_prob', ('n', 'a_log_prob'))
+    """
+    return key + suffix if isinstance(key, str) else (*key[:-1], key[-1] + suffix)
+
+
+class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
+    """Independent distributions, one per key, whose samples are collections.
+
+    A mapping from sample keys to distributions.
+
+    Args:
+        params: the keyword arguments of each distribution, at its name. Its batch size is the batch shape.
+        distribution_map: name and class (or function that returns a distribution) of each component.
+        name_map: sample keys of components that are not stored at their names.
+        extra_kwargs: more keyword arguments of components.
+        log_prob_key: key of the sum of the log-probabilities, ``"sample_log_prob"`` if not given.
+        entropy_key: key of the sum of the entropies, ``"entropy"`` if not given.
+        aggregate: True sums log-probabilities and entropies over components and event dims; False keeps one entry per
+            component. If not given, :func:`composite_lp_aggregate` decides at each call.
+
+    Raises:
+        TypeError: ``params`` is not a collection, or an argument is in ``params`` and in ``extra_kwargs``.
+        MissingKeyError: a component has no entry in ``params``.
+        ModuleKeysError: a map names a component that does not exist, or two components have one sample key.
+
+    >>> from torch.distributions import Categorical, Normal
+    >>> params = TensorDict({
+    ...     "move": {"loc": torch.zeros(3, 2), "scale": torch.ones(3, 2)}, "jump": {"logits": torch.zeros(3, 4)}
+    ... }, batch_size=[3])
+    >>> both = CompositeDistribution(params, {"move": Normal, "jump": Categorical}, name_map={"jump": ("n", "jump")})
+    >>> both.sample()["n", "jump"].shape
+    torch.Size([3])
+    >>> sorted(both.log_prob(both.sample()).keys(True, True), key=str)
+    [('n', 'jump_log_prob'), 'move_log_prob']
+    >>> CompositeDistribution(params, {"move": Normal}, aggregate=True).log_prob(both.sample()).shape
+    torch.Size([3])
+    """
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  torch's declaration
+
+    def __init__(
+        self,
+        params: TensorCollection,
+        distribution_map: Mapping[Any, Callable[..., Any]],
+        *,
+        name_map: Mapping[Any, Any] | None = None,
+        extra_kwargs: Mapping[Any, Mapping[str, Any]] | None = None,
+        log_prob_key: Any = None,
+        entropy_key: Any = None,
+        aggregate: bool | None = None,
+    ) -> None:
+        _check_params(params)
+        classes = {unravel_key(name): cls for name, cls in distribution_map.items()}
+        extra = {unravel_key(name): kwargs for name, kwargs in (extra_kwargs or {}).items()}
+        _refuse_unknown(extra, classes, "extra_kwargs")
+        dists = {
+            name: _build(name, cls, _arguments(params, name), extra.get(name))
+            for name, cls in classes.items()
+        }
+        self._take(params, rename_components(dists, name_map), log_prob_key, entropy_key, aggregate)
+
+    @classmethod
+    def from_distributions(
+        cls,
+        params: TensorCollection,
+        distributions: Mapping[Any, Any],
+        *,
+        name_map: Mapping[Any, Any] | None = None,
+        log_prob_key: Any = None,
+        entropy_key: Any = None,
+        aggregate: bool | None = None,
+    ) -> CompositeDistribution:
+        """Build a composite of distributions that exist.
+
+        Args:
+            params: a collection whose batch size is the batch shape.
+            distributions: name and distribution of each component.
+            name_map: sample keys of components that are not stored at their names.
+            log_prob_key: key of the sum of the log-probabilities.
+            entropy_key: key of the sum of the entropies.
+            aggregate: see the class.
+
+        >>> from torch.distributions import Normal
+        >>> unit = Normal(torch.zeros(2), torch.ones(2))
+        >>> composite = CompositeDistribution.from_distributions(TensorDict(batch_size=[2]), {"x": unit})
+        >>> composite["x"] is unit
+        True
+        """
+        _check_params(params)
+        new = cls.__new__(cls)
+        named = {unravel_key(name): each for name, each in distributions.items()}
+        new._take(params, rename_components(named, name_map), log_prob_key, entropy_key, aggregate)
+        return new
+
+    def _take(
+        self,
+        params: TensorCollection,
+        dists: dict[Key, Any],
+        log_prob_key: Any,
+        entropy_key: Any,
+        aggregate: bool | None,
+    ) -> None:
+        super().__init__(params.batch_size, NO_SHAPE, validate_args=False)
+        self.dists = dists
+        self.log_prob_key = log_prob_key
+        self.entropy_key = entropy_key
+        self.aggregate = aggregate
+
+    @property
+    def log_prob_key(self) -> Key:
+        """Key of the sum of the log-probabilities; assigning None restores ``"sample_log_prob"``."""
+        return self._log_prob_key
+
+    @log_prob_key.setter
+    def log_prob_key(self, key: Any) -> None:
+        self._log_prob_key: Key = "sample_log_prob" if key is None else unravel_key(key)
+
+    @property
+    def entropy_key(self) -> Key:
+        """Key of the sum of the entropies; assigning None restores ``"entropy"``."""
+        return self._entropy_key
+
+    @entropy_key.setter
+    def entropy_key(self, key: Any) -> None:
+        self._entropy_key: Key = "entropy" if key is None else unravel_key(key)
+
+    def _is_aggregating(self) -> bool:
+        return composite_lp_aggregate() if self.aggregate is None else self.aggregate
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.dists[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.dists)
+
+    def __len__(self) -> int:
+        return len(self.dists)
+
+    # A distribution is compared and hashed by identity, not by its entries.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @property
+    def has_rsample(self) -> bool:  # type: ignore[override]
+        """Return True if all components can draw with gradients."""
+        return all(each.has_rsample for each in self.dists.values())
+
+    def _collect(self, call: Callable[[Any], Any], shape: torch.Size = NO_SHAPE) -> TensorDict:
+        """Return what a function of each component returns, at the sample keys."""
+        values = {key: call(each) for key, each in self.dists.items()}
+        return TensorDict(values, batch_size=shape + self._batch_shape)
+
+    def sample(self, sample_shape: Any = None) -> TensorDict:  # type: ignore[override]
+        """Draw a collection of batch size ``sample_shape`` and then the batch shape, without gradients."""
+        shape = _as_size(sample_shape)
+        return self._collect(lambda each: each.sample(shape), shape)
+
+    def rsample(self, sample_shape: Any = None) -> TensorDict:  # type: ignore[override]
+        """Draw a collection of batch size ``sample_shape`` and then the batch shape, with gradients.
+
+        Raises:
+            NotImplementedError: a component cannot.
+        """
+        shape = _as_size(sample_shape)
+        return self._collect(lambda each: rsample(each, shape), shape)
+
+    @property
+    def mode(self) -> TensorDict:  # type: ignore[override]
+        """The mode of each component."""
+        return self._collect(lambda each: _attribute(each, "mode"))
+
+    @property
+    def mean(self) -> TensorDict:  # type: ignore[override]
+        """The mean of each component."""
+        return self._collect(lambda each: _attribute(each, "mean"))
+
+    @property
+    def deterministic_sample(self) -> TensorDict:
+        """The deterministic value of each component, see :class:`ProbabilisticTensorDictModule`.
+
+        Raises:
+            NotImplementedError: a component has none.
+        """
+        return self._collect(deterministic_value)
+
+    def sample_and_log_prob(self, sample_shape: Any = None) -> tuple[TensorDict, Any]:
+        """Draw without gradients, and return the samples and what ``log_prob()`` of them returns."""
+        samples, scores = self.draw_and_score("sample", _as_size(sample_shape))
+        return samples, self._lay_out(scores, samples.batch_size)
+
+    def rsample_and_log_prob(self, sample_shape: Any = None) -> tuple[TensorDict, Any]:
+        """Draw with gradients, and return the samples and what ``log_prob()`` of them returns."""
+        samples, scores = self.draw_and_score("rsample", _as_size(sample_shape))
+        return samples, self._lay_out(scores, samples.batch_size)
+
+    def draw_and_score(self, method: str, shape: torch.Size) -> tuple[TensorDict, dict[Key, Any]]:
+        """Draw by ``"sample"`` or ``"rsample"``, and return the samples and the log-probability of each component."""
+        values, scores = {}, {}
+        for key, each in self.dists.items():
+            both = getattr(each, f"{method}_and_log_prob", None)
+            if both is None:
+                values[key] = rsample(each, shape) if method == "rsample" else each.sample(shape)
+                scores[key] = each.log_prob(values[key])
+            else:
+                values[key], scores[key] = both(shape)
+        return TensorDict(values, batch_size=shape + self._batch_shape), scores
+
+    def _lay_out(self, scores: dict[Key, Any], size: torch.Size) -> Any:
+        """Return the sum of log-probabilities if they are aggregated, else a collection of them."""
+        if self._is_aggregating():
+            return sum_scores(scores.values(), size)
+        return _suffixed(scores, "_log_prob", size)
+
+    def score(self, sample: TensorCollection) -> dict[Key, Any]:
+        """Return the log-probability of each component, by sample key.
+
+        Raises:
+            MissingKeyError: the sample has no value of a component.
+        """
+        scores = {}
+        for key, each in self.dists.items():
+            value = sample.get(key, None)
+            if value is None:
+                missing = missing_keys(sample, tuple(self.dists))
+                raise MissingKeyError(type(self).__name__, show_missing(sample, missing), missing)
+            scores[key] = each.log_prob(value)
+        return scores
+
+    def log_prob(self, sample: TensorCollection) -> Any:  # type: ignore[override]
+        """Return the log-probability of a collection.
+
+        Args:
+            sample: the values, of batch size (..., *batch_shape); its other entries are not read.
+
+        Returns:
+            A tensor of the shape of ``sample`` if log-probabilities are aggregated: the sum over components and event
+            dims. Else a TensorDict of one entry per component, at its sample key with the suffix ``_log_prob``.
+        """
+        return self._lay_out(self.score(sample), sample.batch_size)
+
+    def log_prob_composite(
+        self, sample: TensorCollection, *, include_sum: bool | None = None
+    ) -> TensorCollection:
+        """Return the log-probability of each component, at its sample key with the suffix ``_log_prob``.
+
+        Args:
+            sample: the values.
+            include_sum: also return the sum over components and event dims, at ``log_prob_key``; if not given, if
+                log-probabilities are aggregated.
+
+        Returns:
+            A new TensorDict. While :class:`set_composite_lp_aggregate` aggregates and the composite has no ``aggregate``
+            of its own, the entries are written into ``sample``, which is returned.
+        """
+        scores = self.score(sample)
+        is_summed = self._is_aggregating()
+        found = {add_suffix(key, "_log_prob"): value for key, value in scores.items()}
+        if is_summed if include_sum is None else include_sum:
+            found[self.log_prob_key] = sum_scores(scores.values(), sample.batch_size)
+        if is_summed and self.aggregate is None:
+            return _write(sample, found)
+        return TensorDict(found, batch_size=sample.batch_size)
+
+    def entropy(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> Any:  # type: ignore[override]
+        """Return the entropy.
+
+        The argument ``aggregate_probabilities`` of tensordict is left out: build the composite with ``aggregate=``.
+
+        Args:
+            samples_mc: number of draws that estimate the entropy of a component without a closed form.
+            include_sum: return the sum too, at ``entropy_key``; without effect on an aggregated entropy, which is the sum.
+
+        Returns:
+            A tensor of the batch shape if entropies are aggregated, else a TensorDict of one entry per component, with the
+            suffix ``_entropy``.
+        """
+        entropies = self._entropies(samples_mc)
+        if self._is_aggregating():
+            return sum_scores(entropies.values(), self._batch_shape)
+        return self._entropy_entries(entropies, bool(include_sum))
+
+    def entropy_composite(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> TensorDict:
+        """Return the entropy of each component, at its sample key with the suffix ``_entropy``.
+
+        Args:
+            samples_mc: number of draws that estimate the entropy of a component without a closed form.
+            include_sum: also return the sum, at ``entropy_key``; if not given, if entropies are aggregated.
+        """
+        entropies = self._entropies(samples_mc)
+        return self._entropy_entries(
+            entropies, self._is_aggregating() if include_sum is None else include_sum
+        )
+
+    def _entropies(self, samples_mc: int) -> dict[Key, Any]:
+        return {key: _entropy(each, samples_mc) for key, each in self.dists.items()}
+
+    def _entropy_entries(self, entropies: dict[Key, Any], has_sum: bool) -> TensorDict:
+        found = _suffixed(entropies, "_entropy", self._batch_shape)
+        if has_sum:
+            found.set(self.entropy_key, sum_scores(entropies.values(), self._batch_shape))
+        return found
+
+    def cdf(self, sample: TensorCollection) -> TensorCollection:  # type: ignore[override]
+        """Write the cumulative probability of each component into ``sample``, with the suffix ``_cdf``, and return it."""
+        found = {}
+        for key, each in self.dists.items():
+            found[add_suffix(key, "_cdf")] = each.cdf(_value(self, sample, key))
+        return _write(sample, found)
+
+    def icdf(self, sample: TensorCollection) -> TensorCollection:  # type: ignore[override]
+        """Write the inverse of the cumulative probability into ``sample``, with the suffix ``_icdf``, and return it.
+
+        The probability of a component is read at its sample key with the suffix ``_cdf``, else computed from the value at
+        the sample key.
+
+        Raises:
+            MissingKeyError: a component has neither.
+        """
+        found = {}
+        for key, each in self.dists.items():
+            share_key = add_suffix(key, "_cdf")
+            share = sample.get(share_key, None)
+            if share is None:
+                share = each.cdf(_value(self, sample, key, share_key))
+            found[add_suffix(key, "_icdf")] = each.icdf(share)
+        return _write(sample, found)
+
+    def _no_statistic(self, name: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"a CompositeDistribution has no {name}; read it from a component, composite[key].{name}"
+        )
+
+    @property
+    def median(self) -> Any:
+        """Not defined."""
+        raise self._no_statistic("median")
+
+    @property
+    def variance(self) -> Any:
+        """Not defined."""
+        raise self._no_statistic("variance")
+
+    @property
+    def support(self) -> Any:
+        """Not defined."""
+        raise self._no_statistic("support")
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        """Raise NotImplementedError: expand the parameters instead."""
+        raise NotImplementedError(
+            "a CompositeDistribution does not expand; expand its params and build it from these"
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dists})"
+
+
+def _check_params(params: Any) -> None:
+    if not isinstance(params, TensorCollection):
+        raise TypeError(
+            "the params of a CompositeDistribution are a collection with an entry per component; "
+            f"got a {type(params).__name__}"
+        )
+
+
+def _refuse_unknown(names: Any, known: Any, where: str) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ModuleKeysError(
+            f"{where} has {', '.join(map(repr, unknown))}, which is not the name of a component; "
+            f"the components are {list(known)}"
+        )
+
+
+def rename_components(dists: Mapping[Key, Any], name_map: Mapping[Any, Any] | None) -> dict[Key, Any]:
+    """Return the values of a mapping by sample key instead of name."""
+    if not name_map:
+        return dict(dists)
+    keys = {unravel_key(name): unravel_key(key) for name, key in name_map.items()}
+    _refuse_unknown(keys, dists, "name_map")
+    renamed = {keys.get(name, name): each for name, each in dists.items()}
+    if len(renamed) < len(dists):
+        chosen = [keys.get(name, name) for name in dists]
+        twice = next(key for key in chosen if chosen.count(key) > 1)
+        same = [name for name, key in zip(dists, chosen) if key == twice]
+        raise ModuleKeysError(f"the components {same} have one sample key, {twice!r}; each needs its own")
+    return renamed
+
+
+def _arguments(params: TensorCollection, name: Key) -> Mapping[str, Any]:
+    """Return the keyword arguments at a name."""
+    node: Any = params.get(name, None)
+    if node is None:
+        problem = show_missing(params, [name]).replace("its input", "the parameters", 1)
+        raise MissingKeyError("CompositeDistribution", problem, [name])
+    if isinstance(node, Tensor):
+        raise TypeError(
+            f"the parameters of the component {name!r} are a collection of keyword arguments; got a tensor of shape "
+            f"{list(node.shape)}"
+        )
+    if isinstance(node, TensorCollection):
+        keys = node.keys()
+        if not len(keys):  # a value that is not a tensor, such as a dict
+            node = params[name]
+            keys = node.keys()
+        return {key: node[key] for key in keys}
+    return node  # type: ignore[no-any-return]
+
+
+def _build(
+    name: Key, cls: Callable[..., Any], arguments: Mapping[str, Any], extra: Mapping[str, Any] | None
+) -> Any:
+    if not extra:
+        return cls(**arguments)
+    twice = sorted(arguments.keys() & extra.keys())
+    if twice:
+        raise TypeError(
+            f"the component {name!r} has {', '.join(twice)} in params and in extra_kwargs; give each argument once"
+        )
+    return cls(**arguments, **extra)
+
+
+def _value(composite: CompositeDistribution, sample: TensorCollection, key: Key, other: Key = None) -> Any:
+    value = sample.get(key, None)
+    if value is None:
+        missing = [key] if other is None else [other, key]
+        raise MissingKeyError(type(composite).__name__, show_missing(sample, missing), missing)
+    return value
+
+
+def _as_size(shape: Any) -> torch.Size:
+    if shape is None:
+        return NO_SHAPE
+    return torch.Size([shape]) if isinstance(shape, int) else torch.Size(shape)
+
+
+def _attribute(each: Any, name: str) -> Any:
+    """Return a statistic of a component."""
+    try:
+        return getattr(each, name)
+    except (AttributeError, NotImplementedError):
+        raise NotImplementedError(
+            f"{type(each).__name__}, a component of the CompositeDistribution, has no {name}"
+        ) from None
+
+
+def _suffixed(values: Mapping[Key, Any], suffix: str, size: torch.Size) -> TensorDict:
+    return TensorDict({add_suffix(key, suffix): value for key, value in values.items()}, batch_size=size)
+
+
+def sum_scores(values: Any, size: torch.Size) -> Tensor:
+    """Return the sum of tensors, each summed over the dims after those of ``size``."""
+    total: Any = 0
+    for value in values:
+        if isinstance(value, TensorCollection):  # of a component that is a composite
+            value = sum_scores(value.values(True, True), size)
+        extra = value.ndim - len(size)
+        total = total + (value.sum(tuple(range(-extra, 0))) if extra > 0 else value)
+    return total  # type: ignore[no-any-return]
+
+
+def _entropy(each: Any, samples_mc: int) -> Any:
+    """Return the entropy of a component, estimated from draws if it has no closed form."""
+    try:
+        return each.entropy()
+    except NotImplementedError:
+        shape = torch.Size([samples_mc])
+        drawn = each.rsample(shape) if each.has_rsample else each.sample(shape)
+        return -each.log_prob(drawn).mean(0)
+
+
+def _write(sample: TensorCollection, found: Mapping[Key, Any]) -> TensorCollection:
+    for key, value in found.items():
+        sample.set(key, value)
+    return sample

@@ -1,0 +1,121 @@
+"""The distribution of a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributions as dist
+from torch.distributions import constraints
+
+__all__ = ["Delta"]
+
+
+class Delta(dist.Distribution):
+    """The distribution whose samples all equal ``param``.
+
+    Args:
+        param: the value.
+        atol: absolute tolerance within which a value equals ``param``.
+        rtol: relative tolerance.
+        batch_shape: leading dims of ``param`` that are the batch; all but the event, if not given.
+        event_shape: its other dims; the last dim if neither is given, and none if only ``batch_shape`` is.
+
+    Raises:
+        ValueError: the shapes are not those of ``param``.
+
+    >>> at = Delta(torch.tensor([1.0, 2.0]))
+    >>> at.sample(), at.log_prob(torch.tensor([1.0, 2.0])), at.log_prob(torch.zeros(2))
+    (tensor([1., 2.]), tensor(inf), tensor(-inf))
+    """
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  torch's declaration
+    support = constraints.real
+
+    def __init__(
+        self,
+        param: Tensor,
+        atol: float = 1e-6,
+        rtol: float = 1e-6,
+        batch_shape: Sequence[int] | None = None,
+        event_shape: Sequence[int] | None = None,
+    ) -> None:
+        if not isinstance(param, Tensor):
+            raise TypeError(f"the value of a Delta is a tensor; got {param!r}")
+        shape = param.shape
+        if batch_shape is None:
+            event = shape[-1:] if event_shape is None else torch.Size(event_shape)
+            batch = shape[: len(shape) - len(event)]
+        else:
+            batch = torch.Size(batch_shape)
+            event = torch.Size(() if event_shape is None else event_shape)
+        if batch + event != shape:
+            raise ValueError(
+                f"the shape of a Delta is batch_shape and then event_shape; got a value of shape {list(shape)} with "
+                f"batch_shape {None if batch_shape is None else list(batch_shape)} and event_shape "
+                f"{None if event_shape is None else list(event_shape)}"
+            )
+        super().__init__(batch, event, validate_args=False)
+        self.param = param
+        self.atol = atol
+        self.rtol = rtol
+
+    def update(self, param: Tensor) -> None:
+        """Replace the value by one that has as many event dims.
+
+        >>> at = Delta(torch.zeros(3, 2))
+        >>> at.update(torch.ones(5, 2))
+        >>> at.batch_shape, at.event_shape
+        (torch.Size([5]), torch.Size([2]))
+        """
+        events = len(self._event_shape)
+        if param.ndim < events:
+            raise ValueError(
+                f"the value of this Delta has {events} event dims; got a value of shape {list(param.shape)}"
+            )
+        self.param = param
+        self._batch_shape = param.shape[: param.ndim - events]
+        self._event_shape = param.shape[param.ndim - events :]
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Delta:
+        """Return the distribution with its batch dims expanded."""
+        batch, event = torch.Size(batch_shape), self._event_shape
+        return Delta(self.param.expand(batch + event), self.atol, self.rtol, batch, event)
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        """Return the value, expanded by ``sample_shape`` and with its gradients."""
+        return self.param.expand(torch.Size(sample_shape) + self.param.shape)
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        """Return the value, expanded by ``sample_shape`` and with its gradients."""
+        return self.sample(sample_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return infinity for each event that equals the value, and minus infinity for the others."""
+        is_equal = torch.isclose(value, self.param.expand(value.shape), rtol=self.rtol, atol=self.atol)
+        events = len(self._event_shape)
+        if events:
+            is_equal = is_equal.flatten(-events).all(-1)
+        dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
+        infinity = torch.full((), torch.inf, dtype=dtype, device=value.device)
+        return torch.where(is_equal, infinity, -infinity)
+
+    @property
+    def mean(self) -> Tensor:
+        """The value."""
+        return self.param
+
+    @property
+    def mode(self) -> Tensor:
+        """The value."""
+        return self.param
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The value."""
+        return self.param
+
+    def __repr__(self) -> str:
+        return f"Delta(param: {self.param.shape}, event_shape={self._event_shape})"

@@ -1,0 +1,114 @@
+"""Modules that turn the output of a network into the location and scale of a distribution."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ._mappings import mappings
+
+__all__ = ["AddStateIndependentNormalScale", "NormalParamExtractor"]
+
+
+class NormalParamExtractor(nn.Module):
+    """Split the last dim of a tensor into a location and a positive scale.
+
+    Args:
+        scale_mapping: name of the mapping of the scale, see :func:`mappings`.
+        scale_lb: lower bound of the scale.
+
+    Raises:
+        NotImplementedError: there is no such mapping.
+
+    >>> loc, scale = NormalParamExtractor()(torch.zeros(5, 4))
+    >>> loc.shape, scale[0]
+    (torch.Size([5, 2]), tensor([1., 1.]))
+    """
+
+    def __init__(
+        self, scale_mapping: str | float = "biased_softplus_1.0", scale_lb: float | Tensor = 1e-4
+    ) -> None:
+        super().__init__()
+        self.scale_mapping = mappings(str(scale_mapping))
+        self.scale_lb = scale_lb
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Split the first tensor; of an odd size, the location gets the larger half. The others are passed on.
+
+        Args:
+            *tensors: a tensor of shape (..., n), and more.
+
+        Raises:
+            RuntimeError: the first tensor has no dims.
+        """
+        tensor, *others = tensors
+        if not tensor.ndim:
+            raise RuntimeError(
+                "NormalParamExtractor splits the last dim of its input into location and scale; got a tensor without dims"
+            )
+        loc, scale = tensor.tensor_split([(tensor.shape[-1] + 1) // 2], dim=-1)
+        return (loc, self.scale_mapping(scale).clamp_min(self.scale_lb), *others)
+
+
+class AddStateIndependentNormalScale(nn.Module):
+    """Add a scale that does not depend on the input to a location.
+
+    Args:
+        scale_shape: shape of the scale, the trailing dims of the location; a scalar if not given.
+        scale_mapping: name of the mapping of the parameter to a positive scale, see :func:`mappings`.
+        scale_lb: lower bound of the scale.
+        device: device of the parameter.
+        make_param: False makes a buffer, which is not trained.
+        init_value: initial value, before the mapping.
+
+    Attributes:
+        state_independent_scale: the parameter or buffer.
+
+    Raises:
+        NotImplementedError: there is no such mapping.
+
+    >>> loc, scale = AddStateIndependentNormalScale(2)(torch.zeros(5, 2))
+    >>> scale[0]
+    tensor([1., 1.], grad_fn=<SelectBackward0>)
+    """
+
+    state_independent_scale: Tensor
+
+    def __init__(
+        self,
+        scale_shape: torch.Size | int | tuple[int, ...] | None = None,
+        *,
+        scale_mapping: str = "exp",
+        scale_lb: float | Tensor = 1e-4,
+        device: torch.device | str | int | None = None,
+        make_param: bool = True,
+        init_value: float = 0.0,
+    ) -> None:
+        super().__init__()
+        shape = (scale_shape,) if isinstance(scale_shape, int) else tuple(scale_shape or ())
+        self.scale_mapping = mappings(scale_mapping)
+        self.scale_lb = scale_lb
+        value = torch.full(shape, float(init_value), device=device)
+        if make_param:
+            self.state_independent_scale = nn.Parameter(value)
+        else:
+            self.register_buffer("state_independent_scale", value)
+
+    def forward(self, loc: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """Return the location, a scale of the same shape, and the other tensors.
+
+        Args:
+            loc: location of shape (..., *scale_shape).
+            *others: passed on.
+
+        Raises:
+            RuntimeError: the trailing dims of the location are not those of the scale.
+        """
+        raw = self.state_independent_scale
+        if loc.shape[loc.ndim - raw.ndim :] != raw.shape:
+            raise RuntimeError(
+                f"the scale has shape {list(raw.shape)}, so these are the last dims of the location; "
+                f"got a location of shape {list(loc.shape)}"
+            )
+        scale = self.scale_mapping(raw).clamp_min(self.scale_lb)
+        return (loc, scale.expand(loc.shape), *others)

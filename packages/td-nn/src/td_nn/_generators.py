@@ -1,0 +1,94 @@
+"""Drawing with another random state than the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+__all__ = ["as_generator", "draw_seed", "draw_with", "use_generator"]
+
+DrawnT = TypeVar("DrawnT")
+
+
+@contextmanager
+def use_generator(generator: torch.Generator | None) -> Iterator[None]:
+    """Run the global random state of a device on a generator, which advances; a no-op for None and in a graph.
+
+    Raises:
+        RuntimeError: the global state of the generator's device cannot be set.
+    """
+    if generator is None or torch.compiler.is_compiling():
+        yield
+        return
+    with _swap_state(generator):
+        yield
+
+
+def draw_with(generator: torch.Generator | None, draw: Callable[[], DrawnT]) -> DrawnT:
+    """Return what a function draws with a generator, or with the global random state if it is None."""
+    if generator is None:
+        return draw()
+    # torch.compile runs this outside of graphs, because a graph does not read the state of a generator.
+    with _swap_state(generator):
+        return draw()
+
+
+@contextmanager
+def _swap_state(generator: torch.Generator) -> Iterator[None]:
+    read, write = _state_functions(generator.device)
+    before = read()
+    write(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(read())
+        write(before)
+
+
+def _state_functions(device: torch.device) -> tuple[Any, Any]:
+    """Return the functions that read and write the global random state of a device."""
+    if device.type == "cpu":
+        return torch.get_rng_state, torch.set_rng_state
+    module = getattr(torch, device.type, None)
+    if not hasattr(module, "set_rng_state"):
+        raise RuntimeError(
+            f"cannot draw with a generator on {device}: torch has no random state to set there"
+        )
+    if device.type == "mps":
+        return module.get_rng_state, module.set_rng_state
+    return lambda: module.get_rng_state(device), lambda state: module.set_rng_state(state, device)
+
+
+def as_generator(value: Any, key: Any) -> tuple[torch.Generator, bool]:
+    """Return the generator that an entry of a collection holds or seeds, and whether it is a seed.
+
+    Raises:
+        ValueError: it is a tensor of several elements.
+        TypeError: it is neither a generator nor an integer.
+    """
+    if isinstance(value, torch.Generator):
+        return value, False
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"the seed of a generator is one integer; the tensor at {key!r} has shape {list(value.shape)}"
+            )
+        if value.is_floating_point() or value.is_complex() or value.dtype is torch.bool:
+            raise TypeError(
+                f"the seed of a generator is an integer; the tensor at {key!r} has dtype {value.dtype}"
+            )
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return torch.Generator().manual_seed(value), True
+    raise TypeError(
+        f"the entry {key!r} is a torch.Generator, or the integer that seeds one; got a {type(value).__name__}"
+    )
+
+
+def draw_seed(generator: torch.Generator, like: Any) -> Any:
+    """Return a new seed in the form of another one."""
+    seed = int(torch.randint(0, 2**31 - 1, (), generator=generator))
+    return torch.full_like(like, seed) if isinstance(like, torch.Tensor) else seed

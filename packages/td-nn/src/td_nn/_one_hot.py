@@ -1,0 +1,145 @@
+"""The categorical distribution of one-hot vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributions as dist
+from torch.distributions import constraints
+
+__all__ = ["OneHotCategorical", "rand_one_hot"]
+
+
+def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
+    """Draw one-hot vectors with given probabilities.
+
+    Args:
+        values: logits of shape (..., n).
+        do_softmax: False if ``values`` are probabilities that sum to 1 along the last dim.
+
+    Returns:
+        An int64 tensor of the same shape with a single 1 along the last dim.
+
+    Raises:
+        ValueError: ``values`` has no dims.
+
+    >>> rand_one_hot(torch.tensor([[0.0, 100.0], [100.0, 0.0]]))
+    tensor([[0, 1],
+            [1, 0]])
+    """
+    if not values.ndim:
+        raise ValueError("rand_one_hot() draws along the last dim of its input; got a tensor without dims")
+    probs = values.softmax(-1) if do_softmax else values
+    below = probs.cumsum(-1)
+    # A draw is scaled by the last sum, which rounding moves away from 1, so that it cannot exceed it.
+    drawn = torch.rand(below.shape[:-1], dtype=below.dtype, device=below.device).unsqueeze(-1)
+    index = (below <= drawn * below[..., -1:]).sum(-1).clamp_max(values.shape[-1] - 1)
+    return nn.functional.one_hot(index, values.shape[-1])
+
+
+class OneHotCategorical(dist.Categorical):
+    """A categorical distribution whose samples are one-hot vectors of dtype int64.
+
+    ``rsample`` draws one-hot vectors of the dtype of the logits whose gradients are those of a relaxed sample at
+    temperature 1 (the straight-through estimator).
+
+    Args:
+        logits: unnormalized log-probabilities of shape (..., n); a last dim of size 1 is removed.
+        probs: unnormalized probabilities of shape (..., n), instead of the logits.
+        **kwargs: arguments of ``torch.distributions.Categorical``.
+
+    Raises:
+        ValueError: none or both of ``logits`` and ``probs`` are given.
+
+    >>> choice = OneHotCategorical(logits=torch.tensor([0.0, 5.0, 1.0]))
+    >>> choice.mode, choice.event_shape
+    (tensor([0, 1, 0]), torch.Size([3]))
+    >>> choice.log_prob(choice.mode) == choice.logits[1]
+    tensor(True)
+    """
+
+    arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}  # noqa: RUF012
+    support = constraints.one_hot
+    has_rsample = False
+    num_params = 1
+
+    def __init__(self, logits: Tensor | None = None, probs: Tensor | None = None, **kwargs: Any) -> None:
+        if (logits is None) == (probs is None):
+            raise ValueError(
+                f"OneHotCategorical takes logits or probs; got {'both' if probs is not None else 'neither'}"
+            )
+        if logits is None:
+            super().__init__(probs=_squeeze_last(probs), **kwargs)
+        else:
+            super().__init__(logits=_squeeze_last(logits), **kwargs)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> OneHotCategorical:
+        """Return the distribution with its batch dims expanded."""
+        new: Any = self._get_checked_instance(OneHotCategorical, _instance)
+        return super().expand(batch_shape, new)  # type: ignore[return-value]
+
+    @property
+    def event_shape(self) -> torch.Size:
+        """Shape of a sample without batch dims."""
+        # The base class computes with the event shape of its categories, which is empty.
+        return self._param.shape[-1:]
+
+    @property
+    def mode(self) -> Tensor:
+        """The one-hot vector of the most probable category; the first of equal ones."""
+        return self._one_hot(self._param.argmax(-1))
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The mode."""
+        return self.mode
+
+    @property
+    def mean(self) -> Tensor:
+        """The probabilities, which are the mean of one-hot vectors."""
+        return self.probs
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of each component."""
+        return self.probs * (1 - self.probs)
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        """Draw one-hot vectors of dtype int64."""
+        return self._one_hot(super().sample(torch.Size(sample_shape)))
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        """Draw one-hot vectors with the gradients of a relaxed sample at temperature 1."""
+        logits = self.logits.expand(torch.Size(sample_shape) + self._param.shape)
+        return nn.functional.gumbel_softmax(logits, tau=1.0, hard=True)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log-probability of vectors, each of the category of its largest component.
+
+        Args:
+            value: vectors of shape (..., n) and any dtype.
+        """
+        if value.ndim == 0 or value.shape[-1] != self._num_events:
+            raise ValueError(
+                f"the values of this OneHotCategorical have {self._num_events} components in their last dim; "
+                f"got a value of shape {list(value.shape)}"
+            )
+        value = value.to(torch.int8) if value.dtype is torch.bool else value
+        return super().log_prob(value.argmax(-1))
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """Return all one-hot vectors, along a new first dim."""
+        return self._one_hot(super().enumerate_support(expand))
+
+    def _validate_sample(self, value: Tensor) -> None:
+        # Values come here as categories, because log_prob() of the base class takes those.
+        pass
+
+    def _one_hot(self, category: Tensor) -> Tensor:
+        return nn.functional.one_hot(category, self._num_events)
+
+
+def _squeeze_last(param: Any) -> Any:
+    return param.squeeze(-1) if param.ndim > 1 and param.shape[-1] == 1 else param

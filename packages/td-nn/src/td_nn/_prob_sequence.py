@@ -1,0 +1,442 @@
+"""ProbabilisticTensorDictSequential: a sequence whose members are also distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from td_core import TensorCollection, TensorDict
+
+from ._composite import CompositeDistribution, add_suffix
+from ._dispatch import dispatch
+from ._interaction import InteractionType, interaction_type, set_interaction_type
+from ._module import Inplace
+from ._module_base import show_module
+from ._module_keys import Key
+from ._probabilistic import ProbabilisticTensorDictModule
+from ._sequence import TensorDictSequential, has_keys, run_on_members
+
+__all__ = ["ProbabilisticTensorDictSequential"]
+
+SelfT = TypeVar("SelfT", bound="ProbabilisticTensorDictSequential")
+
+
+class ProbabilisticTensorDictSequential(TensorDictSequential):
+    """A sequence of modules and of :class:`ProbabilisticTensorDictModule`, which is a distribution itself.
+
+    A call runs the members in order. A last member that is a distribution does not draw if earlier members write its
+    samples. :meth:`get_dist` and :meth:`log_prob` condition each distribution on the samples of the earlier ones that the
+    collection has, and draw those that are missing. Members of sequences inside count as members here.
+
+    Args:
+        *modules: the members, or one list of them, or one dict of names and members.
+        partial_tolerant: skip a member whose inputs are missing, instead of raising.
+        return_composite: True makes :meth:`get_dist` return a :class:`CompositeDistribution` of all distributions, False
+            the last one alone. If not given, True if several members are distributions or the last one is not.
+        selected_out_keys: keys to keep of those written, see :meth:`select_out_keys`.
+        inplace: see :class:`TensorDictSequential`.
+
+    Raises:
+        ValueError: there are no members.
+        TypeError: ``return_composite`` is False and the last member is not a distribution.
+
+    >>> from torch.distributions import Normal
+    >>> from td_nn import NormalParamExtractor, TensorDictModule
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), NormalParamExtractor())
+    >>> policy = ProbabilisticTensorDictSequential(
+    ...     TensorDictModule(net, ["obs"], ["loc", "scale"]),
+    ...     ProbabilisticTensorDictModule(["loc", "scale"], ["action"], distribution_class=Normal),
+    ... )
+    >>> data = policy(TensorDict(obs=torch.zeros(5, 3)))
+    >>> policy.log_prob(data).shape
+    torch.Size([5, 2])
+    """
+
+    #: The argument, or None; a class attribute, because subclasses elsewhere leave constructors out.
+    _return_composite: bool | None = None
+
+    def __init__(
+        self,
+        *modules: Any,
+        partial_tolerant: bool = False,
+        return_composite: bool | None = None,
+        selected_out_keys: Any = None,
+        inplace: Inplace = None,
+    ) -> None:
+        # A class between this one and TensorDictSequential may not accept the argument.
+        selected = {} if selected_out_keys is None else {"selected_out_keys": selected_out_keys}
+        super().__init__(*modules, partial_tolerant=partial_tolerant, inplace=inplace, **selected)
+        self._return_composite = return_composite
+        self._refuse_members(list(self))
+
+    def _refuse_members(self, members: list[Any]) -> None:
+        """Raise if members cannot make up the sequence."""
+        if not members:
+            raise ValueError(f"a {type(self).__name__} needs at least one member; got none")
+        if self._return_composite is False and not is_probabilistic(members[-1]):
+            raise TypeError(
+                f"the last member of a {type(self).__name__} with return_composite=False is a "
+                f"ProbabilisticTensorDictModule or a {type(self).__name__}; got a {show_module(members[-1])}"
+            )
+
+    def _replace(self, pairs: list[tuple[str | None, Any]]) -> None:
+        self._refuse_members([module for _, module in pairs])
+        super()._replace(pairs)
+
+    @property
+    def return_composite(self) -> bool:
+        """Whether :meth:`get_dist` returns a distribution of all samples, or of the last ones alone."""
+        if self._return_composite is not None:
+            return self._return_composite
+        members = list(self)
+        count = sum(isinstance(module, ProbabilisticTensorDictModule) for module in members)
+        return count > 1 or not is_probabilistic(members[-1])
+
+    def _last_first(self) -> list[ProbabilisticTensorDictModule[Any]]:
+        return list(find_distributions(self))[::-1]
+
+    @property
+    def dist_sample_keys(self) -> list[Key]:
+        """Keys of the samples of all distributions, the last one first."""
+        return [key for module in self._last_first() for key in module.dist_sample_keys]
+
+    @property
+    def dist_params_keys(self) -> list[Key]:
+        """Keys of the parameters of all distributions, the last one first."""
+        return [key for module in self._last_first() for key in module.dist_params_keys]
+
+    @property
+    def log_prob_keys(self) -> list[Key]:
+        """Keys of the log-probabilities of all distributions, the last one first."""
+        return [key for module in self._last_first() for key in module.log_prob_keys]
+
+    @property
+    def log_prob_key(self) -> Key:
+        """Key of the log-probability.
+
+        Raises:
+            AttributeError: there is not exactly one.
+        """
+        keys = self.log_prob_keys
+        if len(keys) == 1:
+            return keys[0]
+        raise AttributeError
+
+    def __getattr__(self, name: str) -> Any:
+        # An AttributeError of the property leads here, where the members would be searched.
+        if name == "log_prob_key":
+            raise AttributeError(
+                f"a {type(self).__name__} has a log_prob_key if it has one log-probability; it has {self.log_prob_keys}: "
+                "read log_prob_keys"
+            )
+        return super().__getattr__(name)
+
+    @property
+    def num_samples(self) -> torch.Size:
+        """Leading batch dims that a call adds: the ``num_samples`` of all distributions, the last one first."""
+        sizes = [module.num_samples or () for module in self._last_first()]
+        return torch.Size([size for each in sizes for size in each])
+
+    @property
+    def default_interaction_type(self) -> InteractionType | None:
+        """The default of the last distribution, or :func:`interaction_type` if there is none."""
+        for module in self._last_first():
+            return module.default_interaction_type
+        return interaction_type()
+
+    def __getitem__(self: SelfT, index: Any) -> Any:
+        """Return a member by index or name, or a sequence of the members in a slice.
+
+        A slice is probabilistic if it ends with a distribution or, with ``return_composite``, if it has one.
+        """
+        if not isinstance(index, slice):
+            return super().__getitem__(index)
+        pairs = self._pairs()[index]
+        members = [module for _, module in pairs]
+        is_composite = self.return_composite
+        kept = members if is_composite else members[-1:]
+        if any(map(is_probabilistic, kept)):
+            new = self._with(pairs)
+            new._return_composite = is_composite
+            return new
+        given: Any = dict(pairs) if self._is_named else members
+        return TensorDictSequential(given, partial_tolerant=self.partial_tolerant, inplace=self.inplace)
+
+    def _with(self: SelfT, pairs: list[tuple[str | None, Any]]) -> SelfT:
+        new = super()._with(pairs)
+        if new._return_composite is False and not is_probabilistic(pairs[-1][1]):
+            new._return_composite = None
+        return new
+
+    @dispatch(auto_batch_size=False)
+    def forward(  # type: ignore[override]
+        self,
+        tensordict: TensorCollection,
+        tensordict_out: TensorCollection | None = None,
+        _requires_sample: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run the members and return the collection that has what they wrote.
+
+        Args:
+            tensordict: collection that has the inputs.
+            tensordict_out: where to store what is written, whatever ``inplace`` is; the input stays as it is.
+            _requires_sample: False does not draw the samples of the last distribution; if not given, they are drawn unless
+                other members write them.
+            **kwargs: more arguments of the members that are not distributions.
+        """
+
+        def run(collection: TensorCollection) -> Any:
+            return self._run(collection, kwargs, _requires_sample)
+
+        return self._store_results(tensordict, tensordict_out, run)
+
+    def _run(
+        self, tensordict: Any, kwargs: dict[str, Any] | None = None, requires_sample: bool | None = None
+    ) -> Any:
+        """Return what the last member returns."""
+        kind = interaction_type()
+        if kind is None and not self.return_composite and any(find_distributions(list(self)[:-1])):
+            kind = self.default_interaction_type  # earlier members take the type of the last distribution
+        if kind is None:
+            return self._run_members(tensordict, kwargs, requires_sample)
+        with set_interaction_type(kind):
+            return self._run_members(tensordict, kwargs, requires_sample)
+
+    def _run_members(
+        self, tensordict: Any, kwargs: dict[str, Any] | None, requires_sample: bool | None
+    ) -> Any:
+        members = list(self)
+        last = members[-1]
+        if requires_sample is None and isinstance(last, ProbabilisticTensorDictModule):
+            written = {key for module in members[:-1] for key in module.out_keys}
+            requires_sample = not written.issuperset(last.dist_sample_keys)
+        place = 0
+        try:
+            for place, module in enumerate(members):
+                if self.partial_tolerant and not has_keys(tensordict, module.in_keys):
+                    run_on_members(module, tensordict)
+                elif module is last and requires_sample is False and is_probabilistic(module):
+                    tensordict = module(tensordict, _requires_sample=False)
+                elif kwargs and not isinstance(module, ProbabilisticTensorDictModule):
+                    tensordict = module(tensordict, **kwargs)
+                else:
+                    tensordict = module(tensordict)
+        except Exception as error:
+            self._locate(error, place)
+            raise
+        return tensordict
+
+    def get_dist(
+        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
+    ) -> Any:
+        """Run the members before the last distribution, and build the distribution.
+
+        Args:
+            tensordict: collection that has the inputs. Samples of earlier distributions that it has are kept, and those that
+                are missing are drawn. What the members write is stored in it, unless ``return_composite`` is True.
+            tensordict_out: where to store what the members write; ``tensordict`` stays as it is.
+            **kwargs: more arguments of the members that are not distributions.
+
+        Returns:
+            The last distribution, or with ``return_composite`` a :class:`CompositeDistribution` of all.
+
+        Raises:
+            RuntimeError: no member is a distribution.
+
+        >>> from torch.distributions import Normal
+        >>> chain = ProbabilisticTensorDictSequential(
+        ...     ProbabilisticTensorDictModule({"loc": "x", "scale": "s"}, ["a"], distribution_class=Normal),
+        ...     ProbabilisticTensorDictModule({"loc": "a", "scale": "s"}, ["b"], distribution_class=Normal),
+        ... )
+        >>> chain.get_dist(TensorDict(x=torch.zeros(()), s=torch.ones(()), a=torch.tensor(7.0)))["b"].loc
+        tensor(7.)
+        """
+        if self.return_composite:
+            return self._build_composite(tensordict, tensordict_out, kwargs)
+        return self._build_last(self._run_before_last(tensordict, tensordict_out, kwargs))
+
+    def get_dist_params(
+        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None = None, **kwargs: Any
+    ) -> Any:
+        """Run the members before the last distribution, and return the collection that has its parameters.
+
+        Args:
+            tensordict: collection that has the inputs, where what the members write is stored.
+            tensordict_out: where to store what the members write; ``tensordict`` stays as it is.
+            **kwargs: more arguments of the members that are not distributions.
+        """
+        result = self._run_before_last(tensordict, tensordict_out, kwargs)
+        return result if tensordict_out is None else tensordict_out
+
+    def build_dist_from_params(self, tensordict: TensorCollection) -> Any:
+        """Build the last distribution from a collection that has its parameters; no member runs.
+
+        Raises:
+            RuntimeError: no member is a distribution.
+        """
+        self._refuse_without_distribution()
+        return self._build_last(tensordict)
+
+    def log_prob(
+        self,
+        tensordict: TensorCollection,
+        tensordict_out: TensorCollection | None = None,
+        *,
+        dist: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Return the log-probability of the samples in a collection.
+
+        Each distribution is conditioned on the samples of the earlier ones that the collection has.
+
+        Args:
+            tensordict: collection that has the inputs and the samples. What the members write is stored in it, unless
+                ``return_composite`` is True.
+            tensordict_out: where to store what the members write; ``tensordict`` stays as it is.
+            dist: what :meth:`get_dist` returned, to not run the members again.
+            **kwargs: more arguments of the members that are not distributions.
+
+        Returns:
+            The log-probability of the last distribution. With ``return_composite`` a TensorDict that has that of all of
+            them, at the keys where a call stores it; or their sum, if log-probabilities are aggregated.
+
+        Raises:
+            MissingKeyError: a sample is missing.
+        """
+        if dist is None:
+            dist = self.get_dist(tensordict, tensordict_out, **kwargs)
+        modules = self._last_first()
+        if not self.return_composite or not isinstance(dist, CompositeDistribution):
+            source = tensordict if tensordict_out is None else tensordict.copy()
+            return modules[0].log_prob(source, dist=dist)
+        for module in modules:
+            module._refuse_other_mode()
+        if dist._is_aggregating():
+            return dist.log_prob(tensordict)
+        keys = {key: name for module in modules for key, name in zip(module._out_keys, module._log_prob_keys)}
+        entries = {
+            keys.get(key, add_suffix(key, "_log_prob")): value
+            for key, value in dist.score(tensordict).items()
+        }
+        return TensorDict(entries, batch_size=tensordict.batch_size)
+
+    def _dist_sample(
+        self, dist: Any, interaction_type: InteractionType | None = None, *, generator: Any = None
+    ) -> Any:
+        """Return a value of the last distribution; subclasses elsewhere call it."""
+        self._refuse_without_distribution()
+        return self._last_first()[0]._dist_sample(dist, interaction_type, generator=generator)
+
+    def _refuse_without_distribution(self) -> None:
+        if not self._last_first():
+            raise RuntimeError(
+                f"no member of this {type(self).__name__} is a ProbabilisticTensorDictModule, so it has no distribution; "
+                f"it writes {self.out_keys}"
+            )
+
+    def _build_last(self, tensordict: TensorCollection) -> Any:
+        """Build the last distribution; an error notes which member it is."""
+        last = self._last_first()[0]
+        try:
+            return last.get_dist(tensordict)
+        except Exception as error:
+            places = [
+                place for place, module in enumerate(self) if last in list(find_distributions([module]))
+            ]
+            self._locate(error, places[-1])
+            raise
+
+    def _run_before_last(
+        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None, kwargs: dict[str, Any]
+    ) -> Any:
+        """Return the collection that the last distribution reads, and store what is written."""
+        self._refuse_without_distribution()
+        is_copied = tensordict_out is not None or self.inplace in (False, "empty")
+        with set_interaction_type(interaction_type() or self.default_interaction_type):
+            result = self._condition(tensordict.copy() if is_copied else tensordict, kwargs, [])
+        self._store_written(result, tensordict_out)
+        return result
+
+    def _build_composite(
+        self, tensordict: TensorCollection, tensordict_out: TensorCollection | None, kwargs: dict[str, Any]
+    ) -> CompositeDistribution:
+        self._refuse_without_distribution()
+        found: list[tuple[Any, Any]] = []
+        result = self._condition(tensordict.copy(), kwargs, found)
+        self._store_written(result, tensordict_out)
+        found[-1] = (found[-1][0], self._build_last(result))
+        dists: dict[Key, Any] = {}
+        for module, dist in found:
+            if module is None:  # a skipped member
+                continue
+            if isinstance(dist, CompositeDistribution):
+                dists.update(dist)
+            elif len(module._out_keys) == 1:
+                dists[module._out_keys[0]] = dist
+            else:
+                raise TypeError(
+                    f"{show_module(module)} draws the samples {module._out_keys} together, which a CompositeDistribution "
+                    "cannot hold; build the sequence with return_composite=False"
+                )
+        return CompositeDistribution.from_distributions(result, dists, aggregate=found[-1][0]._aggregate)
+
+    def _store_written(self, result: TensorCollection, tensordict_out: TensorCollection | None) -> None:
+        if tensordict_out is not None:
+            last, present = self._last_first()[0], result.keys(True)
+            for key in self._all_out_keys:
+                if key in present and key not in (*last._out_keys, *last._log_prob_keys):
+                    tensordict_out.set(key, result.get(key))
+
+    def _condition(self, tensordict: Any, kwargs: dict[str, Any], found: list[tuple[Any, Any]]) -> Any:
+        """Run the members up to the last distribution, which ``found`` ends with, and return the collection."""
+        return _run_conditioned(self, tensordict, kwargs, found, len(self._last_first()))
+
+
+def _run_conditioned(
+    seq: TensorDictSequential,
+    tensordict: Any,
+    kwargs: dict[str, Any],
+    found: list[tuple[Any, Any]],
+    total: int,
+) -> Any:
+    """Run members until ``found`` has all distributions, each with what it is; the last one is not built."""
+    for place, module in enumerate(seq):
+        if len(found) == total:
+            break
+        try:
+            if isinstance(module, ProbabilisticTensorDictModule) and len(found) == total - 1:
+                found.append((module, None))
+            elif seq.partial_tolerant and not has_keys(tensordict, module.in_keys):
+                run_on_members(module, tensordict)
+                found += [(None, None) for _ in find_distributions([module])]
+            elif isinstance(module, ProbabilisticTensorDictModule):
+                dist = module.get_dist(tensordict)
+                found.append((module, dist))
+                keys = list(dist) if isinstance(dist, CompositeDistribution) else module._out_keys
+                if not has_keys(tensordict, keys):
+                    tensordict = module._store(tensordict, None, dist)
+            elif isinstance(module, TensorDictSequential) and any(find_distributions(module)):
+                tensordict = _run_conditioned(module, tensordict, kwargs, found, total)
+            else:
+                tensordict = module(tensordict, **kwargs)
+        except Exception as error:
+            seq._locate(error, place)
+            raise
+    return tensordict
+
+
+def is_probabilistic(module: Any) -> bool:
+    """Return True if a module is a distribution."""
+    return isinstance(module, (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential))
+
+
+def find_distributions(members: Iterable[Any]) -> Iterator[ProbabilisticTensorDictModule[Any]]:
+    """Yield the distributions among members and in the sequences among them, in order."""
+    for module in members:
+        if isinstance(module, ProbabilisticTensorDictModule):
+            yield module
+        elif isinstance(module, TensorDictSequential):
+            yield from find_distributions(module)

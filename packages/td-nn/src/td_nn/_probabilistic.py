@@ -1,0 +1,604 @@
+"""ProbabilisticTensorDictModule: a distribution whose parameters and samples are entries of a collection."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from td_core import TensorCollection, TensorDict
+
+from ._aggregate import composite_lp_aggregate
+from ._composite import CompositeDistribution, add_suffix, rename_components, sum_scores
+from ._delta import Delta
+from ._dispatch import dispatch
+from ._distribution_values import value_of
+from ._generators import as_generator, draw_seed, draw_with, use_generator
+from ._interaction import InteractionType
+from ._module import missing_keys, show_missing
+from ._module_base import ResultT, TensorDictModuleBase, show_module
+from ._module_keys import SINK, Key, as_keys, relates
+from ._switches import STATE, has_outputs
+from .module_errors import MissingKeyError, ModuleKeysError, SelectionError, note_place
+
+__all__ = ["ProbabilisticTensorDictModule"]
+
+NO_SHAPE = torch.Size()
+
+
+class ProbabilisticTensorDictModule(TensorDictModuleBase[ResultT]):
+    """A distribution whose parameters are read from a collection, and whose samples are stored in it.
+
+    Args:
+        in_keys: keys of the parameters, each passed as the keyword that its last element names; or a dict of keywords and
+            keys.
+        out_keys: keys of the samples. If not given, those of a :class:`CompositeDistribution` are its sample keys, and a
+            sample of another distribution is not stored.
+        default_interaction_type: the value that a call stores where :func:`interaction_type` is None: ``RANDOM`` draws,
+            with gradients if the distribution can; ``MODE``, ``MEDIAN`` and ``MEAN`` are the attributes of these names;
+            a ``MEAN`` that is not implemented is the average of ``n_empirical_estimate`` draws. ``DETERMINISTIC`` is the
+            attribute ``deterministic_sample``, else the mode of a Bernoulli, Binomial, Categorical or OneHotCategorical,
+            the transform of the base's deterministic value for a ``TransformedDistribution`` that does not define its mean
+            (if the base has no such value, the average of draws), the base's deterministic value for an ``Independent``,
+            and the mean for the other torch distributions. The support decides for other classes, with a warning.
+        distribution_class: class of the distribution, or function that returns one.
+        distribution_kwargs: more keyword arguments of it. Its tensors move with the module; those of a TensorDictParams
+            are also trained and saved.
+        return_log_prob: store the log-probability of the sample too.
+        log_prob_keys: keys of the log-probabilities, one per sample key, where these are not aggregated. The default is the
+            sample key with the suffix ``_log_prob``.
+        log_prob_key: key of the log-probability of the only sample key, or of the aggregated one, whose default is
+            ``"sample_log_prob"``.
+        cache_dist: must be False: distributions are built at each call.
+        n_empirical_estimate: number of draws that replace a mean.
+        num_samples: number, or shape, of samples: a call returns a new collection with these leading batch dims.
+        generator: a ``torch.Generator``, which a call advances; an integer, which seeds one; or the key of a generator or
+            an integer, which is then replaced by a new seed. Leaves the global random state as it was. A compiled graph
+            cannot use it, so that ``torch.compile`` runs this module outside of graphs.
+        aggregate: True sums the log-probabilities of the components of a composite, False keeps one per component; then
+            :func:`composite_lp_aggregate` is not read, and nothing but ``out_keys`` is written into a collection.
+
+    Raises:
+        ValueError: a wrong interaction type, a log-probability key that would overwrite a sample, or a keyword that is not
+            a string.
+        RuntimeError: ``log_prob_key`` or ``log_prob_keys`` is given where the other one applies.
+
+    A call raises:
+        MissingKeyError: a parameter is missing, and the distribution does not accept None for it.
+        TypeError: the distribution has no such parameter.
+
+    >>> from torch.distributions import Normal
+    >>> policy = ProbabilisticTensorDictModule(
+    ...     ["loc", "scale"], ["action"], distribution_class=Normal, return_log_prob=True
+    ... )
+    >>> data = policy(TensorDict(loc=torch.zeros(3), scale=torch.ones(3)))
+    >>> data["action"], data["action_log_prob"]
+    (tensor([0., 0., 0.]), tensor([-0.9189, -0.9189, -0.9189]))
+    """
+
+    _functions = ("distribution_class",)
+    _CHANGE_IN_C_LP_A = (
+        "composite_lp_aggregate() was {1} when this {0} was built and is {2} now, which changes its log-probability keys: "
+        "build and use it under the same mode, or give it aggregate="
+    )
+
+    def __init__(
+        self,
+        in_keys: Any,
+        out_keys: Any = None,
+        *,
+        default_interaction_type: InteractionType | str = InteractionType.DETERMINISTIC,
+        distribution_class: Callable[..., Any] = Delta,
+        distribution_kwargs: Mapping[str, Any] | None = None,
+        return_log_prob: bool = False,
+        log_prob_keys: Any = None,
+        log_prob_key: Any = None,
+        cache_dist: bool = False,
+        n_empirical_estimate: int = 1000,
+        num_samples: int | torch.Size | tuple[int, ...] | None = None,
+        generator: torch.Generator | int | Any | None = None,
+        aggregate: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if cache_dist:
+            raise ValueError("cache_dist=True is not supported: a distribution is built at each call")
+        if not callable(distribution_class):
+            raise TypeError(
+                f"distribution_class is a class or a function that returns a distribution; got {distribution_class!r}"
+            )
+        if isinstance(in_keys, Mapping):
+            wrong = [name for name in in_keys if not isinstance(name, str)]
+            if wrong:
+                raise ModuleKeysError(
+                    "a dict of in_keys maps keywords of the distribution to keys, and a keyword is a string; "
+                    f"got {', '.join(map(repr, wrong))}"
+                )
+            self.in_keys = list(in_keys.values())
+            self.dist_keys = list(in_keys)
+        else:
+            self.in_keys = in_keys
+            self.dist_keys = [key if isinstance(key, str) else key[-1] for key in self.in_keys]
+        self.distribution_class = distribution_class
+        self.distribution_kwargs = {} if distribution_kwargs is None else distribution_kwargs
+        self._out_keys = self._sample_keys(out_keys)
+        self.default_interaction_type = InteractionType(default_interaction_type)
+        self.return_log_prob = return_log_prob
+        self.cache_dist = False
+        self.n_empirical_estimate = n_empirical_estimate
+        if isinstance(num_samples, int):
+            num_samples = (num_samples,)
+        self.num_samples = None if num_samples is None else torch.Size(num_samples)
+        self.generator = self._as_source(generator)
+        self._aggregate = aggregate
+        self._composite_lp_aggreate_at_init = composite_lp_aggregate() if aggregate is None else aggregate
+        self._log_prob_keys = self._choose_log_prob_keys(log_prob_key, log_prob_keys)
+
+    def _sample_keys(self, out_keys: Any) -> list[Key]:
+        """Return the keys of the samples, and refuse those that a composite would not write."""
+        cls, kwargs = self.distribution_class, self.distribution_kwargs
+        is_composite = isinstance(cls, type) and issubclass(cls, CompositeDistribution)
+        names: list[Key] | None = None
+        if is_composite and "distribution_map" in kwargs:
+            components = dict.fromkeys(as_keys(list(kwargs["distribution_map"])))
+            names = list(rename_components(components, kwargs.get("name_map")))
+        if out_keys is not None:
+            keys = list(as_keys(out_keys, "out_keys"))
+            if names is not None:
+                self._refuse_unwritten(keys, names)
+            return keys
+        if is_composite and names is None:
+            raise MissingKeyError(
+                type(self).__name__,
+                "has no out_keys: the sample keys of a CompositeDistribution are read from distribution_map in "
+                "distribution_kwargs; give one of the two",
+                ["distribution_map"],
+            )
+        return [SINK] if names is None else names
+
+    def _refuse_unwritten(self, keys: list[Key], written: Any) -> None:
+        """Raise if a composite does not write a declared key."""
+        never = [key for key in keys if key != SINK and key not in written]
+        if never:
+            raise ModuleKeysError(
+                f"{show_module(self)} declares the out_keys {keys}, but its distribution writes {list(written)}; "
+                "give name_map in distribution_kwargs to store a component at another key"
+            )
+
+    def _choose_log_prob_keys(self, log_prob_key: Any, log_prob_keys: Any) -> list[Key]:
+        is_summed = self._composite_lp_aggreate_at_init
+        samples = self._out_keys
+        if is_summed and log_prob_keys is not None:
+            raise RuntimeError(
+                "log_prob_keys are the keys of log-probabilities that are not aggregated, and composite_lp_aggregate is "
+                "True here; give log_prob_key, the key of the sum"
+            )
+        if not is_summed and log_prob_key is not None and log_prob_keys is None and len(samples) > 1:
+            raise RuntimeError(
+                f"log_prob_key is one key for the {len(samples)} samples {samples}, and composite_lp_aggregate is False "
+                "here; give log_prob_keys, one per sample, or aggregate=True to store the sum"
+            )
+        if log_prob_keys is not None:
+            keys = list(as_keys(log_prob_keys, "log_prob_keys"))
+        elif log_prob_key is not None:
+            keys = list(as_keys([log_prob_key], "log_prob_key"))
+        elif is_summed:
+            return ["sample_log_prob"]
+        else:
+            keys = [add_suffix(key, "_log_prob") for key in samples]
+        if self.return_log_prob:
+            for key in keys:
+                over = [sample for sample in samples if sample == key or relates(sample, key)]
+                if over:
+                    raise ModuleKeysError(
+                        f"the log-probability key {key!r} is equal to, inside or above the sample key {over[0]!r}, so "
+                        "that writing it would overwrite the sample; choose another key"
+                    )
+            self._refuse_one_for_many(keys)
+        return keys
+
+    def _refuse_one_for_many(self, keys: list[Key]) -> None:
+        """Raise if a torch distribution, which returns one log-probability, has several keys for it."""
+        cls = self.distribution_class
+        is_single = isinstance(cls, type) and cls.__module__.startswith("torch.distributions.")
+        if len(keys) > 1 and is_single:
+            raise ModuleKeysError(
+                f"{show_module(self)} returns one log-probability for the samples {self._out_keys}; give log_prob_keys "
+                "one key, or use a CompositeDistribution"
+            )
+
+    @property
+    def distribution_kwargs(self) -> Any:
+        """The keyword arguments that are not read from collections."""
+        trained = self._modules.get("distribution_kwargs")
+        if trained is not None or not self._kwarg_buffers:
+            return self._kwargs if trained is None else trained
+        kwargs = _copy_dicts(self._kwargs)
+        for (*path, name), buffer in self._kwarg_buffers.items():
+            functools.reduce(dict.__getitem__, path, kwargs)[name] = self._buffers[buffer]
+        return kwargs
+
+    @distribution_kwargs.setter
+    def distribution_kwargs(self, kwargs: Any) -> None:
+        # Tensors become buffers, which move with the module. A TensorDictParams does not come here: it is a submodule.
+        self._kwarg_buffers: dict[tuple[str, ...], str] = {}
+        self._kwargs = self._register_tensors({name: kwargs[name] for name in list(kwargs.keys())}, ())
+
+    def _register_tensors(self, kwargs: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if isinstance(value, Tensor):
+                buffer = f"_kwarg_{len(self._kwarg_buffers)}"
+                self.register_buffer(buffer, value, persistent=False)
+                self._kwarg_buffers[(*path, name)] = buffer
+            nested = type(value) is dict
+            kept[name] = self._register_tensors(value, (*path, name)) if nested else value
+        return kept
+
+    @staticmethod
+    def _as_source(generator: Any) -> Any:
+        """Return a generator, a key or None."""
+        if generator is None or isinstance(generator, torch.Generator):
+            return generator
+        if isinstance(generator, int) and not isinstance(generator, bool):
+            return torch.Generator().manual_seed(generator)
+        if isinstance(generator, (str, tuple)):
+            return as_keys([generator], "generator")[0]
+        raise TypeError(
+            "generator is a torch.Generator, an integer that seeds one, the key of either, or None; "
+            f"got a {type(generator).__name__}"
+        )
+
+    @property
+    def _wrapped(self) -> Any:
+        return self.distribution_class
+
+    @property
+    def out_keys(self) -> list[Key]:  # type: ignore[override]
+        """Keys of the samples, and of the log-probabilities if they are returned."""
+        if not self.return_log_prob:
+            return list(self._out_keys)
+        self._refuse_other_mode()
+        return self._out_keys + self._log_prob_keys
+
+    @property
+    def dist_sample_keys(self) -> list[Key]:
+        """Keys of the samples."""
+        return list(self._out_keys)
+
+    @property
+    def dist_params_keys(self) -> list[Key]:
+        """Keys of the parameters."""
+        return self.in_keys  # type: ignore[no-any-return]
+
+    @property
+    def log_prob_keys(self) -> list[Key]:
+        """Keys of the log-probabilities, also where they are not returned."""
+        self._refuse_other_mode()
+        return list(self._log_prob_keys)
+
+    @property
+    def log_prob_key(self) -> Key:
+        """Key of the log-probability.
+
+        Raises:
+            RuntimeError: there are several.
+        """
+        self._refuse_other_mode()
+        if len(self._log_prob_keys) != 1:
+            raise RuntimeError(
+                f"{show_module(self)} has {len(self._log_prob_keys)} log-probability keys, {self._log_prob_keys}, because "
+                "they are not aggregated; read log_prob_keys"
+            )
+        return self._log_prob_keys[0]
+
+    def _refuse_other_mode(self) -> None:
+        """Raise if the switch that decides the log-probability keys was changed since construction."""
+        if self._aggregate is None:
+            now, then = composite_lp_aggregate(), self._composite_lp_aggreate_at_init
+            if now is not then:
+                raise RuntimeError(self._CHANGE_IN_C_LP_A.format(type(self).__name__, then, now))
+
+    def select_out_keys(self, *out_keys: Any) -> Any:
+        """Raise SelectionError: a sequence that holds the module can select keys."""
+        raise SelectionError(
+            f"{show_module(self)} writes its samples under all of its out_keys; "
+            "call select_out_keys() of a TensorDictSequential that holds it"
+        )
+
+    def get_dist(self, tensordict: TensorCollection) -> Any:
+        """Build the distribution.
+
+        Args:
+            tensordict: collection that has the parameters.
+
+        >>> from torch.distributions import Normal
+        >>> module = ProbabilisticTensorDictModule({"loc": "mu", "scale": "std"}, ["x"], distribution_class=Normal)
+        >>> module.get_dist(TensorDict(mu=torch.zeros(2), std=torch.ones(2)))
+        Normal(loc: torch.Size([2]), scale: torch.Size([2]))
+        """
+        values = {}
+        for name, key in zip(self.dist_keys, self._all_in_keys or ()):
+            value = tensordict.get(key, None)
+            if value is not None and not isinstance(value, Tensor):
+                value = tensordict[key]  # a node that holds a value, which is passed instead of the node
+            values[name] = value
+        try:
+            return self.distribution_class(**values, **self.distribution_kwargs)
+        except Exception as error:
+            self._explain(error, tensordict, values)
+            raise
+
+    def build_dist_from_params(self, tensordict: TensorCollection) -> Any:
+        """Build the distribution, as :meth:`get_dist` does.
+
+        >>> module = ProbabilisticTensorDictModule(["param"], ["x"])
+        >>> module.build_dist_from_params(TensorDict(param=torch.ones(2))).mode
+        tensor([1., 1.])
+        """
+        return self.get_dist(tensordict)
+
+    def _explain(self, error: Exception, tensordict: TensorCollection, values: dict[str, Any]) -> None:
+        """Raise MissingKeyError or TypeError in place of an error that follows from a wrong key; else add a note."""
+        missing = missing_keys(tensordict, self._all_in_keys or ())
+        if missing:
+            problem = show_missing(tensordict, missing).replace("its input", "its parameter", 1)
+            raised = f"; {type(error).__name__}: {error}"
+            raise MissingKeyError(show_module(self), problem + raised, missing) from error
+        given = dict(zip(self.dist_keys, self._all_in_keys or ()))
+        twice = sorted(values.keys() & set(self.distribution_kwargs.keys()))
+        known = _parameters(self.distribution_class)
+        unknown = [name for name in values if known and name not in known]
+        if isinstance(error, TypeError) and (twice or unknown):
+            why = (
+                f"{', '.join(twice)} is in in_keys and in distribution_kwargs"
+                if twice
+                else f"the distribution takes {known}, not {', '.join(unknown)}"
+            )
+            raise TypeError(f"{show_module(self)} got the keywords and keys {given}: {why}") from error
+        note_place(error, f"{show_module(self)}, which got the keywords and keys {given}")
+
+    def log_prob(self, tensordict: TensorCollection, *, dist: Any = None) -> Any:
+        """Return the log-probability of the samples in a collection.
+
+        That of a CompositeDistribution is a TensorDict with an entry per component, or one tensor if log-probabilities are
+        aggregated. Under :class:`set_composite_lp_aggregate`, the entries are then written into ``tensordict``.
+
+        Args:
+            tensordict: collection that has the samples, and the parameters if ``dist`` is not given.
+            dist: the distribution, if it is built already.
+
+        Raises:
+            MissingKeyError: a sample is missing.
+
+        >>> module = ProbabilisticTensorDictModule(["param"], ["x"])
+        >>> module.log_prob(TensorDict(param=torch.ones(2), x=torch.ones(2)))
+        tensor(inf)
+        """
+        self._refuse_other_mode()
+        if dist is None:
+            dist = self.get_dist(tensordict)
+        scores = self._score(dist, self._read_sample(tensordict, dist))
+        if not isinstance(dist, CompositeDistribution):
+            return scores
+        if not self._composite_lp_aggreate_at_init:
+            return TensorDict(self._rename_scores(scores), batch_size=tensordict.batch_size)
+        if self._aggregate is None:
+            for key, value in scores.items():
+                tensordict.set(add_suffix(key, "_log_prob"), value)
+        return sum_scores(scores.values(), tensordict.batch_size)
+
+    def _read_sample(self, tensordict: TensorCollection, dist: Any) -> Any:
+        """Return the sample that a collection has: for a composite a collection, else a tensor or a tuple of tensors."""
+        is_composite = isinstance(dist, CompositeDistribution)
+        keys = list(dist) if is_composite else self._out_keys
+        values = [tensordict.get(key, None) for key in keys]
+        missing = [key for key, value in zip(keys, values) if value is None]
+        if missing:
+            problem = show_missing(tensordict, missing).replace("its input", "the sample", 1)
+            raise MissingKeyError(show_module(self), problem, missing)
+        if is_composite:
+            return TensorDict(dict(zip(keys, values)), batch_size=tensordict.batch_size)
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def _score(self, dist: Any, sample: Any) -> Any:
+        """Return the log-probability of a sample, by sample key for a composite."""
+        if isinstance(dist, CompositeDistribution):
+            return dist.score(sample)
+        return dist.log_prob(*sample) if isinstance(sample, tuple) else dist.log_prob(sample)
+
+    def _rename_scores(self, scores: dict[Key, Any]) -> dict[Key, Any]:
+        """Return the log-probabilities of components by the keys to write them at."""
+        if len(self._log_prob_keys) != len(self._out_keys):
+            raise ModuleKeysError(
+                f"{show_module(self)} has the log_prob_keys {self._log_prob_keys} for the samples {self._out_keys}; "
+                "give one per sample"
+            )
+        keys = dict(zip(self._out_keys, self._log_prob_keys))
+        return {keys.get(key) or add_suffix(key, "_log_prob"): value for key, value in scores.items()}
+
+    def _update_td_lp(self, lp: TensorCollection) -> TensorCollection:
+        """Rename the log-probabilities of a composite to ``log_prob_keys``, in place; subclasses elsewhere call it."""
+        for sample_key, new in zip(self._out_keys, self._log_prob_keys):
+            old = add_suffix(sample_key, "_log_prob")
+            if old != new:
+                lp.set(new, lp.pop(old))
+                while isinstance(old, tuple) and len(old) > 1 and lp.get(old[:-1]).is_empty():
+                    old = old[:-1]
+                    lp.pop(old)
+        return lp
+
+    @dispatch(auto_batch_size=False)
+    def forward(
+        self,
+        tensordict: TensorCollection,
+        tensordict_out: TensorCollection | None = None,
+        _requires_sample: bool = True,
+    ) -> Any:
+        """Build the distribution and store a value of it, and its log-probability if that is returned.
+
+        Args:
+            tensordict: collection that has the parameters.
+            tensordict_out: where to store the values instead of in ``tensordict``.
+            _requires_sample: False stores the log-probability of the samples that ``tensordict`` has.
+        """
+        if STATE.skip_existing is not False and has_outputs(
+            STATE.skip_existing, tensordict, self._all_in_keys or (), self.out_keys
+        ):
+            return tensordict
+        return self._store(tensordict, tensordict_out, self.get_dist(tensordict), _requires_sample)
+
+    def _store(
+        self,
+        tensordict: TensorCollection,
+        tensordict_out: TensorCollection | None,
+        dist: Any,
+        requires_sample: bool = True,
+    ) -> Any:
+        """Store a value of a distribution, and return the collection that has it."""
+        scores = None
+        if self.return_log_prob:
+            self._refuse_other_mode()
+        if not requires_sample:
+            sample = self._read_sample(tensordict, dist)
+        elif self.generator is None:
+            sample, scores = self._take_value(dist, self._current_type())
+        else:
+            sample, scores = self._draw_with_generator(tensordict, dist, self._current_type())
+        target: Any = tensordict if tensordict_out is None else tensordict_out
+        if self.num_samples is not None and requires_sample:
+            target = target.expand(self.num_samples + target.batch_size)
+        self._write_sample(target, sample)
+        if self.return_log_prob:
+            self._write_scores(target, dist, self._score(dist, sample) if scores is None else scores)
+        return target
+
+    def _current_type(self) -> InteractionType:
+        chosen: InteractionType | None = STATE.interaction_type
+        return self.default_interaction_type if chosen is None else chosen
+
+    def _take_value(self, dist: Any, kind: InteractionType) -> tuple[Any, Any]:
+        """Return a value of a distribution, and its log-probability if the distribution computes both at once."""
+        shape = NO_SHAPE if self.num_samples is None else self.num_samples
+        if kind is InteractionType.RANDOM and self.return_log_prob:
+            method = "rsample" if dist.has_rsample else "sample"
+            if isinstance(dist, CompositeDistribution):
+                return dist.draw_and_score(method, shape)
+            both = getattr(dist, f"{method}_and_log_prob", None)
+            if both is not None:
+                return both(shape)  # type: ignore[no-any-return]
+        return value_of(dist, kind, self.n_empirical_estimate, shape), None
+
+    def _draw_with_generator(
+        self, tensordict: TensorCollection, dist: Any, kind: InteractionType
+    ) -> tuple[Any, Any]:
+        """Return a value as :meth:`_take_value` does; what is drawn is drawn with the generator."""
+        if kind is not InteractionType.RANDOM:
+            shape = NO_SHAPE if self.num_samples is None else self.num_samples
+            try:
+                return value_of(dist, kind, None, shape), None
+            except NotImplementedError:
+                if kind in (InteractionType.MODE, InteractionType.MEDIAN):
+                    raise
+        generator, writeback = self._resolve_generator(tensordict)
+        result = draw_with(generator, lambda: self._take_value(dist, kind))
+        if writeback is not None:
+            writeback(generator)
+        return result
+
+    def _resolve_generator(
+        self, tensordict: TensorCollection
+    ) -> tuple[torch.Generator | None, Callable[[torch.Generator], None] | None]:
+        """Return the generator of a call, and the function that writes its next seed back; None for each if absent."""
+        source = self.generator
+        if source is None or isinstance(source, torch.Generator):
+            return source, None
+        node = tensordict.get(source, None)
+        if node is None:
+            return None, None
+        value = node if isinstance(node, Tensor) else tensordict[source]
+        generator, is_seed = as_generator(value, source)
+
+        def writeback(used: torch.Generator) -> None:
+            seed = draw_seed(used, value)
+            if isinstance(value, Tensor):
+                tensordict.set(source, seed)
+            else:
+                tensordict.set_non_tensor(source, seed)
+
+        return generator, writeback if is_seed else None
+
+    def _dist_sample(
+        self, dist: Any, interaction_type: InteractionType | None = None, *, generator: Any = None
+    ) -> Any:
+        """Return a value of a distribution; subclasses elsewhere call it."""
+        kind = self._current_type() if interaction_type is None else interaction_type
+        shape = NO_SHAPE if self.num_samples is None else self.num_samples
+        with use_generator(generator):
+            return value_of(dist, kind, self.n_empirical_estimate, shape)
+
+    def _write_sample(self, target: Any, sample: Any) -> None:
+        keys = self._out_keys
+        if isinstance(sample, Tensor):
+            sample = (sample,)
+        elif isinstance(sample, TensorCollection):
+            if any(key != SINK and key not in sample for key in keys):
+                self._refuse_unwritten(keys, list(sample.keys(True, True)))
+            target.update(sample)
+            return
+        if len(sample) != len(keys):
+            raise ValueError(
+                f"{show_module(self)} drew {len(sample)} values for the {len(keys)} out_keys {keys}; give one key per value"
+            )
+        for key, value in zip(keys, sample):
+            if key != SINK:
+                target.set(key, value)
+
+    def _write_scores(self, target: Any, dist: Any, scores: Any) -> None:
+        keys = self._log_prob_keys
+        if isinstance(dist, CompositeDistribution):
+            if not self._composite_lp_aggreate_at_init:
+                keys, scores = zip(*self._rename_scores(scores).items())
+            else:
+                total = sum_scores(scores.values(), target.batch_size)
+                if self._aggregate is None:
+                    for key, value in scores.items():
+                        target.set(add_suffix(key, "_log_prob"), value)
+                scores = total
+        if isinstance(scores, Tensor):
+            scores = (scores,)
+        if len(scores) != len(keys):
+            raise ModuleKeysError(
+                f"{show_module(self)} returned {len(scores)} log-probabilities for the {len(keys)} log_prob_keys {keys}"
+            )
+        for key, value in zip(keys, scores):
+            target.set(key, value)
+
+    def __repr__(self) -> str:
+        keys = self._out_keys + (self._log_prob_keys if self.return_log_prob else [])
+        return self._show(
+            f"in_keys={self.in_keys},\nout_keys={keys},\ndistribution_class={self.distribution_class},\n"
+            f"distribution_kwargs={dict(self.distribution_kwargs)},\n"
+            f"default_interaction_type={self.default_interaction_type},\nnum_samples={self.num_samples}"
+        )
+
+
+def _copy_dicts(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a dict and of the dicts inside."""
+    return {name: _copy_dicts(value) if type(value) is dict else value for name, value in kwargs.items()}
+
+
+def _parameters(cls: Callable[..., Any]) -> list[str]:
+    """Return the parameters of a function, none if it takes any keyword or has no signature."""
+    try:
+        parameters = inspect.signature(cls).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return (
+        []
+        if any(each.kind is each.VAR_KEYWORD for each in parameters)
+        else [each.name for each in parameters]
+    )

@@ -1,0 +1,270 @@
+"""The normal distribution restricted to an interval.
+
+The moments are those of Johnson, Kotz and Balakrishnan, "Continuous Univariate Distributions", volume 1, section 10.1.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributions as dist
+from torch.distributions import constraints
+from torch.distributions.utils import broadcast_all
+from torch.special import log_ndtr, ndtr, ndtri
+
+__all__ = ["TruncatedNormal", "TruncatedStandardNormal"]
+
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+_MIN_SCALE = 1e-6
+
+
+class TruncatedStandardNormal(dist.Distribution):
+    """A normal distribution of mean 0 and variance 1, restricted to the interval from ``a`` to ``b``.
+
+    Args:
+        a: lower end.
+        b: upper end.
+        validate_args: raise on values outside the interval; without, their log-probability is minus infinity.
+
+    Raises:
+        ValueError: an interval is empty.
+
+    >>> unit = TruncatedStandardNormal(torch.tensor(-1.0), torch.tensor(1.0))
+    >>> unit.mean, unit.cdf(torch.tensor(0.0))
+    (tensor(0.), tensor(0.5000))
+    """
+
+    arg_constraints: dict[str, Any] = {"a": constraints.real, "b": constraints.real}  # noqa: RUF012
+    has_rsample = True
+    a: Tensor
+    b: Tensor
+
+    def __init__(self, a: Tensor | float, b: Tensor | float, validate_args: bool | None = None) -> None:
+        # A graph cannot depend on values, so the interval is not checked there, as torch does not check arguments.
+        if not torch.compiler.is_compiling() and not bool(torch.as_tensor(a < b).all()):
+            raise ValueError(
+                f"the interval of a truncated normal runs from a to a greater b; got a = {a} and b = {b}"
+            )
+        self.a, self.b = broadcast_all(a, b)
+        super().__init__(self.a.shape, validate_args=validate_args)
+
+    @constraints.dependent_property(is_discrete=False, event_dim=0)
+    def support(self) -> Any:
+        """The interval."""
+        return constraints.interval(self.a, self.b)
+
+    @property
+    def _tail(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The sign that mirrors an interval of positive numbers, and the interval: the left tail has more digits."""
+        is_mirrored = self.a > 0
+        sign = torch.where(is_mirrored, -1.0, 1.0).to(self.a.dtype)
+        return sign, torch.where(is_mirrored, -self.b, self.a), torch.where(is_mirrored, -self.a, self.b)
+
+    @property
+    def _log_auc(self) -> Tensor:
+        _, low, high = self._tail
+        log_low, log_high = log_ndtr(low), log_ndtr(high)
+        return log_high + torch.log1p(-(log_low - log_high).exp())
+
+    @property
+    def auc(self) -> Tensor:
+        """Probability of the interval under the normal distribution that is not restricted."""
+        return self._log_auc.exp()
+
+    @property
+    def _densities(self) -> tuple[Tensor, Tensor]:
+        """Densities at the two ends."""
+        log_auc = self._log_auc
+        at_a, at_b = [(-0.5 * end.square() - _LOG_SQRT_2PI - log_auc).exp() for end in (self.a, self.b)]
+        return at_a, at_b
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean."""
+        return self._standard_mean()
+
+    def _standard_mean(self) -> Tensor:
+        at_a, at_b = self._densities
+        return at_a - at_b
+
+    @property
+    def _end_terms(self) -> Tensor:
+        at_a, at_b = self._densities
+        # The product is 0 at an infinite end.
+        return (self.a * at_a).nan_to_num(0.0) - (self.b * at_b).nan_to_num(0.0)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance."""
+        return self._standard_variance()
+
+    def _standard_variance(self) -> Tensor:
+        at_a, at_b = self._densities
+        return 1 + self._end_terms - (at_a - at_b).square()
+
+    @property
+    def mode(self) -> Tensor:
+        """The value of the highest density: 0, or the end next to it."""
+        return torch.zeros_like(self.a).clamp(self.a, self.b)
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The mean."""
+        return self.mean
+
+    def entropy(self) -> Tensor:
+        """Return the entropy."""
+        return _LOG_SQRT_2PI + 0.5 + self._log_auc + 0.5 * self._end_terms
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Return the probability of smaller values: 0 below the interval and 1 above."""
+        return self._standard_cdf(value)
+
+    def _standard_cdf(self, value: Tensor) -> Tensor:
+        sign, low, high = self._tail
+        below = ndtr(low)
+        share = ((ndtr(sign * value) - below) / (ndtr(high) - below)).clamp(0, 1)
+        return torch.where(sign < 0, 1 - share, share)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """Return the value below which the probability is ``value``."""
+        return self._standard_icdf(value)
+
+    def _standard_icdf(self, value: Tensor) -> Tensor:
+        sign, low, high = self._tail
+        below = ndtr(low)
+        share = torch.where(sign < 0, 1 - value, value)
+        return sign * ndtri(below + share * (ndtr(high) - below)).clamp(low, high)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log of the density, minus infinity outside the interval."""
+        if self._validate_args:
+            self._validate_sample(value)
+        return self._standard_log_prob(value)
+
+    def _standard_log_prob(self, value: Tensor) -> Tensor:
+        log_prob = -0.5 * value.square() - _LOG_SQRT_2PI - self._log_auc
+        return torch.where((value >= self.a) & (value <= self.b), log_prob, -torch.inf)
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        """Draw values, with gradients of the parameters."""
+        shape = self._extended_shape(torch.Size(sample_shape))
+        return self.icdf(torch.rand(shape, dtype=self.a.dtype, device=self.a.device))
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedStandardNormal:
+        """Return the distribution with its batch dims expanded."""
+        new: Any = self._get_checked_instance(TruncatedStandardNormal, _instance)
+        for name in self._expanded_names:
+            setattr(new, name, getattr(self, name).expand(torch.Size(batch_shape)))
+        dist.Distribution.__init__(new, torch.Size(batch_shape), validate_args=False)
+        new._validate_args = self._validate_args
+        return new  # type: ignore[no-any-return]
+
+    _expanded_names: tuple[str, ...] = ("a", "b")
+
+
+class TruncatedNormal(TruncatedStandardNormal):
+    """A normal distribution restricted to the interval from ``a`` to ``b``.
+
+    Args:
+        loc: location, the mean of the distribution that is not restricted.
+        scale: its standard deviation; values below 1e-6 are raised to that.
+        a: lower end.
+        b: upper end.
+        validate_args: raise on values outside the interval; without, their log-probability is minus infinity.
+
+    Attributes:
+        loc: the location.
+        scale: the scale.
+        a: the lower end in units of the scale from the location, ``(a - loc) / scale``.
+        b: the upper end in these units.
+
+    Raises:
+        ValueError: an interval is empty.
+
+    >>> bounded = TruncatedNormal(torch.tensor([0.0, 3.0]), torch.ones(2), -1.0, 1.0)
+    >>> bounded.mean
+    tensor([0.0000, 0.6155])
+    >>> TruncatedNormal(0.0, 1.0, -1.0, 1.0, validate_args=False).log_prob(torch.tensor(2.0))
+    tensor(-inf)
+    """
+
+    arg_constraints: dict[str, Any] = {  # noqa: RUF012
+        "loc": constraints.real,
+        "scale": constraints.positive,
+        "a": constraints.real,
+        "b": constraints.real,
+    }
+    loc: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        loc: Tensor | float,
+        scale: Tensor | float,
+        a: Tensor | float,
+        b: Tensor | float,
+        validate_args: bool | None = None,
+    ) -> None:
+        if isinstance(a, Number) and isinstance(b, Number) and a >= b:  # type: ignore[operator]
+            raise ValueError(
+                f"the interval of a truncated normal runs from a to a greater b; got a = {a} and b = {b}"
+            )
+        self.loc, self.scale, self._from, self._to = broadcast_all(loc, scale, a, b)
+        self.scale = self.scale.clamp_min(_MIN_SCALE)
+        low, high = self._standardize(self._from), self._standardize(self._to)
+        super().__init__(low, high, validate_args=validate_args)
+
+    def _standardize(self, value: Tensor) -> Tensor:
+        return (value - self.loc) / self.scale
+
+    @constraints.dependent_property(is_discrete=False, event_dim=0)
+    def support(self) -> Any:
+        """The interval."""
+        return constraints.interval(self._from, self._to)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean."""
+        return (self.loc + self.scale * self._standard_mean()).clamp(self._from, self._to)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance."""
+        return self.scale.square() * self._standard_variance()
+
+    @property
+    def mode(self) -> Tensor:
+        """The value of the highest density: the location, or the end next to it."""
+        return self.loc.clamp(self._from, self._to)
+
+    def entropy(self) -> Tensor:
+        """Return the entropy."""
+        return super().entropy() + self.scale.log()
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Return the probability of smaller values: 0 below the interval and 1 above."""
+        return self._standard_cdf(self._standardize(value))
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """Return the value below which the probability is ``value``."""
+        # Rounding may leave the interval by one step of the last digit.
+        return (self.loc + self.scale * self._standard_icdf(value)).clamp(self._from, self._to)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log of the density, minus infinity outside the interval."""
+        if self._validate_args:
+            self._validate_sample(value)
+        log_prob = self._standard_log_prob(self._standardize(value)) - self.scale.log()
+        return torch.where((value >= self._from) & (value <= self._to), log_prob, -torch.inf)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedNormal:
+        """Return the distribution with its batch dims expanded."""
+        new: Any = self._get_checked_instance(TruncatedNormal, _instance)
+        return super().expand(batch_shape, new)  # type: ignore[return-value]
+
+    _expanded_names = ("a", "b", "loc", "scale", "_from", "_to")

@@ -1,0 +1,268 @@
+"""Rules L1 to L6 and X5: where log-probabilities are stored, and the switch that sums them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch import distributions as dist
+
+from td_core import TensorDict
+from td_nn import (
+    CompositeDistribution,
+    ModuleKeysError,
+    ProbabilisticTensorDictModule,
+    composite_lp_aggregate,
+    set_composite_lp_aggregate,
+)
+
+PARAMS = TensorDict(
+    {
+        "a": {"loc": torch.zeros(3), "scale": torch.ones(3)},
+        ("n", "b"): {"loc": torch.zeros(3, 2), "scale": torch.ones(3, 2)},
+    },
+    batch_size=[3],
+)
+SAMPLES = TensorDict({"a": torch.ones(3), ("n", "b"): torch.full((3, 2), 2.0)}, batch_size=[3])
+LP_A = dist.Normal(0.0, 1.0).log_prob(torch.ones(3))
+LP_B = dist.Normal(0.0, 1.0).log_prob(torch.full((3, 2), 2.0))
+
+
+def single(key="a", **options):
+    return ProbabilisticTensorDictModule(["loc", "scale"], [key], distribution_class=dist.Normal, **options)
+
+
+def composite(**options):
+    kwargs = {"distribution_map": {"a": dist.Normal, ("n", "b"): dist.Normal}}
+    return ProbabilisticTensorDictModule(
+        ["params"], distribution_class=CompositeDistribution, distribution_kwargs=kwargs, **options
+    )
+
+
+def keys_of(td):
+    return {key for key in td.keys(True, True) if "params" not in key}
+
+
+@pytest.mark.parametrize(
+    ("make", "aggregate", "options", "keys"),
+    [
+        (lambda **o: single("a", **o), False, {}, ["a_log_prob"]),
+        (lambda **o: single(("n", "a"), **o), False, {}, [("n", "a_log_prob")]),
+        (lambda **o: single("a", **o), True, {}, ["sample_log_prob"]),
+        (composite, False, {}, ["a_log_prob", ("n", "b_log_prob")]),
+        (composite, True, {}, ["sample_log_prob"]),
+        (single, False, {"log_prob_key": "lp"}, ["lp"]),
+        (single, False, {"log_prob_key": ("n", ("lp",))}, [("n", "lp")]),
+        (single, False, {"log_prob_keys": "lp"}, ["lp"]),
+        (single, False, {"log_prob_keys": ["lp"]}, ["lp"]),
+        (single, False, {"log_prob_keys": ["lp"], "log_prob_key": "other"}, ["lp"]),
+        (single, True, {"log_prob_key": "lp"}, ["lp"]),
+        (composite, True, {"log_prob_key": ("n", "lp")}, [("n", "lp")]),
+        (composite, False, {"log_prob_keys": ["one", ("q", "two")]}, ["one", ("q", "two")]),
+    ],
+)
+@pytest.mark.parametrize("returned", [False, True])
+@pytest.mark.parametrize("how", ["switch", "argument"])
+def test_log_prob_keys_follow_the_layout(make, aggregate, options, keys, returned, how):
+    if how == "switch":
+        with set_composite_lp_aggregate(aggregate):
+            module = make(return_log_prob=returned, **options)
+            found = module.log_prob_keys, module.out_keys, keys_of(module(parameters(make)))
+    else:
+        module = make(return_log_prob=returned, aggregate=aggregate, **options)
+        found = module.log_prob_keys, module.out_keys, keys_of(module(parameters(make)))
+    samples = module.dist_sample_keys
+    assert found[0] == keys
+    assert found[1] == samples + (keys if returned else [])
+    entries = (
+        {"a_log_prob", ("n", "b_log_prob")} if how == "switch" and aggregate and make is composite else set()
+    )
+    written = found[2] - {"loc", "scale"}
+    assert written == {*samples, *(keys if returned else []), *(entries if returned else [])}
+
+
+def parameters(make):
+    if make is composite:
+        return TensorDict(params=PARAMS, batch_size=[3])
+    return TensorDict(loc=torch.zeros(3), scale=torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("make", "aggregate", "options", "message"),
+    [
+        (
+            composite,
+            False,
+            {"log_prob_key": "lp"},
+            "log_prob_key is one key for the 2 samples .* give log_prob_keys",
+        ),
+        (
+            single,
+            True,
+            {"log_prob_keys": ["lp"]},
+            "log_prob_keys are .* not aggregated, .* give log_prob_key",
+        ),
+        (composite, True, {"log_prob_keys": ["lp", "lq"]}, "log_prob_keys are .* not aggregated"),
+        (
+            single,
+            True,
+            {"log_prob_keys": ["lp"], "log_prob_key": "lp"},
+            "log_prob_keys are .* not aggregated",
+        ),
+    ],
+)
+def test_log_prob_key_of_other_mode_raises(make, aggregate, options, message):
+    with set_composite_lp_aggregate(aggregate), pytest.raises(RuntimeError, match=message):
+        make(**options)
+    with pytest.raises(RuntimeError, match=message):
+        make(aggregate=aggregate, **options)
+
+
+@pytest.mark.parametrize(
+    ("sample", "key"), [("a", "a"), ("a", ("a", "b")), (("a", "b"), "a"), (("n", "a"), ("n", "a"))]
+)
+def test_log_prob_key_over_a_sample_raises(sample, key):
+    with pytest.raises(ValueError, match="so that writing it would overwrite the sample; choose another key"):
+        single(sample, return_log_prob=True, log_prob_key=key)
+    assert single(sample, log_prob_key=key).log_prob_key == key
+
+
+def test_log_prob_key_of_several_raises():
+    with pytest.raises(RuntimeError, match=r"has 2 log-probability keys, .* read log_prob_keys"):
+        _ = composite().log_prob_key
+    assert composite(aggregate=True).log_prob_key == "sample_log_prob"
+
+
+def test_log_prob_keys_fewer_than_components_raise():
+    module = composite(return_log_prob=True, log_prob_keys=["lp"])
+    with pytest.raises(ModuleKeysError, match="give one per sample"):
+        module(TensorDict(params=PARAMS, batch_size=[3]))
+
+
+@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda module: module.out_keys,
+        lambda module: module.log_prob_keys,
+        lambda module: module.log_prob_key,
+        lambda module: module(parameters(single)),
+        lambda module: module.log_prob(parameters(single).set("a", torch.zeros(3))),
+    ],
+)
+def test_use_under_other_mode_raises(built, use):
+    with set_composite_lp_aggregate(built):
+        module = single(return_log_prob=True)
+        use(module)
+    message = f"was {built} when this ProbabilisticTensorDictModule was built and is {not built} now"
+    with set_composite_lp_aggregate(not built), pytest.raises(RuntimeError, match=message):
+        use(module)
+    fixed = single(return_log_prob=True, aggregate=built)
+    with set_composite_lp_aggregate(not built):
+        use(fixed)
+        assert "Normal" in repr(module)
+
+
+def test_log_prob_of_normal_is_not_summed():
+    for mode in (False, True):
+        given = TensorDict(loc=torch.zeros(3, 2), scale=torch.ones(3, 2), a=torch.ones(3, 2), batch_size=[3])
+        module = single(return_log_prob=True, aggregate=mode)
+        torch.testing.assert_close(module.log_prob(given), dist.Normal(0.0, 1.0).log_prob(torch.ones(3, 2)))
+        assert module(given)[module.log_prob_key].shape == (3, 2)
+
+
+@pytest.mark.parametrize("how", ["switch", "argument"])
+def test_aggregated_log_prob_writes_entries_under_the_switch_only(how):
+    given = SAMPLES.copy().set("params", PARAMS)
+    if how == "switch":
+        with set_composite_lp_aggregate(True):
+            total = composite().log_prob(given)
+    else:
+        total = composite(aggregate=True).log_prob(given)
+    torch.testing.assert_close(total, LP_A + LP_B.sum(-1))
+    entries = {"a_log_prob", ("n", "b_log_prob")} if how == "switch" else set()
+    assert keys_of(given) == {"a", ("n", "b"), *entries}
+    for key, value in (("a_log_prob", LP_A), (("n", "b_log_prob"), LP_B)):
+        if entries:
+            torch.testing.assert_close(given[key], value)
+
+
+def test_log_prob_custom_keys_leave_no_empty_node():
+    given = SAMPLES.copy().set("params", PARAMS)
+    found = composite(log_prob_keys=["one", ("q", "two")]).log_prob(given)
+    assert set(found.keys()) == {"one", "q"}
+    torch.testing.assert_close(found["q", "two"], LP_B)
+
+
+def test_update_td_lp_renames_in_place():
+    module = composite(log_prob_keys=["one", ("q", "two")])
+    scores = TensorDict({"a_log_prob": LP_A, ("n", "b_log_prob"): LP_B}, batch_size=[3])
+    assert module._update_td_lp(scores) is scores
+    assert set(scores.keys(True, True)) == {"one", ("q", "two")}
+    assert "n" not in scores
+
+
+def test_one_log_prob_for_several_samples_is_refused():
+    with pytest.raises(ModuleKeysError, match=r"returns one log-probability for the samples \['a', 'b'\]"):
+        ProbabilisticTensorDictModule(
+            ["loc", "scale"], ["a", "b"], distribution_class=dist.Normal, return_log_prob=True
+        )
+
+
+def test_switch_is_restored_and_local_to_the_thread():
+    found = []
+    with set_composite_lp_aggregate(True):
+        thread = threading.Thread(target=lambda: found.append(composite_lp_aggregate()))
+        thread.start()
+        thread.join()
+        with set_composite_lp_aggregate(False):
+            found.append(composite_lp_aggregate())
+        found.append(composite_lp_aggregate())
+    assert [*found, composite_lp_aggregate()] == [False, False, True, False]
+
+
+def test_switch_is_reentrant():
+    switch = set_composite_lp_aggregate(True)
+    with switch:
+        with switch:
+            assert composite_lp_aggregate(nowarn=True)
+        assert composite_lp_aggregate()
+    assert not composite_lp_aggregate()
+
+
+def test_switch_set_changes_the_process():
+    found = []
+    switch = set_composite_lp_aggregate(True)
+    switch.set()
+    try:
+        thread = threading.Thread(target=lambda: found.append(composite_lp_aggregate()))
+        thread.start()
+        thread.join()
+        with set_composite_lp_aggregate(False):
+            assert not composite_lp_aggregate()
+        assert composite_lp_aggregate()
+    finally:
+        switch.unset()
+    assert found == [True]
+    assert not composite_lp_aggregate()
+    switch.unset()
+    assert not composite_lp_aggregate()
+
+
+def test_switch_decorates_functions_and_none_is_false():
+    assert set_composite_lp_aggregate(True, thread_local=True)(composite_lp_aggregate)()
+    assert set_composite_lp_aggregate(True).clone()(composite_lp_aggregate)()
+    with set_composite_lp_aggregate(True), set_composite_lp_aggregate(None):
+        assert composite_lp_aggregate() is False
+
+
+@pytest.mark.parametrize(("word", "expected"), [("1", "True"), ("off", "False"), ("maybe", "ValueError")])
+def test_environment_sets_the_default(word, expected):
+    program = "import td_nn; print(td_nn.composite_lp_aggregate())"
+    environment = {**os.environ, "COMPOSITE_LP_AGGREGATE": word}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert expected in done.stdout + done.stderr
