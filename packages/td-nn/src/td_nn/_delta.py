@@ -93,9 +93,19 @@ class Delta(dist.Distribution):
         return self.sample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return infinity for each event that equals the value, and minus infinity for the others."""
-        is_equal = torch.isclose(value, self.param.expand(value.shape), rtol=self.rtol, atol=self.atol)
+        """Return infinity for each event that equals the value, and minus infinity for the others.
+
+        Raises:
+            ValueError: the last dims of ``value`` are not the event dims.
+        """
         events = len(self._event_shape)
+        if value.shape[value.ndim - events :] != self._event_shape:
+            raise ValueError(
+                f"the last dims of a value of this Delta are {list(self._event_shape)}; "
+                f"got a value of shape {list(value.shape)}"
+            )
+        dtype = torch.promote_types(value.dtype, self.param.dtype)
+        is_equal = torch.isclose(value.to(dtype), self.param.to(dtype), rtol=self.rtol, atol=self.atol)
         if events:
             is_equal = is_equal.flatten(-events).all(-1)
         dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()

@@ -215,7 +215,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             requires_sample = not written.issuperset(last.dist_sample_keys)
         place = 0
         try:
-            for place, module in enumerate(members):
+            for module in members:
                 if self.partial_tolerant and not has_keys(tensordict, module.in_keys):
                     run_on_members(module, tensordict)
                 elif module is last and requires_sample is False and is_probabilistic(module):
@@ -224,6 +224,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
                     tensordict = module(tensordict, **kwargs)
                 else:
                     tensordict = module(tensordict)
+                place += 1
         except Exception as error:
             self._locate(error, place)
             raise

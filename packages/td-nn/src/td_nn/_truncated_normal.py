@@ -14,12 +14,25 @@ from torch import Tensor
 from torch import distributions as dist
 from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
-from torch.special import log_ndtr, ndtr, ndtri
+from torch.special import erfc, log_ndtr, ndtri
 
 __all__ = ["TruncatedNormal", "TruncatedStandardNormal"]
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+_SQRT_HALF = math.sqrt(0.5)
 _MIN_SCALE = 1e-6
+
+
+def _ndtr(x: Tensor) -> Tensor:
+    """Return the normal cdf; that of torch loses the digits of small probabilities."""
+    return 0.5 * erfc(-_SQRT_HALF * x)
+
+
+def _is_tiny(mass: Tensor) -> Tensor | None:
+    """Return where a probability underflows, or None if nowhere."""
+    is_tiny = mass < torch.finfo(mass.dtype).tiny
+    # A graph computes both cases, because it cannot depend on values.
+    return is_tiny if torch.compiler.is_compiling() or bool(is_tiny.any()) else None
 
 
 class TruncatedStandardNormal(dist.Distribution):
@@ -126,8 +139,14 @@ class TruncatedStandardNormal(dist.Distribution):
 
     def _standard_cdf(self, value: Tensor) -> Tensor:
         sign, low, high = self._tail
-        below = ndtr(low)
-        share = ((ndtr(sign * value) - below) / (ndtr(high) - below)).clamp(0, 1)
+        value = (sign * value).clamp(low, high)
+        below = _ndtr(low)
+        mass = _ndtr(high) - below
+        share = (_ndtr(value) - below) / mass
+        is_tiny = _is_tiny(mass)
+        if is_tiny is not None:
+            at_low = (high * (high - low)).exp()
+            share = torch.where(is_tiny, ((high * (high - value)).exp() - at_low) / (1 - at_low), share)
         return torch.where(sign < 0, 1 - share, share)
 
     def icdf(self, value: Tensor) -> Tensor:
@@ -136,9 +155,15 @@ class TruncatedStandardNormal(dist.Distribution):
 
     def _standard_icdf(self, value: Tensor) -> Tensor:
         sign, low, high = self._tail
-        below = ndtr(low)
+        below = _ndtr(low)
+        mass = _ndtr(high) - below
         share = torch.where(sign < 0, 1 - value, value)
-        return sign * ndtri(below + share * (ndtr(high) - below)).clamp(low, high)
+        found = ndtri(below + share * mass)
+        is_tiny = _is_tiny(mass)
+        if is_tiny is not None:  # so far in the tail, the density is exponential
+            at_low = (high * (high - low)).exp()
+            found = torch.where(is_tiny, high - (share * (1 - at_low) + at_low).log() / high, found)
+        return sign * found.clamp(low, high)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log of the density, minus infinity outside the interval."""
