@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 
 MODULES = (
-    "", ".base", ".functional", ".memmap", ".nn", ".nn.common", ".nn.params", ".nn.sequence", ".nn.tensorclass_module",
-    ".tensorclass", ".tensordict", ".typedtensordict", ".utils",
+    "", ".base", ".functional", ".memmap", ".nn", ".nn.common", ".nn.distributions",
+    ".nn.distributions.composite", ".nn.distributions.continuous", ".nn.distributions.discrete",
+    ".nn.distributions.truncated_normal", ".nn.params", ".nn.probabilistic", ".nn.utils", ".nn.sequence",
+    ".nn.tensorclass_module", ".tensorclass", ".tensordict", ".typedtensordict", ".utils",
 )  # fmt: skip
 
-#: Probabilistic modules and some others, persistent stores, files of other formats, and tools that are not about tensors.
+#: Persistent stores, files of other formats, and tools that are not about tensors.
 LEFT_OUT = {
-    "AddStateIndependentNormalScale", "CompositeDistribution", "CudaGraphModule", "EnsembleModule",
-    "LazyStackedTensorDictStore", "NormalParamExtractor", "OneHotCategorical", "PersistentTensorDict",
-    "ProbabilisticTensorDictModule", "ProbabilisticTensorDictSequential", "TensorDictStore", "TruncatedNormal",
-    "add_custom_mapping", "biased_softplus", "composite_lp_aggregate", "from_arrow", "from_csv", "from_h5",
-    "from_json", "from_pandas", "from_parquet", "from_safetensors", "from_zarr", "inv_softplus", "logger",
-    "mappings", "rand_one_hot", "set_composite_lp_aggregate", "timeit", "to_arrow", "to_safetensors",
+    "LazyStackedTensorDictStore", "PersistentTensorDict",
+    "TensorDictStore", "from_arrow", "from_csv", "from_h5", "from_json", "from_pandas", "from_parquet",
+    "from_safetensors", "from_zarr", "logger", "timeit", "to_arrow", "to_safetensors",
 }  # fmt: skip
 
 PUBLISHED = """

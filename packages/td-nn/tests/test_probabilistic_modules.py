@@ -168,7 +168,7 @@ def test_call_wrong_keyword_raises(make, message):
 
 def test_call_wrong_value_notes_the_module():
     with pytest.raises(ValueError, match="to satisfy the constraint") as caught:
-        normal()(TensorDict(loc=LOC, scale=-SCALE))
+        normal(distribution_kwargs={"validate_args": True})(TensorDict(loc=LOC, scale=-SCALE))
     assert any("ProbabilisticTensorDictModule(Normal)" in note for note in caught.value.__notes__)
 
 

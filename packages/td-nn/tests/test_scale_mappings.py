@@ -61,7 +61,7 @@ def test_custom_mapping_replaces_an_earlier_one():
     add_custom_mapping("twice", lambda x: x * 2)
     assert torch.equal(mappings("twice")(X), X * 2)
     assert torch.equal(NormalParamExtractor("twice")(torch.ones(2))[1], torch.tensor([2.0]))
-    with pytest.raises(TypeError, match="a mapping is a function of a tensor; got 3"):
+    with pytest.raises(TypeError, match="is a function of a tensor; got 'three', 3"):
         add_custom_mapping("three", 3)
 
 

@@ -152,7 +152,7 @@ def test_empty_interval_raises(args, validate):
 def test_values_outside_have_no_density(value):
     value = torch.tensor(value)
     with pytest.raises(ValueError, match="to be within the support"):
-        TruncatedNormal(0.0, 1.0, -1.0, 2.0).log_prob(value)
+        TruncatedNormal(0.0, 1.0, -1.0, 2.0, validate_args=True).log_prob(value)
     free = TruncatedNormal(0.0, 1.0, -1.0, 2.0, validate_args=False)
     assert free.log_prob(value) == -torch.inf
     assert free.cdf(value) == float(value > 0)

@@ -178,19 +178,19 @@ class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
         values = {key: call(each) for key, each in self.dists.items()}
         return TensorDict(values, batch_size=shape + self._batch_shape)
 
-    def sample(self, sample_shape: Any = None) -> TensorDict:  # type: ignore[override]
-        """Draw a collection of batch size ``sample_shape`` and then the batch shape, without gradients."""
-        shape = _as_size(sample_shape)
-        return self._collect(lambda each: each.sample(shape), shape)
+    def sample(self, shape: Any = None) -> TensorDict:  # type: ignore[override]
+        """Draw a collection of batch size ``shape`` and then the batch shape, without gradients."""
+        size = _as_size(shape)
+        return self._collect(lambda each: each.sample(size), size)
 
-    def rsample(self, sample_shape: Any = None) -> TensorDict:  # type: ignore[override]
-        """Draw a collection of batch size ``sample_shape`` and then the batch shape, with gradients.
+    def rsample(self, shape: Any = None) -> TensorDict:  # type: ignore[override]
+        """Draw a collection of batch size ``shape`` and then the batch shape, with gradients.
 
         Raises:
             NotImplementedError: a component cannot.
         """
-        shape = _as_size(sample_shape)
-        return self._collect(lambda each: rsample(each, shape), shape)
+        size = _as_size(shape)
+        return self._collect(lambda each: rsample(each, size), size)
 
     @property
     def mode(self) -> TensorDict:  # type: ignore[override]
@@ -211,14 +211,14 @@ class CompositeDistribution(dist.Distribution, Mapping[Any, Any]):
         """
         return self._collect(deterministic_value)
 
-    def sample_and_log_prob(self, sample_shape: Any = None) -> tuple[TensorDict, Any]:
+    def sample_and_log_prob(self, shape: Any = None) -> tuple[TensorDict, Any]:
         """Draw without gradients, and return the samples and what ``log_prob()`` of them returns."""
-        samples, scores = self.draw_and_score("sample", _as_size(sample_shape))
+        samples, scores = self.draw_and_score("sample", _as_size(shape))
         return samples, self._lay_out(scores, samples.batch_size)
 
-    def rsample_and_log_prob(self, sample_shape: Any = None) -> tuple[TensorDict, Any]:
+    def rsample_and_log_prob(self, shape: Any = None) -> tuple[TensorDict, Any]:
         """Draw with gradients, and return the samples and what ``log_prob()`` of them returns."""
-        samples, scores = self.draw_and_score("rsample", _as_size(sample_shape))
+        samples, scores = self.draw_and_score("rsample", _as_size(shape))
         return samples, self._lay_out(scores, samples.batch_size)
 
     def draw_and_score(self, method: str, shape: torch.Size) -> tuple[TensorDict, dict[Key, Any]]:

@@ -84,11 +84,11 @@ class Delta(dist.Distribution):
         batch, event = torch.Size(batch_shape), self._event_shape
         return Delta(self.param.expand(batch + event), self.atol, self.rtol, batch, event)
 
-    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: Any = None) -> Tensor:
         """Return the value, expanded by ``sample_shape`` and with its gradients."""
-        return self.param.expand(torch.Size(sample_shape) + self.param.shape)
+        return self.param.expand(torch.Size(sample_shape or ()) + self.param.shape)
 
-    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+    def rsample(self, sample_shape: Any = None) -> Tensor:
         """Return the value, expanded by ``sample_shape`` and with its gradients."""
         return self.sample(sample_shape)
 

@@ -118,6 +118,8 @@ def add_custom_mapping(name: str, mapping: Mapped) -> None:
     >>> mappings("square")(torch.tensor(3.0))
     tensor(9.)
     """
-    if not callable(mapping):
-        raise TypeError(f"a mapping is a function of a tensor; got {mapping!r} for {name!r}")
+    if not isinstance(name, str) or not callable(mapping):
+        raise TypeError(
+            f"a mapping has a string as its name and is a function of a tensor; got {name!r}, {mapping!r}"
+        )
     _MAPPINGS[name] = mapping

@@ -106,13 +106,13 @@ class OneHotCategorical(dist.Categorical):
         """The variance of each component."""
         return self.probs * (1 - self.probs)
 
-    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: Any = None) -> Tensor:
         """Draw one-hot vectors of dtype int64."""
-        return self._one_hot(super().sample(torch.Size(sample_shape)))
+        return self._one_hot(super().sample(torch.Size(sample_shape or ())))
 
-    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+    def rsample(self, sample_shape: Any = None) -> Tensor:
         """Draw one-hot vectors with the gradients of a relaxed sample at temperature 1."""
-        logits = self.logits.expand(torch.Size(sample_shape) + self._param.shape)
+        logits = self.logits.expand(torch.Size(sample_shape or ()) + self._param.shape)
         return nn.functional.gumbel_softmax(logits, tau=1.0, hard=True)
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -175,9 +175,9 @@ class TruncatedStandardNormal(dist.Distribution):
         log_prob = -0.5 * value.square() - _LOG_SQRT_2PI - self._log_auc
         return torch.where((value >= self.a) & (value <= self.b), log_prob, -torch.inf)
 
-    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+    def rsample(self, sample_shape: Any = None) -> Tensor:
         """Draw values, with gradients of the parameters."""
-        shape = self._extended_shape(torch.Size(sample_shape))
+        shape = self._extended_shape(torch.Size(sample_shape or ()))
         return self.icdf(torch.rand(shape, dtype=self.a.dtype, device=self.a.device))
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedStandardNormal:
