@@ -25,9 +25,9 @@ import td_core as _td_core
 from td_core._lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from ._cuda_graph import CudaGraphModule
     from ._aggregate import composite_lp_aggregate, set_composite_lp_aggregate
     from ._composite import CompositeDistribution
+    from ._cuda_graph import CudaGraphModule
     from ._data_flow import FlowReport
     from ._delta import Delta
     from ._dispatch import dispatch
