@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import assert_type
 
-from td_core import LazyStackedTensorDict, TensorDict
+from td_core import LazyStackedTensorDict, TensorDict, TensorDictParams
 from td_nn import (
+    CudaGraphModule,
+    EnsembleModule,
     FlowReport,
     InteractionType,
     TensorDictModule,
@@ -24,6 +26,7 @@ from td_nn import (
     set_skip_existing,
     skip_existing,
 )
+from td_nn.fx import TDGraphModule, symbolic_trace
 
 
 class Normalize(TensorDictModuleBase[Tensor]):
@@ -68,6 +71,22 @@ def chain(data: TensorDict) -> TensorDict:
     with set_skip_existing(["y"]), set_interaction_type("mean"):
         assert_type(seq(data), TensorDict)
     return seq(data)
+
+
+def repeat(data: TensorDict) -> Tensor:
+    """Build ensembles, graphs of CUDA and graphs of torch.fx."""
+    layer = TensorDictModule(nn.Linear(3, 2), in_keys="x", out_keys="y")
+    ensemble = EnsembleModule(layer, 4, expand_input=False, randomness="different")
+    assert_type(ensemble, EnsembleModule[Tensor])
+    assert_type(ensemble(data), TensorDict)
+    assert_type(ensemble(x=torch.ones(4, 3)), Tensor)
+    assert_type(ensemble.params_td, TensorDictParams)
+    assert_type(ensemble.train(False), EnsembleModule[Tensor])
+    captured = CudaGraphModule(layer, warmup=3, in_keys=["x"], device="cuda:0")
+    captured.load_state_dict(captured.state_dict())
+    assert_type(symbolic_trace(layer), TDGraphModule)
+    y: Tensor = captured(torch.ones(3))
+    return y
 
 
 @set_interaction_type(InteractionType.MEAN)

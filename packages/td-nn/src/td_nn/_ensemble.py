@@ -6,7 +6,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -59,9 +59,27 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
 
     module: Any
 
+    @overload
+    def __init__(
+        self,
+        module: TensorDictModuleBase[ResultT],
+        num_copies: int,
+        expand_input: bool = True,
+        *,
+        randomness: Randomness = "error",
+    ) -> None: ...
+    @overload
     def __init__(
         self,
         module: nn.Module,
+        num_copies: int,
+        expand_input: bool = True,
+        *,
+        randomness: Randomness = "error",
+    ) -> None: ...
+    def __init__(
+        self,
+        module: Any,
         num_copies: int,
         expand_input: bool = True,
         *,
@@ -82,7 +100,7 @@ class EnsembleModule(TensorDictModuleBase[ResultT]):
         self.num_copies = num_copies
         self.expand_input = expand_input
         self.randomness = randomness
-        self.params_td = _stack_parameters(module, num_copies)
+        self.params_td: TensorDictParams = _stack_parameters(module, num_copies)
         # Not a submodule: its parameters would be among those of the ensemble, and never get gradients.
         self.__dict__["module"] = copy.deepcopy(module).to("meta")
         self._slots = [_find_slot(self.module, key) for key in self.params_td.keys(True, True)]
